@@ -1,0 +1,1 @@
+"""The orchestrator: config -> plan -> prepare GPU -> launch group -> observe -> record -> clean."""

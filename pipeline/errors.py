@@ -1,0 +1,44 @@
+"""The exceptions of the project. Each message says what was attempted, what was seen and what to do."""
+
+
+class CollocationError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+class ConfigError(CollocationError, ValueError):
+    """The configuration cannot be run. Raised before anything was touched."""
+
+
+class GpuBusyError(CollocationError):
+    """Somebody else uses the device: another orchestrator, or processes that are not ours."""
+
+
+class SharingError(CollocationError):
+    """The GPU could not be shared as planned, or a job is not where the plan says."""
+
+
+class LaunchError(CollocationError):
+    """A job could not be started, or did not become ready."""
+
+
+class ListenerError(CollocationError):
+    """A listener is missing, or stopped delivering samples."""
+
+
+class TrackingError(CollocationError):
+    """The tracking store could not be opened or written."""
+
+
+class CommandError(CollocationError):
+    """A helper program failed.
+
+    Attributes:
+        argv: the command line.
+        status: its exit status; `None` when it could not be started or was stopped at its time limit.
+        stderr: what it printed as errors.
+    """
+
+    def __init__(self, argv: list[str], status: int | None, stderr: str) -> None:
+        self.argv, self.status, self.stderr = argv, status, stderr
+        outcome = "did not run to its end" if status is None else f"ended with status {status}"
+        super().__init__(f"`{' '.join(argv)}` {outcome}: {stderr.strip() or 'no message'}")

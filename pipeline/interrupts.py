@@ -1,0 +1,98 @@
+"""Ctrl-C, SIGTERM and SIGHUP as one exception that never breaks a step in the middle.
+
+The first signal raises `Interrupted` in the main thread, at once or, inside `held()`, when the held part is done.
+Every later signal is ignored: the first one has already started the cleanup, and each step of a cleanup has a deadline.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FrameType, TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_depth = 0
+_received: int | None = None
+_raised = False
+
+
+class Interrupted(BaseException):
+    """The user or the system asked this process to end.
+
+    Attributes:
+        signum: the signal that asked.
+    """
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+
+    @property
+    def exit_status(self) -> int:
+        """128 + signal, as shells report it: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + self.signum
+
+
+def install() -> None:
+    """Handle the signals in this process from now on. Only programs call this, never an import."""
+    for signum in _SIGNALS:
+        signal.signal(signum, _receive)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Delay `Interrupted` until the body is done."""
+    global _depth
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+    if _depth == 0:
+        _raise_if_received()
+
+
+def _receive(signum: int, _frame: FrameType | None) -> None:
+    global _received
+    if _received is None:
+        _received = signum
+    if _depth == 0:
+        _raise_if_received()
+
+
+def _raise_if_received() -> None:
+    global _raised
+    if _received is not None and not _raised:
+        _raised = True
+        raise Interrupted(_received)
+
+
+class UndoStack(ExitStack):
+    """An `ExitStack` for things that must be undone: entering and leaving are held, and the first error wins.
+
+    A plain `ExitStack` reports the error of a cleanup and hides the one that made the cleanup necessary.
+    """
+
+    def enter_context(self, cm: AbstractContextManager[T, bool | None]) -> T:
+        """Enter `cm` completely, or not at all."""
+        with held():
+            return super().enter_context(cm)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        with held():
+            try:
+                return super().__exit__(kind, error, trace)
+            except Exception as cleanup:
+                if error is None:
+                    raise
+                failure: BaseException | None = cleanup
+                while failure is not None and failure is not error:
+                    error.add_note(f"while cleaning up: {type(failure).__name__}: {failure}")
+                    failure = failure.__context__
+                return False

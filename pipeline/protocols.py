@@ -1,0 +1,112 @@
+"""The only extension points. Each says "give me a context manager"; one stack a group owns the order of undoing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.types import Device, Group, GroupResult, Interpreter, Sample, Slot
+
+
+class Slots(Protocol):
+    """The places that a sharing mode made, one a job."""
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """One slot a job, in the order of the jobs."""
+        ...
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check that every job is where the plan says.
+
+        Args:
+            pids: job index to the PID of its leading process; all of them are ready and hold a CUDA context.
+
+        Raises:
+            SharingError: a job is elsewhere.
+        """
+        ...
+
+
+class Sharing(Protocol):
+    """How the device is shared: naive, MPS, MIG, ..."""
+
+    def prepare(self, device: Device, group: Group) -> AbstractContextManager[Slots]:
+        """Set the device up for the group; on exit, put back what was found."""
+        ...
+
+
+class Sink(Protocol):
+    """Where listeners put what they read. Thread-safe; costs microseconds; uploads nothing."""
+
+    def put(self, sample: Sample) -> None:
+        """Store one sample."""
+        ...
+
+
+class Watch(Protocol):
+    """What a listener observes: the device and the processes of the jobs, as they come to life."""
+
+    @property
+    def device(self) -> Device:
+        """The device under observation."""
+        ...
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """One slot a job."""
+        ...
+
+    def pids(self) -> Mapping[int, int]:
+        """Job index to PID of its leading process, for the jobs that are alive now."""
+        ...
+
+
+class Listener(Protocol):
+    """A sampler. Built with its interval and its own options."""
+
+    def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
+        """Sample until the context ends.
+
+        Entering returns after the first sample is stored; leaving stops, joins and flushes.
+
+        Raises:
+            ListenerError: the source is missing or gives no sample in time; on exit, it died on the way.
+        """
+        ...
+
+
+class Env(Protocol):
+    """Where the interpreter of a job comes from. Resolving may be slow and needs no GPU."""
+
+    def resolve(self) -> Interpreter:
+        """The interpreter, ready to be executed."""
+        ...
+
+
+class Run(Protocol):
+    """The record of one group while it runs: a folder on disk that a killed process cannot lose."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the group keeps its files; absolute."""
+        ...
+
+    @property
+    def sink(self) -> Sink:
+        """Where listeners write."""
+        ...
+
+    def close(self, result: GroupResult) -> None:
+        """Finish the record. What happens after this cannot change it."""
+        ...
+
+
+class Recorder(Protocol):
+    """Keeps what was found."""
+
+    def open(self, group: Group) -> AbstractContextManager[Run]:
+        """Begin the record of a group; leaving without `close` records it as interrupted or failed."""
+        ...

@@ -1,0 +1,288 @@
+"""Structured configs that mirror `conf/`: types, defaults and what each key means. Nothing else.
+
+These dataclasses end at `plan.build`: no other module takes one. Hydra reports a wrong key, type or choice itself,
+because every YAML of `conf/` extends its node here.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from pipeline.types import WindowKind
+
+
+class Baseline(enum.Enum):
+    """When serial baselines are added that nobody asked for: in a sweep (`auto`), always, or never."""
+
+    auto = 0
+    always = 1
+    never = 2
+
+
+class Order(enum.Enum):
+    """Order of the groups within a block: shuffled by the seed, or as listed."""
+
+    random = 0
+    listed = 1
+
+
+class GpuKind(enum.Enum):
+    """`auto` takes an NVIDIA GPU if NVML answers, else the CPUs."""
+
+    auto = 0
+    nvidia = 1
+    cpu = 2
+
+
+class DataSource(enum.Enum):
+    """`disk` reads the real data set; the synthetic ones make data of the same shape in the loader or on the device."""
+
+    disk = 0
+    synthetic_host = 1
+    synthetic_device = 2
+
+
+class Dataset(enum.Enum):
+    """The data sets that `train_timm` knows."""
+
+    digits = 0
+    cifar10 = 1
+    imagenet64 = 2
+    imagenet = 3
+
+
+class StepMode(enum.Enum):
+    """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
+
+    eager = 0
+    compile = 1
+    cuda_graph = 2
+
+
+class Precision(enum.Enum):
+    """Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
+
+    fp32 = 0
+    tf32 = 1
+    bf16 = 2
+    fp16 = 3
+
+
+@dataclass
+class WorkloadConfig:
+    """A program. Keys that a subclass adds become its command-line flags (`batch_size` -> `--batch-size`).
+
+    A program that can be told to stop also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
+
+    Attributes:
+        script: path of the script, from the working directory or from the project's own folder.
+        args: further arguments, verbatim.
+        runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
+        ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
+        environ: further environment variables.
+    """
+
+    name: str = MISSING
+    script: str = MISSING
+    args: list[str] = field(default_factory=list)
+    runner: str | None = None
+    ends_by_itself: bool = False
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class TrainTimmConfig(WorkloadConfig):
+    """Image classification with a model of timm (`workloads/train_timm.py`).
+
+    Attributes:
+        data_root: folder that holds the data sets; needed for `source: disk`, except for the digits.
+        cache_root: where converted data sets go; the data set's own folder if not given.
+        samples: training samples an epoch for synthetic data; the real data set's number if not given.
+        loader_workers: data loader processes of each job.
+        threads: CPU threads of each job's framework; the framework's own choice if not given.
+        validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
+    """
+
+    script: str = "workloads/train_timm.py"
+    model: str = MISSING
+    model_args: dict[str, Any] = field(default_factory=dict)
+    dataset: Dataset = MISSING
+    source: DataSource = DataSource.disk
+    data_root: str | None = None
+    cache_root: str | None = None
+    image_px: int = MISSING
+    num_classes: int = MISSING
+    samples: int | None = None
+    batch_size: int = MISSING
+    learning_rate: float = 0.1
+    step_mode: StepMode = StepMode.eager
+    precision: Precision = Precision.fp32
+    channels_last: bool = True
+    loader_workers: int = 2
+    threads: int | None = None
+    warmup_steps: int = 10
+    validate: bool = False
+
+
+@dataclass
+class ScriptConfig(WorkloadConfig):
+    """Any training script, unchanged. `script` is the user's; it is measured from its start to its exit."""
+
+    name: str = "script"
+    runner: str | None = "workloads/script.py"
+    ends_by_itself: bool = True
+
+
+@dataclass
+class ScenarioConfig:
+    """How the GPU is shared. `_target_` is a `pipeline.protocols.Sharing`; further keys are its arguments."""
+
+    name: str = MISSING
+    _target_: str = MISSING
+    sequential: bool = False
+
+
+@dataclass
+class GpuConfig:
+    """Which device.
+
+    Attributes:
+        device: index or UUID of the GPU.
+        tolerate: names of programs of others that may stay on the GPU (a desktop's Xorg, say).
+        lock_dir: where the lock of each device lies; the same for every user of the machine.
+    """
+
+    kind: GpuKind = GpuKind.auto
+    device: str = "0"
+    admin: list[str] | None = field(default_factory=list)
+    tolerate: list[str] = field(default_factory=list)
+    lock_dir: str = "/tmp"  # noqa: S108  one place for all users, whatever TMPDIR says
+
+
+@dataclass
+class EnvConfig:
+    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`."""
+
+    _target_: str = MISSING
+
+
+@dataclass
+class TrackingConfig:
+    """Where results go.
+
+    Attributes:
+        uri: tracking server, or `null` for the sqlite store in `root`.
+        root: folder of the store, its artifacts and the spool.
+        experiment: MLflow experiment.
+        series_points: samples a series that MLflow's charts get; every sample is in `samples.parquet`.
+    """
+
+    uri: str | None = None
+    root: str = "mlruns"
+    experiment: str = "collocation"
+    series_points: int = 500
+
+
+@dataclass
+class WindowConfig:
+    """When throughput is measured.
+
+    Attributes:
+        seconds: length of the steady window.
+        settle_s: time between the start of all jobs and the steady window.
+        epochs: what each job does in a `work` window.
+    """
+
+    kind: WindowKind = MISSING
+    seconds: float = 20.0
+    settle_s: float = 2.0
+    epochs: int = 5
+
+
+@dataclass
+class ListenerConfig:
+    """One listener. `_target_` is a `pipeline.protocols.Listener`; `required` is true, false or if_gpu."""
+
+    _target_: str = MISSING
+    interval_ms: int = 1000
+    required: str = "true"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class LimitsConfig:
+    """Deadlines of one group, in seconds.
+
+    Attributes:
+        ready_s: from the start of the processes until all jobs are ready.
+        group_s: from the start of the work until its end, beyond the steady window.
+        stop_s: that a job has to end after it was told to, before it is ended.
+    """
+
+    ready_s: float = 600.0
+    group_s: float = 86400.0
+    stop_s: float = 60.0
+
+
+@dataclass
+class DataConfig:
+    """Shorthand for every workload of the study: where training data comes from."""
+
+    source: DataSource = DataSource.disk
+    root: str | None = None
+
+
+@dataclass
+class Config:
+    """Everything that `python run.py` takes.
+
+    Attributes:
+        degree: how many copies of `workload` run together.
+        mix: instead of `degree`: names from `sizes`, one job each.
+        repeats: complete blocks of the study, each with its own baseline.
+        resume: leave out the groups that the store already holds a result of.
+        time_limit_s: no group starts after this many seconds.
+        pin_cpus: give each job an equal share of the CPUs instead of all of them.
+    """
+
+    scenario: ScenarioConfig = MISSING
+    workload: Any = MISSING
+    sizes: dict[str, Any] = field(default_factory=dict)
+    degree: int = 2
+    mix: list[str] | None = None
+    gpu: GpuConfig = field(default_factory=GpuConfig)
+    listeners: dict[str, ListenerConfig] = field(default_factory=dict)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    baseline: Baseline = Baseline.auto
+    order: Order = Order.random
+    repeats: int = 1
+    seed: int = 0
+    pin_cpus: bool = False
+    resume: bool = False
+    dry_run: bool = False
+    time_limit_s: float | None = None
+
+
+def register() -> None:
+    """Make the nodes known to Hydra, under the names that the YAML files extend."""
+    store = ConfigStore.instance()
+    # Hydra copies its repository of configs for every question it asks, and with it this singleton, which it only
+    # reads. 90 such copies are half of the time of `--help`, and one is a tenth of every composition of a sweep.
+    setattr(ConfigStore, "__deepcopy__", lambda self, memo: self)  # noqa: B010
+    store.store(name="config_schema", node=Config)
+    for name, node in (
+        ("scenario", ScenarioConfig),
+        ("workload", WorkloadConfig),
+        ("train_timm", TrainTimmConfig),
+        ("script", ScriptConfig),
+    ):
+        store.store(group="schema", name=name, node=node)

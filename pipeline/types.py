@@ -1,0 +1,298 @@
+"""The records that travel through the pipeline. Data only: nothing here acts, probes or imports anything heavy.
+
+Clocks: every `*_ns` is CLOCK_MONOTONIC in nanoseconds (one clock for all processes of a machine) unless its name
+says `wall`; wall-clock times are labels, never subtracted from each other.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.schema import Config
+
+
+class Result(enum.StrEnum):
+    """How a group or a job ended. Every planned group ends in exactly one of these."""
+
+    OK = "ok"
+    OOM = "oom"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    WRONG_RESULTS = "wrong_results"
+    SKIPPED = "skipped"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether this is an answer of the study, so that `resume` does not run the group again."""
+        return self in (Result.OK, Result.OOM, Result.WRONG_RESULTS, Result.SKIPPED)
+
+    @property
+    def mlflow_status(self) -> str:
+        """The status of the MLflow run that records it."""
+        return {Result.OK: "FINISHED", Result.INTERRUPTED: "KILLED"}.get(self, "FAILED")
+
+
+class WindowKind(enum.StrEnum):
+    """`steady`: jobs run until they are told to stop. `work`: jobs end by themselves after their epochs."""
+
+    STEADY = "steady"
+    WORK = "work"
+
+
+class Required(enum.StrEnum):
+    """Whether a listener that cannot start is an error."""
+
+    YES = "true"
+    NO = "false"
+    IF_GPU = "if_gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A class to build later: its dotted path and keyword arguments."""
+
+    target: str
+    options: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSpec:
+    """One configured listener."""
+
+    name: str
+    build: Spec
+    interval_ms: int
+    required: Required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """When throughput is measured (METHOD: steady and work windows)."""
+
+    kind: WindowKind
+    seconds: float
+    settle_s: float
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Deadlines of one group, in seconds."""
+
+    ready_s: float
+    group_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One program with its arguments, as every copy of it is started.
+
+    Attributes:
+        argv: script path and arguments, without the interpreter.
+        ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
+        digest: of everything that decides what the program computes.
+        params: its settings, for the record.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    ends_by_itself: bool
+    digest: str
+    params: tuple[tuple[str, str], ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One process of a group. `size` is the mix letter it was asked for with, if any."""
+
+    index: int
+    workload: Workload
+    size: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique within the group."""
+        return (
+            f"{self.index}-{self.workload.name}"
+            if self.size is None
+            else f"{self.index}-{self.size}-{self.workload.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What jobs run on: one NVIDIA GPU, or the CPUs of this machine.
+
+    Attributes:
+        uuid: the GPU's UUID, or `CPU-<host name>`.
+        memory_mib: of the device; `None` for the CPU.
+        details: what else identifies it, for provenance (driver, CUDA version, ...).
+    """
+
+    kind: str
+    uuid: str
+    name: str
+    index: int | None = None
+    memory_mib: int | None = None
+    mig_enabled: bool = False
+    details: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether this is a GPU, real or simulated."""
+        return self.kind != "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What one job sees, and what listeners sample for it.
+
+    Attributes:
+        visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID; empty on the CPU.
+        environ: further variables for the job.
+        gi_id, ci_id: GPU instance and compute instance on a MIG device, else `None`.
+    """
+
+    visible_devices: str
+    environ: tuple[tuple[str, str], ...] = ()
+    gpu_uuid: str | None = None
+    gi_id: int | None = None
+    ci_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """The Python a job runs with, and exactly what is installed there."""
+
+    python: Path
+    environ: tuple[tuple[str, str], ...] = ()
+    lock: tuple[str, ...] = ()
+    lock_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Jobs that run together once. The unit of execution, of an MLflow parent run and of `resume`.
+
+    Attributes:
+        number: position in the plan, from 1.
+        block: the repeat, from 1; each block holds every group of the study once.
+        sequential: run the jobs one after another (the serial baseline of a mix).
+        digest: of workloads, sharing, window, device model, environment lock, seed and block.
+        skip_reason: why this group is recorded as `skipped` instead of run.
+        config: the configuration that asked for the group, for the record only.
+    """
+
+    number: int
+    name: str
+    experiment: str
+    scenario: str
+    sharing: Spec
+    jobs: tuple[Job, ...]
+    window: Window
+    limits: Limits
+    block: int
+    seed: int
+    sequential: bool
+    device: Device
+    env: Spec
+    listeners: tuple[ListenerSpec, ...]
+    pin_cpus: bool
+    digest: str
+    config: Config
+    skip_reason: str | None = None
+
+    @property
+    def degree(self) -> int:
+        """How many jobs run together."""
+        return len(self.jobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole study: every group in the order in which it will run."""
+
+    experiment: str
+    groups: tuple[Group, ...]
+    devices: tuple[Device, ...]
+    digest: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One quantity of a listener.
+
+    Attributes:
+        source_id: how the source names it (NVML function, column of nvidia-smi, psutil attribute, DCGM field id).
+        name: our name, which ends in its unit (`power_w`, `memory_used_mib`).
+        unit: the unit in words.
+        scale: factor from the source's unit to ours.
+    """
+
+    source_id: str
+    name: str
+    unit: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One reading of a source at one instant. Quantities that could not be read are absent, never 0.
+
+    Attributes:
+        source: name of the listener.
+        t_ns: monotonic instant of the reading.
+        values: field name to value, in the field's unit.
+        job: index of the job it belongs to, or `None` for the device or the machine.
+        gi_id: GPU instance that was read, or `None` for the whole device.
+    """
+
+    source: str
+    t_ns: int
+    values: dict[str, float]
+    job: int | None = None
+    gi_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """How one job ended, with its own metrics and series.
+
+    Attributes:
+        metrics: name to value (units in names).
+        series: name to points `(step, monotonic ns, value)`.
+        params: what the job said of itself (torch version, parameters of the model, ...).
+        start_ns, end_ns: first and last instant of its measured work, if it got there.
+    """
+
+    job: Job
+    result: Result
+    reason: str
+    exit_status: int | None = None
+    pid: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """The row that a group ends in."""
+
+    group: Group
+    result: Result
+    reason: str
+    jobs: tuple[JobResult, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    window_ns: tuple[int, int] | None = None

@@ -1,0 +1,1 @@
+"""The programs that are collocated: plain scripts that also run by hand."""
