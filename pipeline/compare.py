@@ -1,0 +1,91 @@
+"""Rows against the serial baselines of their block, as both become known.
+
+Within a block the order is random, so a baseline may run after the groups that need it: then their figures follow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from pipeline import measure
+from pipeline.types import Group, GroupResult, Result, WindowKind
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What one serial group found.
+
+    Attributes:
+        key: what a comparison must share (`comparable`).
+        solo: by workload digest: samples/s (steady) or seconds (work) of the workload alone.
+        jobs: workload digests of all its jobs, sorted.
+        makespan_s: of the whole group.
+    """
+
+    key: tuple[object, ...]
+    solo: dict[str, float]
+    jobs: tuple[str, ...]
+    makespan_s: float | None
+
+
+class Comparison:
+    """The rows of a study and the baselines among them.
+
+    Args:
+        known: baselines of an earlier start of the same study.
+    """
+
+    def __init__(self, known: Iterable[Baseline] = ()) -> None:
+        self._baselines = list(known)
+        self._rows: dict[str, GroupResult] = {}
+        self._compared: set[str] = set()
+
+    def add(self, row: GroupResult) -> list[GroupResult]:
+        """Take in a row; returns the rows whose figures against the baseline are known from now on."""
+        self._rows[row.group.digest] = row
+        if row.group.sequential and row.result is Result.OK:
+            self._baselines.append(baseline_of(row))
+        changed = []
+        for digest, other in self._rows.items():
+            if digest in self._compared or other.result is not Result.OK:
+                continue
+            metrics = self._against_baseline(other)
+            if metrics:
+                self._compared.add(digest)
+                self._rows[digest] = dataclasses.replace(other, metrics=other.metrics | metrics)
+                changed.append(dataclasses.replace(other, metrics=metrics))
+        return changed
+
+    def latest(self, row: GroupResult) -> GroupResult:
+        """The row with every figure that is known now."""
+        return self._rows.get(row.group.digest, row)
+
+    def _against_baseline(self, row: GroupResult) -> dict[str, float]:
+        usable = [baseline for baseline in self._baselines if baseline.key == comparable(row.group)]
+        solo: dict[str, float] = {}
+        for baseline in usable:
+            solo |= baseline.solo
+        wanted = _digests(row)
+        whole = [b.makespan_s for b in usable if b.jobs == wanted and b.makespan_s is not None]
+        return measure.compare(row, solo, whole[-1] if whole else None)
+
+
+def baseline_of(row: GroupResult) -> Baseline:
+    """What a serial row says of its workloads."""
+    name = "throughput_samples_per_s" if row.group.window.kind is WindowKind.STEADY else "makespan_s"
+    return Baseline(
+        key=comparable(row.group),
+        solo={job.job.workload.digest: job.metrics[name] for job in row.jobs if name in job.metrics},
+        jobs=_digests(row),
+        makespan_s=row.metrics.get("makespan_s"),
+    )
+
+
+def _digests(row: GroupResult) -> tuple[str, ...]:
+    return tuple(sorted(job.workload.digest for job in row.group.jobs))
+
+
+def comparable(group: Group) -> tuple[object, ...]:
+    """What a group and its baseline must share beside their workloads."""
+    return (group.block, group.window.kind, group.device.uuid, group.env, group.pin_cpus)

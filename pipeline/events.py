@@ -1,0 +1,113 @@
+"""What a job wrote of itself: `events.jsonl`, one JSON object a line, appended by `workloads/client.py`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TAIL_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Steps:
+    """Completed steps in the order of their completion.
+
+    Attributes:
+        t_ns: instant at which each step was complete.
+        total: samples done since the start, that step included.
+        epoch: epoch of each step, if the job counts them.
+    """
+
+    t_ns: list[int] = field(default_factory=list)
+    total: list[int] = field(default_factory=list)
+    epoch: list[int | None] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Epoch:
+    """One whole epoch: training time without validation, and its figures."""
+
+    number: int
+    t_ns: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class Events:
+    """Everything that one job reported. `damaged` counts lines that are no event (a torn last line is normal)."""
+
+    started_ns: int | None = None
+    steps: Steps = field(default_factory=Steps)
+    epochs: list[Epoch] = field(default_factory=list)
+    metrics: list[tuple[str, int, int, float]] = field(default_factory=list)
+    params: dict[str, str] = field(default_factory=dict)
+    errors: list[dict[str, str]] = field(default_factory=list)
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a running job is, from the last lines of its file."""
+
+    phase: str
+    epoch: int | None
+    total: int | None
+    t_ns: int | None
+
+
+def read(path: Path) -> Events:
+    """All events of a job; a job that wrote none has an empty record."""
+    events = Events()
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return events
+    for line in lines:
+        try:
+            _add(events, json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            events.damaged += 1
+    return events
+
+
+def read_progress(path: Path) -> Progress:
+    """The newest phase and step of a job, at the cost of reading a few kilobytes."""
+    phase, epoch, total, t_ns = "start", None, None, None
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return Progress(phase, epoch, total, t_ns)
+    phase = "train"  # whatever scrolled out of the tail was steps
+    for line in lines:
+        try:
+            event = json.loads(line)
+            if event["event"] == "phase":
+                phase = event["name"]
+            elif event["event"] == "step":
+                epoch, total, t_ns = event["epoch"], event["total"], event["t_ns"]
+        except (ValueError, KeyError, TypeError):
+            continue
+    return Progress(phase, epoch, total, t_ns)
+
+
+def _add(events: Events, event: dict[str, object]) -> None:
+    kind = event["event"]
+    if kind == "step":
+        events.steps.t_ns.append(event["t_ns"])  # type: ignore[arg-type]
+        events.steps.total.append(event["total"])  # type: ignore[arg-type]
+        events.steps.epoch.append(event["epoch"])  # type: ignore[arg-type]
+    elif kind == "epoch":
+        events.epochs.append(Epoch(event["epoch"], event["t_ns"], event["seconds"], event["metrics"]))  # type: ignore[arg-type]
+    elif kind == "metric":
+        events.metrics.append((event["name"], event["step"], event["t_ns"], event["value"]))  # type: ignore[arg-type]
+    elif kind == "param":
+        events.params.update(event["params"])  # type: ignore[call-overload]
+    elif kind == "error":
+        events.errors.append(event)  # type: ignore[arg-type]
+    elif kind == "started":
+        events.started_ns = event["t_ns"]  # type: ignore[assignment]

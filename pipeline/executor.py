@@ -1,0 +1,191 @@
+"""Runs the groups of a plan one after another. One `UndoStack` a group owns what must be undone.
+
+A group that goes wrong is a row, and the study goes on; only the user's own signal ends it early.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pipeline import build, measure
+from pipeline.errors import CollocationError, ListenerError
+from pipeline.gpu import lease
+from pipeline.interrupts import Interrupted, UndoStack
+from pipeline.inventory import Inventory
+from pipeline.jobs import JobGroup
+from pipeline.measure import Batch, Observation
+from pipeline.protocols import Listener, Sharing
+from pipeline.sender import Sender
+from pipeline.spool import SampleFile, Spool, SpoolRun
+from pipeline.types import Device, Group, GroupResult, ListenerSpec, Required, Result, Slot
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Watched:
+    """What listeners and the live view see of the group that runs (`pipeline.protocols.Watch`)."""
+
+    device: Device
+    slots: Sequence[Slot]
+    folder: Path
+    sink: SampleFile
+    running: JobGroup | None = None
+
+    def pids(self) -> Mapping[int, int]:
+        """Job index to PID of its leading process, for the jobs that are alive now."""
+        return self.running.pids() if self.running is not None else {}
+
+
+@dataclass(slots=True)
+class Executor:
+    """Runs groups.
+
+    Attributes:
+        spool: where each group is recorded.
+        sender: rests while a window is open.
+        view: called with what is being watched, for the time that a group runs.
+    """
+
+    inventory: Inventory
+    spool: Spool
+    sender: Sender
+    view: Callable[[Group, Watched], object] = lambda group, watched: nullcontext()
+
+    def run(self, group: Group) -> GroupResult:
+        """Run one group and record its row.
+
+        Raises:
+            Interrupted: the user asked to end; the row says so.
+        """
+        with self.spool.open(group) as run:
+            if group.skip_reason is not None:
+                row = GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
+                run.close(row)
+                return row
+            execution = _Execution(group, run, self)
+            interrupted: Interrupted | None = None
+            try:
+                execution.go()
+            except Interrupted as error:
+                interrupted = error
+            row = measure.judge(group, execution.observation(interrupted is not None))
+            run.close(row)
+        if interrupted is not None:
+            raise interrupted
+        return row
+
+
+class _Execution:
+    """One group on its way through the stack; keeps what was seen, however it ends."""
+
+    def __init__(self, group: Group, run: SpoolRun, executor: Executor) -> None:
+        self.group, self.run, self.executor = group, run, executor
+        self.batches: list[Batch] = []
+        self.failure: str | None = None
+        self.tags: dict[str, str] = {}
+        self.helpers: list[Listener] = []
+        self.tool_cpu_s = self.tool_wall_s = 0.0
+
+    def go(self) -> None:
+        """Take the device, observe, run the jobs. Every failure but the user's signal is kept, not raised."""
+        try:
+            with UndoStack() as stack:
+                self._set_up_and_run(stack)
+        except CollocationError as error:
+            self.failure = "; ".join([str(error), *getattr(error, "__notes__", [])])
+            log.debug("%s: %s", self.group.name, self.failure, exc_info=True)
+        except Exception as error:  # noqa: BLE001  the one boundary behind which a study goes on
+            self.failure = f"{type(error).__name__}: {error}"
+            self.run.add_artifact("orchestrator_error.txt", traceback.format_exc())
+            log.exception("%s failed in the orchestrator", self.group.name)
+
+    def observation(self, interrupted: bool) -> Observation:
+        """What was seen until now."""
+        return Observation(
+            batches=self.batches,
+            samples=self.run.sink.samples,
+            failure=self.failure,
+            interrupted=interrupted,
+            tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
+            tool_wall_s=self.tool_wall_s or None,
+            tags=tuple(self.tags.items()),
+        )
+
+    def _set_up_and_run(self, stack: UndoStack) -> None:
+        group = self.group
+        lease.refuse_strangers(group.device, group.config.gpu.tolerate)
+        slots = stack.enter_context(build.instance(group.sharing, Sharing).prepare(group.device, group))  # type: ignore[type-abstract]
+        watched = Watched(group.device, slots.slots, self.run.folder, self.run.sink)
+        for spec in group.listeners:
+            self._observe(spec, watched, stack)
+        stack.enter_context(self.executor.view(group, watched))  # type: ignore[arg-type]
+        interpreter = self.executor.inventory.interpreters[group.env]
+        in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
+        for jobs in in_turn:
+            with UndoStack() as processes:
+                running = JobGroup(
+                    jobs,
+                    [slots.slots[job.index] for job in jobs],
+                    interpreter,
+                    self.run.folder,
+                    group.limits,
+                    mark=self.run.spool_id,
+                    pin_cpus=group.pin_cpus,
+                )
+                self.batches.append(Batch(states=running.states))
+                processes.enter_context(running)
+                watched.running = running
+                running.wait_ready()
+                slots.verify(running.pids())
+                self.executor.sender.rest()
+                with self._own_cost():
+                    running.measure(group.window)
+            if any(state.went_wrong for state in running.states):
+                return
+
+    def _observe(self, spec: ListenerSpec, watched: Watched, stack: UndoStack) -> None:
+        is_needed = spec.required is Required.YES or (spec.required is Required.IF_GPU and watched.device.is_gpu)
+        if not is_needed and not watched.device.is_gpu and spec.required is Required.IF_GPU:
+            self.tags[f"collocation.listener.{spec.name}"] = "left out: no GPU"
+            return
+        listener = build.instance(spec.build, Listener, interval_ms=spec.interval_ms)  # type: ignore[type-abstract]
+        try:
+            stack.enter_context(listener.observe(watched, self.run.sink))
+        except ListenerError as error:
+            if is_needed:
+                raise
+            self.tags[f"collocation.listener.{spec.name}"] = f"absent: {error}"
+            log.warning("listener %s is left out: %s", spec.name, error)
+        else:
+            self.helpers.append(listener)
+
+    @contextmanager
+    def _own_cost(self) -> Iterator[None]:
+        """Account for the CPU time of this process, its samplers' programs and the sender."""
+        before_s, begin_ns = self._cpu_s(), time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.tool_cpu_s += self._cpu_s() - before_s
+            self.tool_wall_s += (time.monotonic_ns() - begin_ns) / 1e9
+
+    def _cpu_s(self) -> float:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        total = own.ru_utime + own.ru_stime
+        for pid in (self.executor.sender.pid, *(pid for helper in self.helpers for pid in helper.pids())):
+            try:
+                times = psutil.Process(pid).cpu_times()
+            except psutil.Error:
+                continue
+            total += times.user + times.system
+        return total

@@ -1,0 +1,110 @@
+"""One orchestrator a device, and nobody else's processes on it.
+
+The lock is an flock on a file that every user of the machine can open. The kernel drops it when its holder dies,
+however it dies; children do not inherit it, because Python opens files close-on-exec.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import GpuBusyError
+from pipeline.types import Device
+
+
+@contextmanager
+def hold(device: Device, folder: Path) -> Iterator[None]:
+    """Hold the device for this process.
+
+    Args:
+        device: what to hold.
+        folder: where lock files lie; the same for all users, or they would not see each other.
+
+    Raises:
+        GpuBusyError: another orchestrator holds the device, or the lock file cannot be used.
+    """
+    path = folder / f"collocation-{re.sub('[^A-Za-z0-9-]', '_', device.uuid)}.lock"
+    descriptor = _lock(path, device)
+    try:
+        holder = {"pid": os.getpid(), "user": getpass.getuser(), "folder": str(Path.cwd())}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        yield
+    finally:
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+
+def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
+    """Check that no process is on the GPU, since every one would be part of what is measured.
+
+    Args:
+        device: the device that jobs are about to get; only GPUs are checked.
+        tolerate: names of programs that may stay.
+
+    Raises:
+        GpuBusyError: names the processes.
+    """
+    if not device.is_gpu:
+        return
+    from pipeline.gpu import nvml
+
+    strangers = [process for process in nvml.processes(device.uuid) if process.name not in tolerate]
+    if strangers:
+        listed = ", ".join(f"{process.name} (pid {process.pid})" for process in strangers)
+        raise GpuBusyError(
+            f"{device.name} ({device.uuid}) is in use by {listed}; end them, choose another GPU with gpu.device, "
+            "or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'"
+        )
+
+
+def _lock(path: Path, device: Device) -> int:
+    while True:
+        descriptor = _open(path, device)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 4096, 0).decode(errors="replace") or "unknown"
+            os.close(descriptor)
+            raise GpuBusyError(
+                f"{device.name} ({device.uuid}) is held by another orchestrator: {holder} (lock file {path}); "
+                "wait for it, or choose another device with gpu.device"
+            ) from error
+        try:
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.utime(descriptor)  # young files survive the cleaning of temporary folders
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)  # removed between open and lock: the lock on it protects nothing
+
+
+def _open(path: Path, device: Device) -> int:
+    """Open the lock file, made if need be. O_CREAT on another user's file in a sticky folder is refused by Linux."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            try:
+                descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(descriptor, 0o666)  # whatever the umask says: other users lock it too
+            except FileExistsError:
+                descriptor = os.open(path, flags)
+    except OSError as error:
+        raise GpuBusyError(
+            f"cannot open the lock file {path} of {device.name}: {error.strerror}; remove it if it is not a plain file "
+            "that everyone may write, or choose a folder with gpu.lock_dir"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise GpuBusyError(f"the lock file {path} of {device.name} is not a plain file; remove it")
+    return descriptor

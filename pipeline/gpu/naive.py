@@ -1,0 +1,51 @@
+"""Plain collocation: every job sees the whole device, and the driver time-slices between them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeline.errors import SharingError
+from pipeline.types import Device, Group, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class WholeDevice:
+    """One slot a job, all of them on the same device."""
+
+    slots: Sequence[Slot]
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Nothing can be misplaced on a device that is not divided."""
+
+
+class Naive:
+    """Also the serial baseline: then there is one job at a time."""
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group) -> Iterator[WholeDevice]:
+        """One slot a job; on a GPU with an MPS pipe folder that no daemon serves.
+
+        A machine-wide MPS daemon would otherwise turn "naive" into MPS, and nothing would say so.
+
+        Raises:
+            SharingError: MIG mode is on, so that no job could use the whole GPU.
+        """
+        if not device.is_gpu:
+            yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs))
+            return
+        if device.mig_enabled:
+            raise SharingError(
+                f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
+                f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
+            )
+        pipes = tempfile.mkdtemp(prefix="no-mps-")
+        try:
+            environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", pipes))
+            slot = Slot(visible_devices=device.uuid, environ=environ, gpu_uuid=device.uuid)
+            yield WholeDevice(tuple(slot for _ in group.jobs))
+        finally:
+            shutil.rmtree(pipes, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""What this machine has, read once before the plan: devices, interpreters and the users' scripts. Reads only."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import build
+from pipeline.errors import ConfigError
+from pipeline.protocols import Env
+from pipeline.schema import Config, Dataset, DataSource, GpuConfig, GpuKind, TrainTimmConfig, WorkloadConfig
+from pipeline.types import Device, Interpreter, Spec
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+
+# What a data set's folder is called below `data_root`; the digits come with scikit-learn.
+_DATASET_FOLDERS = {
+    Dataset.cifar10: "cifar-10-batches-py",
+    Dataset.imagenet64: "imagenet64",
+    Dataset.imagenet: "imagenet",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The facts that a plan depends on beside its configuration.
+
+    Attributes:
+        devices: by what was asked for (kind and selector).
+        interpreters: by the environment that was asked for.
+        scripts: absolute path and content digest of each script, by the path in the configuration.
+    """
+
+    devices: dict[tuple[GpuKind, str], Device]
+    interpreters: dict[Spec, Interpreter]
+    scripts: dict[str, tuple[Path, str]]
+
+
+def take(configs: Iterable[Config]) -> Inventory:
+    """Read what the configurations need.
+
+    Raises:
+        ConfigError: a device, script or data set that is named is not there.
+    """
+    devices: dict[tuple[GpuKind, str], Device] = {}
+    interpreters: dict[Spec, Interpreter] = {}
+    scripts: dict[str, tuple[Path, str]] = {}
+    for config in configs:
+        gpu = (config.gpu.kind, config.gpu.device)
+        if gpu not in devices:
+            devices[gpu] = _find_device(config.gpu)
+        env = build.spec_of(config.env)
+        if env not in interpreters:
+            interpreters[env] = build.instance(env, Env).resolve()
+        for workload in chosen_workloads(config):
+            for script in filter(None, (workload.script, workload.runner)):
+                if script not in scripts:
+                    scripts[script] = _find_script(script)
+            if isinstance(workload, TrainTimmConfig):
+                _check_data(workload)
+    return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
+
+
+def chosen_workloads(config: Config) -> list[WorkloadConfig]:
+    """The workloads of the jobs, in their order.
+
+    Raises:
+        ConfigError: `mix` names a size that does not exist, or nothing.
+    """
+    if config.mix is None:
+        if config.degree < 1:
+            raise ConfigError(f"degree={config.degree}: at least one job must run")
+        return [config.workload] * config.degree
+    if not config.mix:
+        raise ConfigError("mix=[]: name at least one size, as in mix=[S,M]")
+    unknown = sorted(set(config.mix) - set(config.sizes))
+    if unknown:
+        raise ConfigError(
+            f"mix={config.mix}: {', '.join(unknown)} is not among the sizes {sorted(config.sizes)}; "
+            "add one with +workload@sizes.NAME=WORKLOAD"
+        )
+    return [config.sizes[size] for size in config.mix]
+
+
+def cpu_device() -> Device:
+    """The CPUs of this machine as a device."""
+    return Device(kind="cpu", uuid=f"CPU-{platform.node()}", name=_cpu_model())
+
+
+def _find_device(config: GpuConfig) -> Device:
+    if config.kind is GpuKind.cpu:
+        return cpu_device()
+    from pipeline.gpu import nvml
+
+    device = nvml.find_device(config.device)
+    if device is not None:
+        return device
+    if config.kind is GpuKind.auto:
+        return cpu_device()
+    raise ConfigError(
+        "gpu=nvidia: NVML does not answer, so there is no NVIDIA driver or no GPU here; "
+        "use gpu=cpu, or check that `nvidia-smi` works"
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _find_script(script: str) -> tuple[Path, str]:
+    for folder in (Path.cwd(), PROJECT_DIR):
+        path = (folder / Path(script).expanduser()).resolve()
+        if path.is_file():
+            try:
+                return path, hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError as error:
+                raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
+    raise ConfigError(f"workload.script={script}: there is no such file in {Path.cwd()} or {PROJECT_DIR}")
+
+
+def _check_data(workload: TrainTimmConfig) -> None:
+    if workload.source is not DataSource.disk or workload.dataset not in _DATASET_FOLDERS:
+        return
+    name, folder = workload.dataset.name, _DATASET_FOLDERS[workload.dataset]
+    if workload.data_root is None:
+        raise ConfigError(
+            f"workload {workload.name} reads {name} from disk, but no folder is given; "
+            "say data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape"
+        )
+    path = Path(workload.data_root).expanduser() / folder
+    if not path.is_dir():
+        raise ConfigError(
+            f"workload {workload.name} reads {name} from {path}, which does not exist; "
+            f"data.root (or workload.data_root) must be the folder that holds `{folder}`"
+        )

@@ -1,0 +1,275 @@
+"""The processes of one group: spawned together, released together, ended together.
+
+A job is a process group and a session of its own, so that signals reach what it forked as well. Nothing here decides
+what an ending means: `JobState` keeps the facts, `pipeline/measure.py` judges them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pipeline import processes
+from pipeline.channel import Channel
+from pipeline.errors import LaunchError
+from pipeline.types import Interpreter, Job, Limits, Slot, Window, WindowKind
+
+# From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
+_START_DELAY_NS = 50_000_000
+_TERM_GRACE_S = 5.0
+# What a job must not inherit: it would change how the GPU is shared, or where its own MLflow calls go.
+_DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")
+_DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+
+
+@dataclass(slots=True)
+class JobState:
+    """What is known of one job while it runs.
+
+    Attributes:
+        stopped_ns: when it was told to stop, if it was.
+        overdue: which deadline it missed, in words.
+        fault: what else it did wrong, in words.
+        signalled: that we ended it by a signal.
+    """
+
+    job: Job
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    pid: int | None = None
+    phase: str = "start"
+    is_ready: bool = False
+    bye: str | None = None
+    exit_status: int | None = None
+    exit_ns: int | None = None
+    stopped_ns: int | None = None
+    overdue: str | None = None
+    fault: str | None = None
+    signalled: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self.exit_status is not None
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether it ended in any other way than by finishing its work."""
+        return bool(self.overdue or self.fault) or (self.has_ended and (self.exit_status != 0 or self.bye != "ok"))
+
+
+class JobGroup:
+    """A context in which the jobs live; leaving it ends every process, whatever happened.
+
+    Args:
+        jobs: what to start.
+        slots: where, one a job.
+        interpreter: with what.
+        folder: the group's folder; job `i` gets `jobs/<i>` below it.
+        mark: what every process of the group carries in its environment (`pipeline/processes.py`).
+        pin_cpus: give each job an equal share of the CPUs.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        slots: Sequence[Slot],
+        interpreter: Interpreter,
+        folder: Path,
+        limits: Limits,
+        *,
+        mark: str,
+        pin_cpus: bool = False,
+    ) -> None:
+        self._slots, self._interpreter, self._limits, self._pin_cpus = slots, interpreter, limits, pin_cpus
+        self._mark = mark
+        self.states = [JobState(job=job, folder=folder / "jobs" / str(job.index)) for job in jobs]
+        self._by_index = {state.job.index: state for state in self.states}
+
+    def __enter__(self) -> JobGroup:
+        """Start all jobs, or none: those already started are ended if one cannot be."""
+        self._channel = Channel(self._message, self._exited)
+        try:
+            for position, (state, slot) in enumerate(zip(self.states, self._slots, strict=True)):
+                self._spawn(state, slot, position)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every process group: TERM, then KILL after a grace period; also what ended jobs left behind."""
+        try:
+            for signum in (signal.SIGTERM, signal.SIGKILL):
+                if self._all_gone():
+                    break
+                self._signal(signum)
+                deadline_ns = _deadline(_TERM_GRACE_S)
+                # A stray child wakes nobody up when it ends, so this looks now and then.
+                while not self._all_gone() and time.monotonic_ns() < deadline_ns:
+                    self._channel.pump(self._all_ended, min(deadline_ns, _deadline(0.05)))
+                    if self._all_ended():
+                        time.sleep(0.01)
+        finally:
+            for state in self.states:
+                if state.process is not None and state.has_ended:
+                    state.process.wait()
+            self._channel.close()
+
+    def pids(self) -> Mapping[int, int]:
+        """Job index to PID, for the jobs that are alive."""
+        return {s.job.index: s.pid for s in self.states if s.pid is not None and not s.has_ended}
+
+    def wait_ready(self) -> None:
+        """Wait until every job stands at the barrier.
+
+        Raises:
+            LaunchError: a job ended first, or not all were ready in time.
+        """
+        in_time = self._channel.pump(
+            lambda: self._failed() or all(s.is_ready for s in self.states), _deadline(self._limits.ready_s)
+        )
+        if self._failed():
+            raise LaunchError("a job ended before it was ready")
+        if not in_time:
+            for state in self.states:
+                if not state.is_ready:
+                    state.overdue = f"not ready within {self._limits.ready_s:g} s (last seen: {state.phase})"
+            raise LaunchError("not all jobs were ready in time")
+
+    def measure(self, window: Window, at_start: Callable[[], None] = lambda: None) -> None:
+        """Release the jobs at one instant, wait through the window, and wait for their end.
+
+        Returns when all jobs have ended, or as soon as one has gone wrong: then leaving the context ends the others.
+        """
+        start_ns = time.monotonic_ns() + _START_DELAY_NS
+        for state in self.states:
+            self._channel.send(state.job.index, type="go", start_ns=start_ns)
+        at_start()
+        if window.kind is WindowKind.STEADY:
+            length_ns = int((window.settle_s + window.seconds) * 1e9)
+            self._channel.pump(self._any_ended, start_ns + length_ns)
+            if self._any_ended():
+                for state in self.states:
+                    if state.has_ended and not state.went_wrong:
+                        state.fault = "ended before it was told to stop"
+                return
+            self._stop()
+        elif not self._channel.pump(lambda: self._failed() or self._all_ended(), _deadline(self._limits.group_s)):
+            self._mark_overdue(f"did not end within limits.group_s={self._limits.group_s:g} s")
+
+    def _stop(self) -> None:
+        now = time.monotonic_ns()
+        for state in self.states:
+            state.stopped_ns = now
+            self._channel.send(state.job.index, type="stop")
+        if not self._channel.pump(lambda: self._failed() or self._all_ended(), _deadline(self._limits.stop_s)):
+            self._mark_overdue(f"did not end within limits.stop_s={self._limits.stop_s:g} s of being told to stop")
+
+    def _mark_overdue(self, reason: str) -> None:
+        for state in self.states:
+            if not state.has_ended:
+                state.overdue = reason
+
+    def _failed(self) -> bool:
+        return any(state.went_wrong for state in self.states)
+
+    def _any_ended(self) -> bool:
+        return any(state.has_ended for state in self.states)
+
+    def _all_ended(self) -> bool:
+        return all(state.has_ended for state in self.states if state.pid is not None)
+
+    def _all_gone(self) -> bool:
+        return self._all_ended() and not processes.marked(self._mark)
+
+    def _signal(self, signum: int) -> None:
+        for state in self.states:
+            if state.pid is not None:
+                state.signalled = state.signalled or not state.has_ended
+                # The leader is not reaped before the end, so its number cannot belong to anybody else.
+                os.killpg(state.pid, signum)
+        processes.send_signal(self._mark, signum)
+
+    def _spawn(self, state: JobState, slot: Slot, position: int) -> None:
+        job = state.job
+        state.folder.mkdir(parents=True)
+        spec = {"index": job.index, "socket": self._channel.path, "name": job.name, "argv": list(job.workload.argv)}
+        (state.folder / "job.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        argv = [str(self._interpreter.python), *job.workload.argv]
+        with (state.folder / "stdout.log").open("wb") as stdout, (state.folder / "stderr.log").open("wb") as stderr:
+            try:
+                # The argument list comes from the plan; there is no shell.
+                state.process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=self._environ(state, slot),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(f"job {job.name}: cannot start {argv[0]}: {error.strerror}") from error
+        state.pid = state.process.pid
+        if self._pin_cpus:
+            os.sched_setaffinity(state.pid, _share_of_cpus(position, len(self.states)))
+        self._channel.watch(job.index, state.pid)
+
+    def _environ(self, state: JobState, slot: Slot) -> dict[str, str]:
+        environ = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
+        }
+        # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
+        # measured would wait for each other. They reach the job's run when the window is over.
+        environ |= {
+            "MLFLOW_TRACKING_URI": (state.folder / "mlflow").as_uri(),
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": slot.visible_devices,
+            "COLLOCATION_JOB": str(state.folder),
+            processes.MARK_VARIABLE: self._mark,
+        }
+        return environ | dict(self._interpreter.environ) | dict(slot.environ) | dict(state.job.workload.environ)
+
+    def _message(self, index: int, message: dict[str, object]) -> None:
+        state = self._by_index.get(index)
+        if state is None:
+            return
+        kind = message.get("type")
+        if kind == "ready":
+            state.is_ready = True
+        elif kind == "bye":
+            state.bye = str(message.get("status"))
+
+    def _exited(self, index: int) -> None:
+        state = self._by_index[index]
+        assert state.pid is not None
+        # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
+        ended = os.waitid(os.P_PID, state.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        state.exit_status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        state.exit_ns = time.monotonic_ns()
+
+
+def _deadline(seconds: float) -> int:
+    return time.monotonic_ns() + int(seconds * 1e9)
+
+
+def _share_of_cpus(position: int, num_jobs: int) -> set[int]:
+    """An equal share of the CPUs that we may use; at least one."""
+    cpus = sorted(os.sched_getaffinity(0))
+    size = max(1, len(cpus) // num_jobs)
+    first = (position * size) % len(cpus)
+    return set(cpus[first : first + size])

@@ -1,0 +1,341 @@
+"""From what was observed to a row: how each job ended, and the figures of jobs and group.
+
+Pure: it reads the event files of a group that is over, and computes. Rules of measurement are named where they apply.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import events
+from pipeline.events import Events
+from pipeline.jobs import JobState
+from pipeline.types import Group, GroupResult, JobResult, Result, Sample, WindowKind
+
+# Below this share of common running time, a steady row does not show collocation but its edges.
+MIN_OVERLAP_RATIO = 0.95
+_OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
+_OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
+# Which failing job names the group's result, most telling first.
+_SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Jobs that ran at the same time: all of a collocated group, one at a time of a sequential one."""
+
+    states: Sequence[JobState]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Everything that one execution of a group left behind.
+
+    Attributes:
+        samples: what the listeners read.
+        failure: why the group ended early, in words, if the reason was not a job.
+        interrupted: whether the user ended it.
+        tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
+    """
+
+    batches: Sequence[Batch]
+    samples: Sequence[Sample]
+    failure: str | None = None
+    interrupted: bool = False
+    tool_cpu_s: float | None = None
+    tool_wall_s: float | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+
+
+def judge(group: Group, seen: Observation) -> GroupResult:
+    """The row of a group."""
+    jobs: list[JobResult] = []
+    windows: list[tuple[int, int]] = []
+    for batch in seen.batches:
+        logs = [events.read(state.folder / "events.jsonl") for state in batch.states]
+        window = _window(group, batch.states, logs)
+        if window is not None:
+            windows.append(window)
+        jobs += [_job(group, state, log, window, seen) for state, log in zip(batch.states, logs, strict=True)]
+    result, reason = _outcome(jobs, seen, expected=len(group.jobs))
+    metrics = _group_metrics(group, jobs, windows, seen) if result is Result.OK else {}
+    metrics |= _device_metrics(seen.samples, windows, metrics)
+    if seen.tool_cpu_s is not None and seen.tool_wall_s:
+        metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
+    tags = dict(seen.tags)
+    overlap = metrics.get("overlap_ratio")
+    if group.window.kind is WindowKind.STEADY and overlap is not None and overlap < MIN_OVERLAP_RATIO:
+        tags["collocation.flag"] = f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
+    return GroupResult(
+        group=group,
+        result=result,
+        reason=reason,
+        jobs=tuple(jobs),
+        metrics=metrics,
+        tags=tags,
+        window_ns=(min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None,
+    )
+
+
+def compare(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
+    """Figures against the serial baseline (METHOD 2 and 15); absent where a baseline is absent.
+
+    Args:
+        row: a group that ended well.
+        solo: by workload digest: samples/s alone in a steady window, seconds alone in a work window.
+        serial_makespan_s: of the same jobs really executed one after another, if that was measured.
+    """
+    is_steady = row.group.window.kind is WindowKind.STEADY
+    progress = []
+    for job in row.jobs:
+        alone = solo.get(job.job.workload.digest)
+        together = job.metrics.get("throughput_samples_per_s" if is_steady else "makespan_s")
+        if not alone or not together:
+            return {}
+        progress.append(together / alone if is_steady else alone / together)
+    if is_steady:
+        speedup = sum(progress)
+    else:
+        serial_s = serial_makespan_s or sum(solo[job.job.workload.digest] for job in row.jobs)
+        speedup = serial_s / row.metrics["makespan_s"]
+    return {
+        "speedup_vs_serial_ratio": speedup,
+        "slowdown_worst_ratio": 1 / min(progress),
+        "fairness_jain_ratio": sum(progress) ** 2 / (len(progress) * sum(p * p for p in progress)),
+    }
+
+
+def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> tuple[int, int] | None:
+    """The measured interval of jobs that ran together: steady, or from the first start to the last end."""
+    starts = [log.started_ns for log in logs if log.started_ns is not None]
+    if len(starts) < len(logs):
+        return None
+    if group.window.kind is WindowKind.STEADY:
+        stops = [state.stopped_ns for state in states if state.stopped_ns is not None]
+        if not stops:
+            return None
+        # All jobs are past their first step and the settling time when the window opens.
+        first_steps = [log.steps.t_ns[0] for log in logs if log.steps.t_ns]
+        begin = max(max(starts) + int(group.window.settle_s * 1e9), *first_steps, 0)
+        return (begin, min(stops)) if begin < min(stops) else None
+    ends = [_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
+    known = [end for end in ends if end is not None]
+    return (min(starts), max(known)) if known else None
+
+
+def _end_ns(state: JobState, log: Events) -> int | None:
+    """The last instant of a job's work: its last step or epoch, or its exit if it reports neither."""
+    marks = [*log.steps.t_ns[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
+    return max(marks) if marks else state.exit_ns
+
+
+def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | None, seen: Observation) -> JobResult:
+    result, reason = _ending(state, log, seen)
+    metrics: dict[str, float] = {}
+    end_ns = _end_ns(state, log)
+    if log.started_ns is not None and end_ns is not None:
+        metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
+    if window is not None:
+        metrics |= _throughput(group, log, window)
+    if log.epochs:
+        metrics["epoch_time_mean_s"] = statistics.fmean(epoch.seconds for epoch in log.epochs)
+    metrics |= _peaks(seen.samples, state.job.index, window)
+    series: dict[str, list[tuple[int, int, float]]] = {}
+    for epoch in log.epochs:
+        series.setdefault("epoch_time_s", []).append((epoch.number, epoch.t_ns, epoch.seconds))
+        for name, value in epoch.metrics.items():
+            series.setdefault(name, []).append((epoch.number, epoch.t_ns, value))
+    for name, step, t_ns, value in log.metrics:
+        series.setdefault(name, []).append((step, t_ns, value))
+    if result is Result.OK and group.window.kind is WindowKind.STEADY and "throughput_samples_per_s" not in metrics:
+        result, reason = Result.FAILED, "no step was completed inside the window; make window.seconds longer"
+    if result is Result.OK and not state.job.workload.ends_by_itself and not log.steps.t_ns:
+        result, reason = Result.FAILED, "lost result: the job ended well, but its event file holds no step"
+    return JobResult(
+        job=state.job,
+        result=result,
+        reason=reason,
+        exit_status=state.exit_status,
+        pid=state.pid,
+        start_ns=log.started_ns,
+        end_ns=end_ns,
+        metrics=metrics,
+        series=series,
+        params=log.params,
+    )
+
+
+def _ending(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
+    if state.overdue is not None:
+        return Result.TIMEOUT, state.overdue
+    if log.errors:
+        error = log.errors[-1]
+        text = f"{error.get('type')}: {error.get('message')}"
+        is_oom = error.get("type") in _OOM_TYPES or any(words in text for words in _OOM_TEXTS)
+        return (Result.OOM if is_oom else Result.FAILED), text
+    if state.fault is not None:
+        return Result.FAILED, state.fault
+    if state.exit_status == 0 and state.bye == "ok":
+        return Result.OK, ""
+    if state.exit_status is None or state.signalled:
+        return Result.INTERRUPTED, "interrupted by the user" if seen.interrupted else "ended because the group failed"
+    if state.exit_status == 0:
+        return Result.FAILED, "ended with status 0 without reporting the end of its work"
+    how = f"status {state.exit_status}" if state.exit_status > 0 else f"signal {-state.exit_status}"
+    return Result.FAILED, f"ended with {how}{_last_words(state.folder / 'stderr.log')}"
+
+
+def _last_words(path: Path) -> str:
+    """The last line that a process wrote to its error output, as `: LINE`."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return f": {lines[-1][:500]}" if lines else ""
+
+
+def _outcome(jobs: Sequence[JobResult], seen: Observation, *, expected: int) -> tuple[Result, str]:
+    if seen.interrupted:
+        return Result.INTERRUPTED, "interrupted by the user"
+    for result in _SEVERITY:
+        for job in jobs:
+            if job.result is result:
+                return (
+                    result if result is not Result.INTERRUPTED else Result.FAILED,
+                    f"job {job.job.name}: {job.reason}",
+                )
+    if seen.failure is not None:
+        return Result.FAILED, seen.failure
+    if len(jobs) < expected:
+        return Result.FAILED, f"only {len(jobs)} of {expected} jobs ran"
+    return Result.OK, ""
+
+
+def _throughput(group: Group, log: Events, window: tuple[int, int]) -> dict[str, float]:
+    """Samples/s and step times within the window.
+
+    The rate runs from the last step before the window to the last step in it, so that a step cut by an edge of the
+    window counts neither too much nor too little.
+    """
+    steps = log.steps
+    if not steps.t_ns or log.started_ns is None:
+        return {}
+    if group.window.kind is WindowKind.WORK:
+        seconds = sum(epoch.seconds for epoch in log.epochs) or (steps.t_ns[-1] - log.started_ns) / 1e9
+        rate = steps.total[-1] / seconds
+        inside = range(1, len(steps.t_ns))
+    else:
+        first, last = bisect_right(steps.t_ns, window[0]) - 1, bisect_right(steps.t_ns, window[1]) - 1
+        if last <= first or first < 0:
+            return {}
+        rate = (steps.total[last] - steps.total[first]) / ((steps.t_ns[last] - steps.t_ns[first]) / 1e9)
+        inside = range(first + 1, last + 1)
+    metrics = {"throughput_samples_per_s": rate}
+    # The first step of an epoch waits for validation or for the loader to begin again: that is no step time.
+    times_ms = sorted((steps.t_ns[i] - steps.t_ns[i - 1]) / 1e6 for i in inside if steps.epoch[i] == steps.epoch[i - 1])
+    for percent in (50, 95, 99):
+        if times_ms:
+            metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
+    return metrics
+
+
+def _peaks(samples: Sequence[Sample], index: int, window: tuple[int, int] | None) -> dict[str, float]:
+    """Peaks of a job's own samples: memory by the driver, and of the host (PSS, so that shared pages count once)."""
+    names = {"process_memory_mib": "memory_peak_mib", "pss_mib": "host_memory_peak_mib"}
+    peaks: dict[str, float] = {}
+    for sample in samples:
+        if sample.job == index:
+            for field, metric in names.items():
+                if field in sample.values:
+                    peaks[metric] = max(peaks.get(metric, 0.0), sample.values[field])
+    cpu = [s.values["cpu_pct"] for s in samples if s.job == index and "cpu_pct" in s.values and _inside(s.t_ns, window)]
+    if cpu:
+        peaks["host_cpu_mean_pct"] = statistics.fmean(cpu)
+    return peaks
+
+
+def _group_metrics(
+    group: Group, jobs: Sequence[JobResult], windows: Sequence[tuple[int, int]], seen: Observation
+) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
+    if len(spans) == len(jobs):
+        lengths = [end - start for start, end in spans]
+        if group.sequential:
+            # One after another: their times add up; what lies between two jobs is the start of a process.
+            metrics["makespan_s"] = sum(lengths) / 1e9
+            # The baseline of each job stays with the row, so that a resumed study need not read the children.
+            for job in jobs:
+                for name in ("throughput_samples_per_s", "makespan_s"):
+                    if name in job.metrics:
+                        metrics[f"job_{job.job.index}_{name}"] = job.metrics[name]
+        else:
+            metrics["makespan_s"] = (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e9
+            metrics["start_skew_ms"] = (max(s for s, _ in spans) - min(s for s, _ in spans)) / 1e6
+            common = min(end for _, end in spans) - max(start for start, _ in spans)
+            metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
+    rates = [job.metrics["throughput_samples_per_s"] for job in jobs if "throughput_samples_per_s" in job.metrics]
+    if len(rates) == len(jobs) and (len(jobs) == 1 or not group.sequential):
+        metrics["throughput_total_samples_per_s"] = sum(rates)
+        if group.window.kind is WindowKind.WORK:
+            done = sum(rate * job.metrics["makespan_s"] for rate, job in zip(rates, jobs, strict=True))
+            metrics["throughput_total_samples_per_s"] = done / metrics["makespan_s"]
+    epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
+    if len(epochs) == len(jobs):
+        metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
+    return metrics
+
+
+def _device_metrics(
+    samples: Sequence[Sample], windows: Sequence[tuple[int, int]], metrics: dict[str, float]
+) -> dict[str, float]:
+    """Energy, clocks, temperature, power and memory of the device inside the window (METHOD 6 and 7)."""
+    nvml = [s for s in samples if s.source == "nvml" and s.job is None]
+    inside = [s.values for s in nvml if any(_inside(s.t_ns, window) for window in windows)]
+    found: dict[str, float] = {}
+    for field, metric, summarise in (
+        ("power_w", "power_mean_w", statistics.fmean),
+        ("sm_clock_mhz", "sm_clock_mean_mhz", statistics.fmean),
+        ("memory_clock_mhz", "memory_clock_mean_mhz", statistics.fmean),
+        ("temperature_c", "temperature_max_c", max),
+        ("utilization_gpu_pct", "utilization_gpu_mean_pct", statistics.fmean),
+    ):
+        values = [v[field] for v in inside if field in v]
+        if values:
+            found[metric] = summarise(values)
+    # Memory peaks while models are built and kernels are tuned too, so the whole life of the group counts.
+    memory = [s.values["memory_used_mib"] for s in nvml if "memory_used_mib" in s.values]
+    if memory:
+        found["memory_peak_mib"] = max(memory)
+    if len(windows) == 1:
+        found |= _energy(nvml, windows[0], metrics.get("throughput_total_samples_per_s"))
+    return found
+
+
+def _energy(nvml: Sequence[Sample], window: tuple[int, int], rate: float | None) -> dict[str, float]:
+    """Energy of the whole device over the window, from the difference of its counter."""
+    counter = [(s.t_ns, s.values["energy_j"]) for s in nvml if "energy_j" in s.values and _inside(s.t_ns, window)]
+    if len(counter) < 2:
+        return {}
+    mean_w = (counter[-1][1] - counter[0][1]) / ((counter[-1][0] - counter[0][0]) / 1e9)
+    seconds = (window[1] - window[0]) / 1e9
+    found = {"energy_j": mean_w * seconds}
+    idle = [s.values["power_w"] for s in nvml[:1] if "power_w" in s.values]
+    if idle:
+        # The first reading is taken before any job starts.
+        found["power_before_w"] = idle[0]
+        found["energy_above_idle_j"] = (mean_w - idle[0]) * seconds
+    if rate:
+        found["energy_per_sample_j"] = mean_w / rate
+    return found
+
+
+def _inside(t_ns: int, window: tuple[int, int] | None) -> bool:
+    return window is not None and window[0] <= t_ns <= window[1]

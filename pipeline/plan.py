@@ -1,0 +1,336 @@
+"""From configurations to a `Plan`: pure, frozen, printable. Nothing here touches the machine.
+
+A sweep is one study: groups that several configurations ask for run once a block, each serial baseline once a block,
+and a repeat is a complete block of all groups in an order of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline import build
+from pipeline.errors import ConfigError
+from pipeline.inventory import Inventory, chosen_workloads
+from pipeline.schema import Baseline, Config, GpuKind, Order, Precision, StepMode, TrainTimmConfig, WorkloadConfig
+from pipeline.types import (
+    Device,
+    Group,
+    Job,
+    Limits,
+    ListenerSpec,
+    Plan,
+    Required,
+    Spec,
+    Window,
+    WindowKind,
+    Workload,
+)
+
+_MIN_INTERVAL_MS = 200
+# Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
+_GPU_ONLY_PX = 224
+_WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
+# Paths say where things lie on this machine, not what is computed.
+_PATH_KEYS = frozenset({"data_root", "cache_root"})
+_SERIAL = Spec(target="pipeline.gpu.naive.Naive")
+
+
+def read(configs: Sequence[DictConfig]) -> list[Config]:
+    """The composed configurations as typed objects.
+
+    Raises:
+        ConfigError: a mandatory key is missing, or a value cannot be used.
+    """
+    typed = []
+    for config in configs:
+        try:
+            typed.append(OmegaConf.to_object(config))
+        except OmegaConfBaseException as error:
+            key = getattr(error, "full_key", None) or "?"
+            raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
+    return typed  # type: ignore[return-value]
+
+
+def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
+    """The plan of a study: every group, in the order in which it will run.
+
+    Args:
+        configs: what was asked for, one entry a combination of the sweep.
+        inventory: what the machine has.
+        is_sweep: whether serial baselines are added where `baseline` is `auto`.
+
+    Raises:
+        ConfigError: a configuration cannot be run; nothing was touched.
+    """
+    blocks: dict[int, dict[str, Group]] = {}
+    notes: list[str] = []
+    for config in configs:
+        _check(config)
+        groups = _groups(config, inventory, notes, is_sweep=is_sweep)
+        for block in range(1, config.repeats + 1):
+            for group in groups:
+                placed = dataclasses.replace(group, block=block, digest=_digest(group.digest, block))
+                blocks.setdefault(block, {}).setdefault(placed.digest, placed)
+    first = configs[0]
+    ordered: list[Group] = []
+    for block, by_digest in sorted(blocks.items()):
+        members = list(by_digest.values())
+        if first.order is Order.random:
+            random.Random(f"{first.seed}-{block}").shuffle(members)  # noqa: S311  an order, not a secret
+        ordered += members
+    numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(ordered, start=1))
+    return Plan(
+        experiment=first.tracking.experiment,
+        groups=numbered,
+        devices=tuple(dict.fromkeys(group.device for group in numbered)),
+        digest=_digest([group.digest for group in numbered]),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def describe(plan: Plan) -> str:
+    """The plan as text: one line a group."""
+    devices = ", ".join(f"{device.name} ({device.uuid})" for device in plan.devices)
+    lines = [f"{len(plan.groups)} groups on {devices}, plan {plan.digest[:12]}"]
+    for group in plan.groups:
+        length = f"{group.window.kind.value}, {_length(group)}"
+        skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
+        lines.append(
+            f"{group.number:5d}  block {group.block}  {group.name:36s}  {length:28s}  {group.digest[:12]}{skip}"
+        )
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def _length(group: Group) -> str:
+    if group.window.kind is WindowKind.STEADY:
+        return f"{group.window.seconds:g} s after {group.window.settle_s:g} s"
+    return "until the jobs end" if group.jobs[0].workload.ends_by_itself else f"{group.window.epochs} epochs"
+
+
+def _check(config: Config) -> None:
+    positive = {
+        "repeats": config.repeats,
+        "window.seconds": config.window.seconds,
+        "window.epochs": config.window.epochs,
+        "limits.ready_s": config.limits.ready_s,
+        "limits.group_s": config.limits.group_s,
+        "limits.stop_s": config.limits.stop_s,
+    }
+    for key, value in positive.items():
+        if value <= 0:
+            raise ConfigError(f"{key}={value}: must be greater than 0")
+    if config.window.settle_s < 0:
+        raise ConfigError(f"window.settle_s={config.window.settle_s}: must not be negative")
+    for name, listener in config.listeners.items():
+        if listener.interval_ms < _MIN_INTERVAL_MS:
+            raise ConfigError(
+                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {_MIN_INTERVAL_MS} ms, "
+                "because sampling faster would disturb what is measured"
+            )
+
+
+def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
+    """The groups of one configuration, without block and number, and its baselines."""
+    device = inventory.devices[(config.gpu.kind, config.gpu.device)]
+    workloads = chosen_workloads(config)
+    for workload in workloads:
+        _check_workload(workload, config, device)
+    window = _window(config, workloads, notes)
+    jobs = tuple(
+        Job(index=index, workload=_workload(workload, config, device, window, inventory), size=size)
+        for index, (workload, size) in enumerate(zip(workloads, config.mix or [None] * len(workloads), strict=True))
+    )
+    solos = [_group(config, inventory, device, window, (job,), sequential=True) for job in _distinct(jobs)]
+    if not config.scenario.sequential:
+        baselines = solos
+        if config.mix is not None and window.kind is WindowKind.WORK:
+            # A fixed amount of work has a total time, so that of a mix is really measured, one job after another.
+            baselines = [_group(config, inventory, device, window, jobs, sequential=True)]
+        wanted = config.baseline is Baseline.always or (config.baseline is Baseline.auto and is_sweep)
+        return [_group(config, inventory, device, window, jobs, sequential=False), *(baselines if wanted else [])]
+    # n copies one after another take n times as long as one, which is measured once for every degree.
+    return solos if len(solos) == 1 else [_group(config, inventory, device, window, jobs, sequential=True)]
+
+
+def _distinct(jobs: Sequence[Job]) -> list[Job]:
+    """One job a workload, as it runs alone."""
+    first = {job.workload.digest: job for job in reversed(jobs)}
+    ordered = sorted(first.values(), key=lambda job: job.index)
+    return [dataclasses.replace(job, index=0) for job in ordered]
+
+
+def _check_workload(workload: WorkloadConfig, config: Config, device: Device) -> None:
+    if not isinstance(workload, TrainTimmConfig):
+        return
+    if workload.batch_size < 1:
+        raise ConfigError(f"workload {workload.name}: batch_size={workload.batch_size} must be at least 1")
+    if workload.step_mode is StepMode.cuda_graph and not device.is_gpu:
+        raise ConfigError(
+            f"workload {workload.name}: step_mode=cuda_graph needs a GPU, and this study runs on {device.name}"
+        )
+    if workload.step_mode is StepMode.cuda_graph and workload.precision is Precision.fp16:
+        raise ConfigError(
+            f"workload {workload.name}: step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "
+            "scaling reads the device in every step; use bf16"
+        )
+    if workload.image_px >= _GPU_ONLY_PX and not device.is_gpu and config.gpu.kind is GpuKind.auto:
+        raise ConfigError(
+            f"workload {workload.name} trains on {workload.image_px}-pixel images and no GPU was found; "
+            "say gpu=cpu if you mean to do that on CPUs"
+        )
+
+
+def _window(config: Config, workloads: Sequence[WorkloadConfig], notes: list[str]) -> Window:
+    window = Window(
+        kind=config.window.kind,
+        seconds=config.window.seconds,
+        settle_s=config.window.settle_s,
+        epochs=config.window.epochs,
+    )
+    if window.kind is WindowKind.WORK or not any(w.ends_by_itself for w in workloads):
+        return window
+    if all(w.ends_by_itself for w in workloads):
+        names = ", ".join(sorted({w.name for w in workloads}))
+        notes.append(f"{names} cannot be told to stop: measured from start to end (window=work)")
+        return dataclasses.replace(window, kind=WindowKind.WORK)
+    raise ConfigError(
+        "window=steady needs jobs that can be told to stop, and a script in this mix cannot; use window=work"
+    )
+
+
+def _workload(
+    workload: WorkloadConfig, config: Config, device: Device, window: Window, inventory: Inventory
+) -> Workload:
+    path, content = inventory.scripts[workload.script]
+    flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
+    if not workload.ends_by_itself:
+        flags["seed"] = config.seed
+        flags["device"] = "cuda" if device.is_gpu else "cpu"
+        flags["epochs"] = 0 if window.kind is WindowKind.STEADY else window.epochs
+    start = [str(inventory.scripts[workload.runner][0])] if workload.runner else []
+    return Workload(
+        name=workload.name,
+        argv=(*start, str(path), *_flags(flags), *workload.args),
+        ends_by_itself=workload.ends_by_itself,
+        digest=_digest(
+            [
+                content,
+                workload.name,
+                {k: v for k, v in flags.items() if k not in _PATH_KEYS},
+                workload.args,
+                workload.environ,
+            ]
+        ),
+        params=tuple((key, _text(value)) for key, value in flags.items() if value is not None),
+        environ=tuple(sorted(workload.environ.items())),
+    )
+
+
+def _flags(values: dict[str, Any]) -> list[str]:
+    """Command-line flags: `None` is left out, a bool is `--x` or `--no-x`, a dict is `KEY=VALUE` words in JSON."""
+    argv: list[str] = []
+    for key, value in values.items():
+        flag = key.replace("_", "-")
+        if value is None or value in ({}, []):
+            continue
+        if isinstance(value, bool):
+            argv.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, dict):
+            argv += [
+                f"--{flag}",
+                *(f"{name}={json.dumps(item, separators=(',', ':'))}" for name, item in value.items()),
+            ]
+        elif isinstance(value, list):
+            argv += [f"--{flag}", *map(str, value)]
+        else:
+            argv += [f"--{flag}", value.name if isinstance(value, enum.Enum) else str(value)]
+    return argv
+
+
+def _text(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        return value.name
+    return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
+
+
+def _group(
+    config: Config, inventory: Inventory, device: Device, window: Window, jobs: tuple[Job, ...], *, sequential: bool
+) -> Group:
+    env = build.spec_of(config.env)
+    scenario = "serial" if sequential else config.scenario.name
+    sharing = _SERIAL if sequential else build.spec_of(config.scenario, without=frozenset({"name", "sequential"}))
+    pin_cpus = config.pin_cpus
+    facts = {
+        "workloads": [job.workload.digest for job in jobs],
+        "scenario": scenario,
+        "sharing": dataclasses.asdict(sharing),
+        "window": _window_facts(window),
+        "device": [device.kind, device.name],
+        "env": inventory.interpreters[env].lock_digest,
+        "seed": config.seed,
+        "pin_cpus": pin_cpus,
+    }
+    sizes = [job.size or job.workload.name for job in jobs]
+    label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
+    return Group(
+        number=0,
+        name=f"{scenario}-{label}",
+        experiment=config.tracking.experiment,
+        scenario=scenario,
+        sharing=sharing,
+        jobs=jobs,
+        window=window,
+        limits=Limits(ready_s=config.limits.ready_s, group_s=config.limits.group_s, stop_s=config.limits.stop_s),
+        block=0,
+        seed=config.seed,
+        sequential=sequential,
+        device=device,
+        env=env,
+        listeners=tuple(
+            ListenerSpec(
+                name=name,
+                build=Spec(
+                    target=listener._target_, options=tuple((k, build.freeze(v)) for k, v in listener.options.items())
+                ),
+                interval_ms=listener.interval_ms,
+                required=_required(name, listener.required),
+            )
+            for name, listener in config.listeners.items()
+        ),
+        pin_cpus=pin_cpus,
+        digest=_digest(facts),
+        config=config,
+    )
+
+
+def _window_facts(window: Window) -> list[object]:
+    if window.kind is WindowKind.STEADY:
+        return [window.kind.value, window.seconds, window.settle_s]
+    return [window.kind.value, window.epochs]
+
+
+def _required(name: str, value: str) -> Required:
+    try:
+        return Required(value.lower())
+    except ValueError as error:
+        raise ConfigError(f"listeners.{name}.required={value}: must be true, false or if_gpu") from error
+
+
+def _digest(*facts: object) -> str:
+    text = json.dumps(facts, sort_keys=True, default=_jsonable)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _jsonable(value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return value.name
+    raise TypeError(f"{type(value).__name__} has no place in a digest")

@@ -1,0 +1,52 @@
+"""Where a row comes from: machine, software, source and command line, enough to run it again (METHOD 14)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+from pipeline import command
+from pipeline.errors import CommandError
+from pipeline.inventory import PROJECT_DIR, Inventory
+
+_GIT_LIMIT_S = 10.0
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def collect(inventory: Inventory) -> dict[str, str]:
+    """The facts that hold for a whole study, by name. What cannot be known is absent."""
+    facts = {
+        "command_line": shlex.join(sys.argv),
+        "working_folder": str(Path.cwd()),
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "cpus": str(len(os.sched_getaffinity(0))),
+        "boot_id": boot_id(),
+        "python": platform.python_version(),
+        **_git(),
+    }
+    for number, interpreter in enumerate(inventory.interpreters.values()):
+        facts[f"environment_{number}_digest"] = interpreter.lock_digest
+        facts[f"environment_{number}_python"] = str(interpreter.python)
+    return {key: value for key, value in facts.items() if value}
+
+
+def _git() -> dict[str, str]:
+    """Commit of the project's own source, and whether files differ from it."""
+    git = ["git", "-C", str(PROJECT_DIR)]
+    try:
+        commit = command.run([*git, "rev-parse", "HEAD"], timeout_s=_GIT_LIMIT_S).stdout.strip()
+        changed = command.run([*git, "status", "--porcelain", "--untracked-files=no"], timeout_s=_GIT_LIMIT_S).stdout
+    except CommandError:
+        return {}
+    return {"git_commit": commit, "git_changed": "true" if changed.strip() else "false"}

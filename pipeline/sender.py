@@ -1,0 +1,155 @@
+"""The orchestrator's end of the process that talks to MLflow (`python -m pipeline.tracking serve`).
+
+MLflow takes seconds to import and writes for tens of milliseconds; in a process of its own neither delays a job or a
+sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pipeline.errors import TrackingError
+
+_OPEN_LIMIT_S = 120.0
+_SEND_LIMIT_S = 300.0
+_END_LIMIT_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Sender:
+    """A context in which the sender process lives.
+
+    Args:
+        root: folder of the store and of the spool.
+        uri: tracking server, or `None` for the store in `root`.
+        series_points: how many points of a series MLflow gets.
+    """
+
+    def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
+        self._argv = [sys.executable, "-m", "pipeline.tracking", "serve", "--root", str(root)]
+        self._argv += ["--series-points", str(series_points), *(["--uri", uri] if uri else [])]
+        self._pending: deque[dict[str, Any]] = deque()
+        self._buffer = b""
+        self.unsent: dict[Path, str] = {}
+
+    def __enter__(self) -> Sender:
+        """Start the process; it imports MLflow at once and touches nothing before `open`."""
+        environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+        self._process = subprocess.Popen(  # noqa: S603: our own module under our own interpreter
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let it finish what it was asked, then end it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(_END_LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        finally:
+            self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the sender process."""
+        return self._process.pid
+
+    def open(self, experiment: str) -> dict[str, Any]:
+        """Open the store; returns what the sender says of it (experiment_id, tracking_uri).
+
+        Raises:
+            TrackingError: the store cannot be used.
+        """
+        return self._call({"op": "open", "experiment": experiment}, _OPEN_LIMIT_S)
+
+    def finished(self, experiment: str) -> list[dict[str, Any]]:
+        """The finished groups in the store, for `resume`.
+
+        Raises:
+            TrackingError: the store cannot be read.
+        """
+        groups: list[dict[str, Any]] = self._call({"op": "finished", "experiment": experiment}, _OPEN_LIMIT_S)["groups"]
+        return groups
+
+    def begin(self, folder: Path) -> None:
+        """Have the group's runs made, so that the UI shows them as running. Does not wait."""
+        self._ask({"op": "begin", "spool": str(folder)})
+
+    def send(self, folder: Path) -> None:
+        """Have a closed group sent. Does not wait; a failure leaves the folder in the spool and in `unsent`."""
+        self._ask({"op": "send", "spool": str(folder)})
+
+    def amend(self, folder: Path, metrics: dict[str, float]) -> None:
+        """Add metrics to a closed group, whether it was sent already or not. Does not wait."""
+        self._ask({"op": "amend", "spool": str(folder), "metrics": metrics})
+
+    def rest(self) -> None:
+        """Wait until everything that was asked is done, so that the process is idle."""
+        deadline = time.monotonic() + _SEND_LIMIT_S
+        while self._pending:
+            self._note(self._reply(deadline))
+
+    def _call(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        self.rest()
+        self._ask(request)
+        reply = self._reply(time.monotonic() + limit_s)
+        self._pending.popleft()
+        if not reply.get("ok"):
+            raise TrackingError(str(reply.get("error")))
+        return reply
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._pending.append(request)
+        try:
+            self._process.stdin.write((json.dumps(request) + "\n").encode())
+            self._process.stdin.flush()
+        except OSError:
+            log.debug("the sender is gone; its missing replies say so")
+
+    def _note(self, reply: dict[str, Any]) -> None:
+        request = self._pending.popleft()
+        folder = Path(request["spool"])
+        if reply.get("ok"):
+            self.unsent.pop(folder, None)
+        elif request["op"] == "send":
+            self.unsent[folder] = str(reply.get("error"))
+            log.warning("%s stays in the spool: %s", folder.name, reply.get("error"))
+        else:
+            log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
+
+    def _reply(self, deadline: float) -> dict[str, Any]:
+        """The next reply; one that says so if the process is gone or silent."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self._process.kill()  # its late reply would be taken for the answer to another question
+                    return {"ok": False, "error": "the tracking process did not answer in time"}
+                data = os.read(self._process.stdout.fileno(), 65536)
+                if not data:
+                    return {"ok": False, "error": "the tracking process has ended (its messages are above)"}
+                self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        reply: dict[str, Any] = json.loads(line)
+        return reply

@@ -1,0 +1,230 @@
+"""The record of a group on disk while it runs. MLflow is told from it, by `pipeline/sender.py`, outside the window."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline import spool_format
+from pipeline.sender import Sender
+from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
+from pipeline.types import Device, Group, GroupResult, JobResult, Result, Sample
+
+
+class SampleFile:
+    """Keeps samples in memory for the row, and on disk so that a killed orchestrator loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self.samples: list[Sample] = []
+        self._file = path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def put(self, sample: Sample) -> None:
+        """Store one sample."""
+        line = json.dumps(dataclasses.asdict(sample)) + "\n"
+        with self._lock:
+            self.samples.append(sample)
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class SpoolRun:
+    """One open record; `close` gives it its result."""
+
+    def __init__(self, folder: Path, record: Record, sink: SampleFile) -> None:
+        self.folder, self.sink, self._record = folder, sink, record
+        self.is_closed = False
+
+    @property
+    def spool_id(self) -> str:
+        """Names the group in the store; every process of it carries it as its mark."""
+        return self._record.spool_id
+
+    def add_artifact(self, name: str, text: str) -> None:
+        """Keep a text file with the group."""
+        (self.folder / "artifacts" / name).write_text(text, encoding="utf-8")
+
+    def close(self, result: GroupResult) -> None:
+        """Write the row; from here on, the folder can be sent."""
+        now = time.monotonic_ns()
+        tags = {"collocation.result": result.result.value, "collocation.reason": result.reason, **result.tags}
+        parent = dataclasses.replace(
+            self._record.parent,
+            status=result.result.mlflow_status,
+            end_ns=now,
+            tags=self._record.parent.tags | {key: value for key, value in tags.items() if value},
+            metrics=result.metrics,
+        )
+        by_index = {job.job.index: job for job in result.jobs}
+        children = tuple(_close_child(child, by_index.get(child.index), result, now) for child in self._record.children)
+        self._record = dataclasses.replace(self._record, state="closed", parent=parent, children=children)
+        spool_format.write(self.folder, self._record)
+        self.is_closed = True
+
+
+class Spool:
+    """Opens records below `<root>/spool/<study>`.
+
+    Args:
+        root: folder of the store.
+        sender: the process that sends them.
+        facts: provenance of the study, as tags of every group.
+        artifacts: text files that every group keeps.
+    """
+
+    def __init__(self, root: Path, sender: Sender, facts: dict[str, str], artifacts: dict[str, str]) -> None:
+        self._sender, self._facts, self._artifacts = sender, facts, artifacts
+        self._folder = _new_folder(root.resolve() / "spool")
+        self.study = self._folder.name
+
+    @contextmanager
+    def open(self, group: Group) -> Iterator[SpoolRun]:
+        """Begin the record of a group. Left without `close`, it stays open and the next start closes it."""
+        folder = self._folder / f"{group.number:04d}-{group.name}"
+        (folder / "artifacts").mkdir(parents=True)
+        lock = os.open(folder / spool_format.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        sink = SampleFile(folder / spool_format.SAMPLES)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            run = SpoolRun(folder, _new_record(group, self.study, self._facts), sink)
+            for name, text in self._artifacts.items():
+                run.add_artifact(name, text)
+            run.add_artifact("group.json", _group_json(group))
+            spool_format.write(folder, run._record)
+            self._sender.begin(folder)
+            yield run
+        finally:
+            sink.close()
+            os.close(lock)
+        self._sender.send(folder)
+
+    def amend(self, group: Group, metrics: dict[str, float]) -> None:
+        """Add figures that became known later: those against a baseline that ran after the group."""
+        self._sender.amend(self._folder / f"{group.number:04d}-{group.name}", metrics)
+
+    def remove_if_empty(self) -> None:
+        """Remove the study's folder once everything was sent."""
+        for folder in (self._folder, self._folder.parent):
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+
+
+def _new_folder(spool: Path) -> Path:
+    """A folder that no other start has, not even one in the same second."""
+    spool.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
+    spool_id, now = uuid.uuid4().hex, time.monotonic_ns()
+    common = {
+        "collocation.study": study,
+        "collocation.block": str(group.block),
+        "collocation.scenario": group.scenario,
+        "collocation.gpu_uuid": group.device.uuid,
+        "collocation.device": group.device.name,
+        **{f"collocation.{key}": value for key, value in (facts | _device_facts(group.device)).items()},
+    }
+    parent_tags = common | {
+        "collocation.role": "group",
+        "collocation.digest": group.digest,
+        "collocation.spool_id": spool_id,
+    }
+    children = tuple(
+        ChildRecord(
+            name=job.name,
+            status="RUNNING",
+            start_ns=now,
+            params={"workload": job.workload.name, "seed": str(group.seed), **dict(job.workload.params)},
+            tags=common | {"collocation.role": "job", "collocation.workload_digest": job.workload.digest},
+            index=job.index,
+            gi_id=None,
+            is_gpu=group.device.is_gpu,
+            folder=f"jobs/{job.index}",
+        )
+        for job in group.jobs
+    )
+    parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
+    clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
+    return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
+
+
+def _group_params(group: Group) -> dict[str, str]:
+    params = {
+        "scenario": group.scenario,
+        "degree": str(group.degree),
+        "jobs": "+".join(job.size or job.workload.name for job in group.jobs),
+        "window": group.window.kind.value,
+        "window_seconds": f"{group.window.seconds:g}",
+        "window_settle_s": f"{group.window.settle_s:g}",
+        "window_epochs": str(group.window.epochs),
+        "block": str(group.block),
+        "seed": str(group.seed),
+        "pin_cpus": str(group.pin_cpus).lower(),
+    }
+    shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
+    return params | {key: value for key, value in shared if key not in params}
+
+
+def _device_facts(device: Device) -> dict[str, str]:
+    return dict(device.details)
+
+
+def _group_json(group: Group) -> str:
+    record = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name != "config"}
+    return json.dumps(record, indent=1, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return str(value)
+
+
+def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
+    if job is None:
+        result, reason = group.result, "did not run"
+        if result is Result.OK:
+            result = Result.FAILED
+        return dataclasses.replace(
+            child,
+            status=result.mlflow_status,
+            end_ns=now,
+            tags=child.tags | {"collocation.result": result.value, "collocation.reason": reason},
+        )
+    tags = {
+        "collocation.result": job.result.value,
+        "collocation.reason": job.reason,
+        "collocation.exit_status": "" if job.exit_status is None else str(job.exit_status),
+        "collocation.pid": "" if job.pid is None else str(job.pid),
+    }
+    return dataclasses.replace(
+        child,
+        status=job.result.mlflow_status,
+        start_ns=child.start_ns if job.start_ns is None else job.start_ns,
+        end_ns=now if job.end_ns is None else job.end_ns,
+        params=child.params | {f"job.{key}": value for key, value in job.params.items()},
+        tags=child.tags | {key: value for key, value in tags.items() if value},
+        metrics=job.metrics,
+        series=job.series,
+    )

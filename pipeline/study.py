@@ -1,0 +1,162 @@
+"""One study from composed configurations to an exit status. The only module that knows every stage."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from pipeline import interrupts, processes, provenance, resume, spool_format, terminal, tracking
+from pipeline import plan as planning
+from pipeline.compare import Comparison
+from pipeline.errors import CollocationError, ConfigError
+from pipeline.executor import Executor
+from pipeline.gpu import lease
+from pipeline.interrupts import UndoStack
+from pipeline.inventory import Inventory, take
+from pipeline.schema import Config
+from pipeline.sender import Sender
+from pipeline.spool import Spool
+from pipeline.types import GroupResult, Plan
+
+log = logging.getLogger(__name__)
+
+# Keys that belong to the study as a whole, so that a sweep cannot vary them.
+_STUDY_KEYS = ("tracking", "order", "resume", "dry_run", "time_limit_s")
+_LEFTOVER_GRACE_S = 2.0
+_started = False
+
+
+def has_started() -> bool:
+    """Whether a group has begun: from then on the exit status speaks of groups, before it of the configuration."""
+    return _started
+
+
+def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
+    """Plan and run a study.
+
+    Args:
+        configs: the composed configurations.
+        is_sweep: whether they come from a sweep.
+
+    Returns:
+        0 when every group ended in a result; 1 when some failed or timed out; 2 when nothing could be started.
+
+    Raises:
+        Interrupted: after the user's signal, once everything is cleaned up and recorded.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        typed = planning.read(configs)
+        first = typed[0]
+        _check_same(typed)
+        with UndoStack() as stack:
+            # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
+            sender = None
+            if not first.dry_run:
+                root = Path(first.tracking.root).expanduser().resolve()
+                sender = stack.enter_context(Sender(root, first.tracking.uri, first.tracking.series_points))
+            inventory = take(typed)
+            plan = planning.build_plan(typed, inventory, is_sweep=is_sweep)
+            if sender is None:
+                sys.stdout.write(planning.describe(plan) + "\n")
+                return 0
+            return _Study(first, plan, inventory, sender, root).run(stack)
+    except CollocationError as error:
+        terminal.say(f"error: {error}")
+        return 1 if _started else 2
+
+
+def _check_same(configs: Sequence[Config]) -> None:
+    for key in _STUDY_KEYS:
+        if any(getattr(config, key) != getattr(configs[0], key) for config in configs):
+            raise ConfigError(f"{key} holds for the whole study and cannot be swept; give it one value")
+
+
+class _Study:
+    """A plan on its way through the machine."""
+
+    def __init__(self, config: Config, plan: Plan, inventory: Inventory, sender: Sender, root: Path) -> None:
+        self.config, self.plan, self.inventory, self.sender, self.root = config, plan, inventory, sender, root
+        self.rows: list[GroupResult] = []
+
+    def run(self, stack: UndoStack) -> int:
+        """Take the devices, open the store, run what is to run, show what was found."""
+        global _started
+        for device in self.plan.devices:
+            stack.enter_context(lease.hold(device, Path(self.config.gpu.lock_dir)))
+            lease.refuse_strangers(device, self.config.gpu.tolerate)
+        store = self.sender.open(self.plan.experiment)
+        self._finish_what_others_left()
+        groups, known = self.plan.groups, []
+        if self.config.resume:
+            finished = self.sender.finished(self.plan.experiment)
+            groups, known = resume.remaining(self.plan, finished, provenance.boot_id())
+            terminal.say(
+                f"resume: {len(self.plan.groups) - len(groups)} of {len(self.plan.groups)} groups are finished"
+            )
+        facts = provenance.collect(self.inventory)
+        spool = Spool(self.root, self.sender, facts, self._artifacts(facts))
+        for note in self.plan.notes:
+            terminal.say(f"note: {note}")
+        view = terminal.make_view(len(groups))
+        executor = Executor(self.inventory, spool, self.sender, view.watch)
+        comparison = Comparison(known)
+        deadline_s = time.monotonic() + (self.config.time_limit_s or float("inf"))
+        try:
+            for group in groups:
+                if time.monotonic() > deadline_s:
+                    terminal.say(f"time_limit_s={self.config.time_limit_s:g} is over; `resume=true` runs the rest")
+                    break
+                _started = True
+                row = executor.run(group)
+                view.done(row)
+                self.rows.append(row)
+                for changed in comparison.add(row):
+                    spool.amend(changed.group, changed.metrics)
+        finally:
+            with interrupts.held():
+                self._finish(spool, comparison, store)
+        return 0 if all(row.result.is_finding for row in self.rows) else 1
+
+    def _finish_what_others_left(self) -> None:
+        """Send groups that earlier starts could not, and end what a killed orchestrator may have left running."""
+        for folder in spool_format.recover(self.root / "spool"):
+            ended = processes.end(spool_format.read(folder).spool_id, _LEFTOVER_GRACE_S)
+            if ended:
+                terminal.say(f"ended {ended} processes that {folder.name} had left behind")
+            self.sender.send(folder)
+        self.sender.rest()
+
+    def _artifacts(self, facts: dict[str, str]) -> dict[str, str]:
+        locks = {
+            f"environment_{number}.txt": "\n".join(interpreter.lock) + "\n"
+            for number, interpreter in enumerate(self.inventory.interpreters.values())
+        }
+        text = "\n".join(f"{key}: {value}" for key, value in sorted(facts.items())) + "\n"
+        return {"plan.txt": planning.describe(self.plan) + "\n", "provenance.txt": text, **locks}
+
+    def _how_to_open(self, store: dict[str, str]) -> str:
+        if store["kind"] == "local":
+            return f"open: {tracking.ui_hint(self.root, store['experiment_id'])}"
+        return f"open: {tracking.ui_link(store['uri'], store['experiment_id'])}"
+
+    def _finish(self, spool: Spool, comparison: Comparison, store: dict[str, str]) -> None:
+        self.sender.rest()
+        for folder in list(self.sender.unsent):
+            self.sender.send(folder)  # the server may be back
+        self.sender.rest()
+        spool.remove_if_empty()
+        if self.rows:
+            sys.stdout.write(terminal.table([comparison.latest(row) for row in self.rows]) + "\n")
+            sys.stdout.write(self._how_to_open(store) + "\n")
+        if self.sender.unsent:
+            terminal.say(
+                f"warning: {len(self.sender.unsent)} groups could not be sent and wait in {self.root / 'spool'}; "
+                f"send them with: python -m pipeline.tracking flush --root {self.root}"
+                + (f" --uri {self.config.tracking.uri}" if self.config.tracking.uri else "")
+            )

@@ -1,0 +1,199 @@
+"""What the user sees: a live view while a group runs, plain lines where there is no terminal, and the table of rows."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline import events
+from pipeline.types import Group, GroupResult, Result, WindowKind
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.executor import Watched
+
+_REFRESH_S = 1.0
+_COLUMNS = (
+    ("samples/s", "throughput_total_samples_per_s", "{:.1f}"),
+    ("epoch s", "epoch_time_mean_s", "{:.2f}"),
+    ("makespan s", "makespan_s", "{:.1f}"),
+    ("speed-up", "speedup_vs_serial_ratio", "{:.2f}"),
+    ("slowdown", "slowdown_worst_ratio", "{:.2f}"),
+    ("fairness", "fairness_jain_ratio", "{:.3f}"),
+    ("overlap", "overlap_ratio", "{:.3f}"),
+    ("skew ms", "start_skew_ms", "{:.1f}"),
+    ("GPU MiB", "memory_peak_mib", "{:.0f}"),
+    ("J/sample", "energy_per_sample_j", "{:.4f}"),
+    ("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),
+)
+
+
+class Progress:
+    """Where the study is, for the estimate of the time left."""
+
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups, self.num_done = num_groups, 0
+        self._begin_s = time.monotonic()
+
+    def left(self) -> str:
+        """The time left in words, from the mean of the groups that are done."""
+        if not self.num_done:
+            return "time left unknown"
+        mean_s = (time.monotonic() - self._begin_s) / self.num_done
+        return f"{duration(mean_s * (self.num_groups - self.num_done))} left"
+
+
+class View(Protocol):
+    """How progress is shown."""
+
+    def watch(self, group: Group, watched: Watched) -> object:
+        """Show one group while it runs."""
+        ...
+
+    def done(self, row: GroupResult) -> None:
+        """Show that one group has ended."""
+        ...
+
+
+class PlainView:
+    """One line a group, for logs and pipes."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    @contextmanager
+    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
+        """Say which group begins."""
+        say(f"[{self.progress.num_done + 1}/{self.progress.num_groups}] {group.name} (block {group.block})")
+        yield
+
+    def done(self, row: GroupResult) -> None:
+        """Say how it ended."""
+        self.progress.num_done += 1
+        rate = row.metrics.get("throughput_total_samples_per_s")
+        figure = f", {rate:.1f} samples/s" if rate is not None else ""
+        reason = f": {row.reason}" if row.reason else ""
+        say(f"    {row.result.value}{figure}{reason} ({self.progress.left()})")
+
+
+class LiveView(PlainView):
+    """A table that is drawn anew every second, on a terminal."""
+
+    @contextmanager
+    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
+        """Show phase, epoch, samples/s and memory of each job until the group ends."""
+        from rich.console import Console
+        from rich.live import Live
+
+        drawer = _Drawer(group, watched, self.progress)
+        stopped = threading.Event()
+        with Live(drawer.table(), console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
+
+            def draw() -> None:
+                while not stopped.wait(_REFRESH_S):
+                    live.update(drawer.table(), refresh=True)
+
+            thread = threading.Thread(target=draw, name="live-view", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                stopped.set()
+                thread.join()
+
+    def done(self, row: GroupResult) -> None:
+        """Leave one line of the group on the screen."""
+        say(f"[{self.progress.num_done + 1}/{self.progress.num_groups}] {row.group.name} (block {row.group.block})")
+        super().done(row)
+
+
+class _Drawer:
+    """Builds the live table from the tails of the jobs' event files."""
+
+    def __init__(self, group: Group, watched: Watched, progress: Progress) -> None:
+        self.group, self.watched, self.progress = group, watched, progress
+        self.before: dict[int, events.Progress] = {}
+        self.begin_s = time.monotonic()
+
+    def table(self) -> Table:
+        from rich.table import Table
+
+        window = self.group.window
+        aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
+        done = f"[{self.progress.num_done + 1}/{self.progress.num_groups}]"
+        spent = duration(time.monotonic() - self.begin_s)
+        title = f"{done} {self.group.name} (block {self.group.block}): {spent}, {aim}; {self.progress.left()}"
+        table = Table(title=title, title_justify="left")
+        for name in ("job", "phase", "epoch", "samples/s", "memory MiB"):
+            table.add_column(name, justify="left" if name in ("job", "phase") else "right")
+        alive = self.watched.pids()
+        for job in self.group.jobs:
+            now = events.read_progress(self.watched.folder / "jobs" / str(job.index) / "events.jsonl")
+            phase = now.phase if job.index in alive else "ended" if now.t_ns else "waiting"
+            table.add_row(job.name, phase, _or_dash(now.epoch), self._rate(job.index, now), self._memory(job.index))
+        return table
+
+    def _rate(self, index: int, now: events.Progress) -> str:
+        before = self.before.get(index)
+        self.before[index] = now
+        if before is None or before.t_ns is None or now.t_ns is None or now.total is None or before.total is None:
+            return "-"
+        elapsed_s = (now.t_ns - before.t_ns) / 1e9
+        return f"{(now.total - before.total) / elapsed_s:.1f}" if elapsed_s > 0 else "-"
+
+    def _memory(self, index: int) -> str:
+        for sample in reversed(self.watched.sink.samples[-200:]):
+            if sample.job == index:
+                for name in ("process_memory_mib", "pss_mib", "rss_mib"):
+                    if name in sample.values:
+                        return f"{sample.values[name]:.0f}"
+        return "-"
+
+
+def make_view(num_groups: int) -> PlainView:
+    """The live view on a terminal, plain lines elsewhere."""
+    return (LiveView if sys.stderr.isatty() else PlainView)(Progress(num_groups))
+
+
+def say(text: str) -> None:
+    """Print one line of progress."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def table(rows: Sequence[GroupResult]) -> str:
+    """The rows as an aligned text table; a column without any value is left out, a missing value is `-`."""
+    shown = [column for column in _COLUMNS if any(column[1] in row.metrics for row in rows)]
+    lines = [["group", "block", "result", *(title for title, _, _ in shown)]]
+    for row in rows:
+        figures = [form.format(row.metrics[key]) if key in row.metrics else "-" for _, key, form in shown]
+        flag = "*" if "collocation.flag" in row.tags else ""
+        lines.append([row.group.name, str(row.group.block), row.result.value + flag, *figures])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        "  ".join(
+            cell.ljust(width) if number in (0, 2) else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    notes = [f"* {row.group.name}: {row.tags['collocation.flag']}" for row in rows if "collocation.flag" in row.tags]
+    notes += [f"{row.group.name}: {row.reason}" for row in rows if row.result is not Result.OK and row.reason]
+    return "\n".join([*text, *notes])
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,27 @@
+"""Measure what GPU jobs gain by running together: `python run.py --help` shows what can be chosen."""
+
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+from pipeline import interrupts, schema, study
+
+schema.register()
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(config: DictConfig) -> None:
+    """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead."""
+    sys.exit(study.execute([config], is_sweep=False))
+
+
+if __name__ == "__main__":
+    interrupts.install()
+    try:
+        main()
+    except interrupts.Interrupted as interrupted:
+        sys.exit(interrupted.exit_status)
+    except SystemExit as end:
+        # Hydra ends with 1 for a configuration that it refuses; ours for that is 2.
+        sys.exit(2 if end.code == 1 and not study.has_started() else end.code)
