@@ -1,0 +1,223 @@
+"""What every listener shares: a thread that samples, a first sample before entering returns, and errors that surface.
+
+A listener of this package extends `PollingListener` (a source that is asked at every tick) or `ThreadedListener`
+(a source that speaks by itself).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import ClassVar
+
+from pipeline.errors import ConfigError, ListenerError
+from pipeline.protocols import Sink, Watch
+from pipeline.types import Field, Sample
+
+MIN_INTERVAL_MS = 200
+# A reading that is under way when the end comes may take this long; beyond it the source hangs.
+_STOP_LIMIT_S = 10.0
+
+
+class StopSignal:
+    """Tells a sampling thread to end. Unlike `threading.Event` it can be waited for together with a pipe."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        self._is_set = False
+
+    def set(self) -> None:
+        """Wake every waiting thread, now and from now on."""
+        if not self._is_set:
+            self._is_set = True
+            os.close(self._writer)
+
+    def is_set(self) -> bool:
+        """Whether the end was asked for."""
+        return self._is_set
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the signal is set or the time is over; return whether it is set."""
+        poll = select.poll()
+        poll.register(self._reader)
+        return bool(poll.poll(timeout_s * 1e3))
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the signal is set."""
+        return self._reader
+
+    def close(self) -> None:
+        """Give the descriptors back. Only when no thread waits any more."""
+        self.set()
+        os.close(self._reader)
+
+
+class ThreadedListener(ABC):
+    """A listener whose readings come from one thread of its own, named after it.
+
+    Attributes:
+        name: how configuration and results call it.
+        fields: every quantity that its samples can hold.
+        start_limit_s: how long the first sample may take.
+
+    Args:
+        interval_ms: time between two readings.
+        options: of the subclass; one that no class takes is an error.
+
+    Raises:
+        ConfigError: an interval below 200 ms, or an unknown option.
+    """
+
+    name: ClassVar[str]
+    fields: ClassVar[tuple[Field, ...]]
+    start_limit_s: ClassVar[float] = 5.0
+
+    def __init__(self, interval_ms: int, **options: object) -> None:
+        if interval_ms < MIN_INTERVAL_MS:
+            raise ConfigError(
+                f"listener {self.name}: interval_ms={interval_ms} is too short, the least is {MIN_INTERVAL_MS}: "
+                "sensors do not change faster, and reading them costs CPU time that the jobs need"
+            )
+        if options:
+            raise ConfigError(f"listener {self.name}: unknown options {', '.join(sorted(options))}")
+        self.interval_ms = interval_ms
+
+    @abstractmethod
+    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+        """Open the source, yield its samples as they come, and close it; runs in the listener's thread.
+
+        Ends when `stop` is set and not before: a source that ends by itself is an exception.
+        """
+
+    def pids(self) -> tuple[int, ...]:
+        """The helper programs that it runs now, so that their CPU time can be accounted for."""
+        return ()
+
+    @contextmanager
+    def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
+        """Sample until the context ends. The first sample is stored before entering returns.
+
+        Raises:
+            ListenerError: the source is missing or gives no sample in time; on exit, it died on the way. An
+                exception of the body goes first and gets the listener's failure as a note.
+        """
+        observation = _Observation(self, watch, sink)
+        observation.start()
+        try:
+            observation.wait_first_sample()
+            yield
+        except BaseException as error:
+            failure = observation.stop()
+            if failure is not None and failure is not error:
+                error.add_note(str(failure))
+            raise
+        failure = observation.stop()
+        if failure is not None:
+            raise failure
+
+
+class PollingListener(ThreadedListener):
+    """A listener that asks its source on an absolute schedule: no drift, and missed ticks are skipped, not made up."""
+
+    @abstractmethod
+    def source(self, watch: Watch) -> AbstractContextManager[Callable[[], Iterable[Sample]]]:
+        """Open the source; give the function that reads it once; close it on exit."""
+
+    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+        """One batch at once, then one every tick."""
+        with self.source(watch) as read:
+            for _ in ticks(stop, self.interval_ms * 1_000_000):
+                yield read()
+
+
+def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
+    """Yield tick numbers, each at `start + number * interval_ns` or later, until `stop` is set.
+
+    Whoever is still busy at a tick misses it: the next one is the first that lies in the future.
+    """
+    start_ns = time.monotonic_ns()
+    tick = 0
+    while not stop.is_set():
+        yield tick
+        now_ns = time.monotonic_ns()
+        tick = max(tick, (now_ns - start_ns) // interval_ns) + 1
+        if stop.wait((start_ns + tick * interval_ns - now_ns) / 1e9):
+            return
+
+
+def scaled(readings: Mapping[str, float], fields: Iterable[Field]) -> dict[str, float]:
+    """Values by field name, in the field's unit, from readings by source id; a reading that is absent stays absent."""
+    return {field.name: readings[field.source_id] * field.scale for field in fields if field.source_id in readings}
+
+
+class _Observation:
+    """One use of a listener: its thread, and how that thread ended."""
+
+    def __init__(self, listener: ThreadedListener, watch: Watch, sink: Sink) -> None:
+        self._listener, self._watch, self._sink = listener, watch, sink
+        self._stop = StopSignal()
+        self._started = threading.Event()
+        self._has_sample = False
+        self._failure: Exception | None = None
+        # A daemon: a source that hangs in the driver must not keep the orchestrator from ending.
+        self._thread = threading.Thread(target=self._sample, name=listener.name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_first_sample(self) -> None:
+        limit_s = self._listener.start_limit_s
+        self._started.wait(limit_s)
+        failure = self._error()
+        if failure is not None:
+            raise failure
+        if not self._has_sample:
+            raise ListenerError(
+                f"listener {self._listener.name} gave no sample of {self._watch.device.name} within {limit_s:g} s"
+            )
+
+    def stop(self) -> ListenerError | None:
+        """End the thread; return what went wrong in it, if anything did."""
+        self._stop.set()
+        self._thread.join(_STOP_LIMIT_S)
+        if self._thread.is_alive():
+            return ListenerError(
+                f"listener {self._listener.name} hangs in a reading of {self._watch.device.name}: "
+                f"it did not stop within {_STOP_LIMIT_S:g} s"
+            )
+        self._stop.close()
+        return self._error()
+
+    def _sample(self) -> None:
+        try:
+            with contextlib.closing(self._listener.batches(self._watch, self._stop)) as batches:
+                for batch in batches:
+                    self._store(batch)
+        except Exception as error:  # noqa: BLE001 -- handed to the thread that observes, which raises it
+            self._failure = error
+        finally:
+            self._started.set()
+
+    def _store(self, batch: Iterable[Sample]) -> None:
+        for sample in batch:
+            if sample.values:
+                self._sink.put(sample)
+                self._has_sample = True
+        if self._has_sample:
+            self._started.set()
+
+    def _error(self) -> ListenerError | None:
+        if self._failure is None or isinstance(self._failure, ListenerError):
+            return self._failure
+        cause = self._failure
+        failure = ListenerError(
+            f"listener {self._listener.name} stopped reading {self._watch.device.name}: {type(cause).__name__}: {cause}"
+        )
+        failure.__cause__ = cause
+        return failure

@@ -1,0 +1,209 @@
+"""The GPU through the text that nvidia-smi prints. One long-running nvidia-smi; columns are found by name."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, cast
+
+from listeners.base import StopSignal, ThreadedListener, scaled
+from pipeline.errors import ListenerError
+from pipeline.protocols import Watch
+from pipeline.types import Field, Sample
+
+_log = logging.getLogger(__name__)
+_INVALID_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
+_UNIT = re.compile(r"\s*\[[^\]]*\]$")
+_NOT_AVAILABLE = re.compile(r"\[.*\]|N/A|")
+_END_LIMIT_S = 2.0
+
+
+class SmiListener(ThreadedListener):
+    """Samples one whole GPU with `nvidia-smi --query-gpu`, stamped when each line arrives.
+
+    A column that this nvidia-smi does not know, or prints under another name, is reported as a warning and is absent.
+
+    Args:
+        interval_ms: given to nvidia-smi, which prints that often.
+        program: nvidia-smi's name or path.
+        options: none more.
+    """
+
+    name = "smi"
+    fields = (
+        Field(source_id="power.draw", name="power_w", unit="W"),
+        Field(source_id="memory.used", name="memory_used_mib", unit="MiB"),
+        Field(source_id="utilization.gpu", name="utilization_gpu_pct", unit="%"),
+        Field(source_id="utilization.memory", name="utilization_memory_pct", unit="%"),
+        Field(source_id="clocks.current.sm", name="sm_clock_mhz", unit="MHz"),
+        Field(source_id="clocks.current.memory", name="memory_clock_mhz", unit="MHz"),
+        Field(source_id="temperature.gpu", name="temperature_c", unit="degrees Celsius"),
+        Field(source_id="pstate", name="pstate", unit="number of the performance state"),
+    )
+    # Without persistence mode the first query initialises the GPU, which takes several seconds.
+    start_limit_s = 15.0
+
+    def __init__(self, interval_ms: int, program: str = "nvidia-smi", **options: object) -> None:
+        super().__init__(interval_ms, **options)
+        self._program = program
+        self._running: tuple[int, ...] = ()
+
+    def pids(self) -> tuple[int, ...]:
+        """nvidia-smi, while it runs."""
+        return self._running
+
+    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+        """One sample a line.
+
+        Raises:
+            ListenerError: the device is no GPU, or nvidia-smi is missing, ends, or falls silent.
+        """
+        device = watch.device
+        if not device.is_gpu:
+            raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")
+        program = shutil.which(self._program)
+        if program is None:
+            raise ListenerError(
+                f"listener {self.name} needs {self._program}, which is not on PATH: install it or leave smi out"
+            )
+        columns = [field.source_id for field in self.fields]
+        while not stop.is_set():
+            if not columns:
+                raise ListenerError(f"listener {self.name}: {program} knows none of the columns that are asked for")
+            query = f"--query-gpu={','.join(columns)}"
+            argv = [program, query, "--format=csv,nounits", "-i", device.uuid, "-lms", str(self.interval_ms)]
+            try:
+                with self._started(argv) as (process, pipe):
+                    yield from self._samples(process, pipe, columns, stop)
+            except _InvalidColumnError as error:
+                _log.warning("listener smi: %s does not know %s, which is left out", program, error.column)
+                columns.remove(error.column)
+
+    @contextmanager
+    def _started(self, argv: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+        # One pipe for both streams: nobody has to drain a second one, and complaints stay in order. If this process is
+        # killed, the pipe has no reader any more and nvidia-smi's next line ends it by SIGPIPE.
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process:
+            self._running = (process.pid,)
+            try:
+                yield process, cast(IO[bytes], process.stdout)
+            finally:
+                self._running = ()
+                _end(process)
+
+    def _samples(
+        self, process: subprocess.Popen[bytes], pipe: IO[bytes], columns: list[str], stop: StopSignal
+    ) -> Iterator[Iterable[Sample]]:
+        silence_s = self.start_limit_s + self.interval_ms / 1e3
+        table = _Table(columns)
+        last_ns = time.monotonic_ns()
+        for t_ns, line in _lines(pipe, stop, silence_s):
+            readings = table.read(line)
+            if readings is not None:
+                last_ns = t_ns
+                yield (Sample(source=self.name, t_ns=t_ns, values=scaled(readings, self.fields)),)
+            elif t_ns - last_ns > silence_s * 1e9:
+                break  # it goes on complaining, as about a GPU that is lost
+        if stop.is_set():
+            return
+        said = " ".join(table.complaints) or "nothing"
+        for column in _INVALID_FIELD.findall(said):
+            if column in columns:
+                raise _InvalidColumnError(column)
+        status = _status(process)
+        outcome = f"gave no row for {silence_s:g} s" if status is None else f"ended with status {status}"
+        raise ListenerError(f"listener {self.name}: {process.args!r} {outcome}; it said: {said}")
+
+
+class _InvalidColumnError(Exception):
+    """This nvidia-smi cannot be asked for a column."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self.column = column
+
+
+class _Table:
+    """The CSV of nvidia-smi. The first line that names a column which was asked for is the header."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self.complaints: deque[str] = deque(maxlen=5)
+        self._columns = columns
+        self._header: list[str] = []
+        self._unreadable: set[str] = set()
+
+    def read(self, line: str) -> dict[str, float] | None:
+        """Column to value for a row, without what nvidia-smi calls not available; `None` for every other line."""
+        cells = [cell.strip() for cell in line.split(",")]
+        names = [_UNIT.sub("", cell) for cell in cells]
+        if not self._header and any(name in self._columns for name in names):
+            self._header = names
+            for column in self._columns:
+                if column not in names:
+                    _log.warning("listener smi: nvidia-smi prints no column %s, which is left out: %s", column, line)
+        elif self._header and len(cells) == len(self._header):
+            values = {column: self._number(column, cell) for column, cell in zip(self._header, cells, strict=True)}
+            return {column: value for column, value in values.items() if value is not None}
+        elif line.strip():
+            self.complaints.append(line.strip())
+        return None
+
+    def _number(self, column: str, cell: str) -> float | None:
+        if _NOT_AVAILABLE.fullmatch(cell):
+            return None
+        with suppress(ValueError):
+            value = float(cell.removeprefix("P") if column == "pstate" else cell)
+            if math.isfinite(value):
+                return value
+        if column not in self._unreadable:
+            self._unreadable.add(column)
+            _log.warning("listener smi: %r in column %s is no number and is left out", cell, column)
+        return None
+
+
+def _lines(pipe: IO[bytes], stop: StopSignal, silence_s: float) -> Iterator[tuple[int, str]]:
+    """Lines with the instant of their arrival, until the pipe ends, `stop` is set, or nothing came for `silence_s`."""
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stop, selectors.EVENT_READ)
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in selector.select(silence_s)]
+            if stop in ready or not ready:
+                return
+            chunk = os.read(pipe.fileno(), 65536)
+            t_ns = time.monotonic_ns()
+            *lines, pending = (pending + chunk).split(b"\n") if chunk else (pending, b"")
+            for line in lines:
+                yield t_ns, line.decode(errors="replace")
+            if not chunk:
+                return
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit status of a process whose output has ended; `None` if it goes on all the same."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(_END_LIMIT_S)
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_LIMIT_S)
