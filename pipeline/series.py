@@ -1,0 +1,139 @@
+"""From the samples on disk to the series of MLflow's charts and to one table at full resolution. Knows no MLflow."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.spool_format import ChildRecord, Clock
+
+COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
+MACHINE_SOURCE = "host"
+"""Its samples without a job are the machine's, not the device's, so they are not repeated on the children."""
+
+log = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """What a series is a series of. `job` is `None` for the device or the machine."""
+
+    source: str
+    job: int | None
+    gi_id: int | None
+    field: str
+
+    @property
+    def metric(self) -> str:
+        """Its name in MLflow, which shows `system/...` on a tab of its own."""
+        instance = "" if self.gi_id is None else f"gi{self.gi_id}/"
+        return f"system/{self.source}/{instance}{self.field}"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The samples of one quantity, in the order in which they were read. 16 bytes a sample."""
+
+    t_ns: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def thinned(self, points: int) -> Iterator[tuple[int, int, float]]:
+        """At most `points` of `(index, t_ns, value)`: every k-th sample, the first and the last among them."""
+        last = len(self.t_ns) - 1
+        stride = max(1, math.ceil(last / max(1, points - 1)))
+        for index in [*range(0, last, stride), last]:
+            yield index, self.t_ns[index], self.values[index]
+
+
+def read_samples(path: Path) -> dict[Origin, Series]:
+    """Every sample of a spool folder, by origin. Lines that are not whole are left out, and the log says how many."""
+    found: dict[Origin, Series] = {}
+    torn = 0
+    if not path.exists():
+        return found
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                sample = json.loads(line)
+                source, t_ns, job, gi_id = sample["source"], sample["t_ns"], sample["job"], sample["gi_id"]
+                values = {name: float(value) for name, value in sample["values"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                torn += 1
+                continue
+            for name, value in values.items():
+                series = found.setdefault(Origin(source, job, gi_id, name), Series())
+                series.t_ns.append(t_ns)
+                series.values.append(value)
+    if torn:
+        log.warning("%s: left out %d damaged line(s)", path, torn)
+    return found
+
+
+def of_parent(samples: Mapping[Origin, Series]) -> dict[str, Series]:
+    """The series of the group's run: those of the device and of the machine."""
+    return {origin.metric: series for origin, series in samples.items() if origin.job is None}
+
+
+def of_child(samples: Mapping[Origin, Series], child: ChildRecord) -> dict[str, Series]:
+    """The series of a job's run: its own, and those of the device or GPU instance that it ran on."""
+    own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
+    shared = {
+        origin.metric: series
+        for origin, series in samples.items()
+        if child.is_gpu and origin.job is None and origin.source != MACHINE_SOURCE and origin.gi_id == child.gi_id
+    }
+    return {**shared, **own}
+
+
+def write_table(samples: Mapping[Origin, Series], clock: Clock, folder: Path) -> Path:
+    """Write every sample as a tidy table, one row a value, and return its path.
+
+    `samples.parquet`, or `samples.csv` where pyarrow is missing (as with mlflow-skinny).
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError:
+        return _write_csv(samples, clock, folder / "samples.csv")
+    return _write_parquet(samples, clock, folder / "samples.parquet")
+
+
+def _write_parquet(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    tables = []
+    for origin, series in samples.items():
+        count = len(series.t_ns)
+        t_ns = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(series.t_ns)])
+        wall_ns = pc.add(t_ns, pa.scalar(clock.wall_ns - clock.monotonic_ns, pa.int64()))
+        columns = [
+            pa.repeat(pa.scalar(origin.source, pa.string()), count),
+            pa.repeat(pa.scalar(origin.job, pa.int64()), count),
+            pa.repeat(pa.scalar(origin.gi_id, pa.int64()), count),
+            t_ns,
+            wall_ns.cast(pa.timestamp("ns", tz="UTC")),
+            pa.repeat(pa.scalar(origin.field, pa.string()), count),
+            pa.Array.from_buffers(pa.float64(), count, [None, pa.py_buffer(series.values)]),
+        ]
+        tables.append(pa.table(columns, names=list(COLUMNS)))
+    pq.write_table(pa.concat_tables(tables), path)
+    return path
+
+
+def _write_csv(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for origin, series in samples.items():
+            for t_ns, value in zip(series.t_ns, series.values, strict=True):
+                wall = datetime.fromtimestamp(clock.to_wall_ns(t_ns) / 1e9, UTC).isoformat()
+                writer.writerow([origin.source, origin.job, origin.gi_id, t_ns, wall, origin.field, value])
+    return path

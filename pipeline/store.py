@@ -1,0 +1,231 @@
+"""Opening the tracking store; creating and migrating the local one safely.
+
+The local store is a folder: `mlflow.db` (sqlite), `artifacts/`, `spool/`. Any number of orchestrators may open it at
+once. MLflow itself would let them migrate one fresh database at the same time, and leaves it broken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from pipeline.errors import TrackingError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+DATABASE = "mlflow.db"
+LOCK = ".init.lock"
+BUSY_TIMEOUT_S = 60
+"""How long a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
+
+UPGRADE_TIMEOUT_S = 600.0
+
+LOCAL_FILE_SYSTEMS = frozenset(
+    ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs")
+)
+"""Where sqlite's WAL works: it needs memory shared by all processes. Source: sqlite.org/wal.html, section 1."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Store:
+    """An open tracking store.
+
+    Attributes:
+        kind: `local` (a folder) or `server` (anything that MLflow reaches by a URI).
+        root: the folder; `None` for a server.
+    """
+
+    client: MlflowClient
+    uri: str
+    kind: str
+    root: Path | None
+    _experiment_ids: dict[str, str] = field(default_factory=dict)
+
+    def experiment_id(self, name: str) -> str:
+        """The experiment's id; the experiment is created if it does not exist.
+
+        Raises:
+            TrackingError: it was deleted, or its artifacts belong to a folder that this store was moved away from.
+        """
+        if name not in self._experiment_ids:
+            self._experiment_ids[name] = self._find_or_create(name)
+        return self._experiment_ids[name]
+
+    def _find_or_create(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            location = None if self.root is None else (self.root / "artifacts" / _folder_name(name)).as_uri()
+            try:
+                return str(self.client.create_experiment(name, artifact_location=location))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                experiment = self.client.get_experiment_by_name(name)  # another orchestrator was faster
+        if experiment.lifecycle_stage != "active":
+            raise TrackingError(
+                f"experiment {name!r} was deleted from {self.uri}; bring it back with `mlflow experiments restore "
+                f"--experiment-id {experiment.experiment_id}`, or choose another name with tracking.experiment=..."
+            )
+        if self.root is not None and foreign_root(experiment.artifact_location, self.root) is not None:
+            raise TrackingError(
+                f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
+                f"{self.root}; run `python -m pipeline.tracking relocate --root {self.root}` first"
+            )
+        return str(experiment.experiment_id)
+
+
+def open_store(root: Path, uri: str | None = None) -> Store:
+    """Open the server at `uri`, or else the local store in `root`, which is created or migrated if need be.
+
+    Raises:
+        TrackingError: the local store cannot be used.
+    """
+    from mlflow import MlflowClient
+
+    if uri is not None:
+        return Store(client=MlflowClient(tracking_uri=uri), uri=uri, kind="server", root=None)
+    root = root.absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root) as version_file:
+            _prepare(root, version_file)
+    except (OSError, sqlite3.Error) as error:
+        raise TrackingError(f"could not open the tracking store in {root}: {error}") from error
+    local_uri = database_uri(root / DATABASE)
+    return Store(client=MlflowClient(tracking_uri=local_uri), uri=local_uri, kind="local", root=root)
+
+
+def database_uri(path: Path) -> str:
+    """The URI by which MLflow opens a sqlite file patiently."""
+    return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
+
+
+def is_local(path: Path, mountinfo: str) -> bool:
+    """Whether a path lies on a file system of this machine. Unknown kinds count as not local.
+
+    Args:
+        path: absolute.
+        mountinfo: content of /proc/self/mountinfo (format: proc_pid_mountinfo(5)).
+    """
+    kind, longest = "", -1
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split(" ")[4]))
+        # Of several mounts on one point, the last one is visible.
+        if path.is_relative_to(point) and len(point.parts) >= longest:
+            kind, longest = after.split(" ")[0], len(point.parts)
+    return kind in LOCAL_FILE_SYSTEMS
+
+
+def foreign_root(location: str, root: Path) -> Path | None:
+    """The other store that an artifact location of ours belongs to; `None` if it is this store's, or not ours at all.
+
+    Args:
+        location: a `file:` URI or an absolute path; ours are `<root>/artifacts/<experiment>`.
+        root: the present place of the store, absolute.
+    """
+    path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
+    if not path.is_absolute() or path.parent.name != "artifacts":
+        return None
+    owner = path.parent.parent
+    same = owner == root or (owner.exists() and owner.samefile(root))
+    return None if same else owner
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[Path]:
+    """Hold the store's lock; gives its file, which names the MLflow version that last prepared the store."""
+    path = root / LOCK
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield path
+    finally:
+        os.close(handle)
+
+
+def _prepare(root: Path, version_file: Path) -> None:
+    """Leave an up-to-date database behind. Only a change of MLflow's version can have made one outdated."""
+    from mlflow.version import VERSION
+
+    database = root / DATABASE
+    if not database.exists():
+        _create(root)
+    elif version_file.read_text(encoding="utf-8").strip() != VERSION:
+        _upgrade(database, VERSION)
+    _set_journal_mode(root)
+    version_file.write_text(VERSION, encoding="utf-8")
+
+
+def _create(root: Path) -> None:
+    """Build the database beside its place and move it there: a process killed on the way leaves no half of one."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    beside = root / f".{DATABASE}.new"
+    beside.unlink(missing_ok=True)
+    # Opened directly because a client would put the default experiment's artifacts into the working directory.
+    store = SqlAlchemyStore(f"sqlite:///{beside}", (root / "artifacts").as_uri())
+    store.engine.dispose()
+    beside.replace(root / DATABASE)
+
+
+def _upgrade(database: Path, version: str) -> None:
+    """Bring an older database up to date, after a copy of it was made."""
+    from alembic.script import ScriptDirectory
+    from mlflow.store import db_migrations
+
+    revisions = ScriptDirectory(str(Path(db_migrations.__file__).parent))
+    with closing(sqlite3.connect(database)) as connection:
+        found = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
+        if found == [revisions.get_current_head()]:
+            return
+        if found[0] not in {revision.revision for revision in revisions.walk_revisions()}:
+            raise TrackingError(f"{database} was written by a newer MLflow than {version}: its schema is {found[0]}")
+        copy = database.with_name(f"{DATABASE}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
+        with closing(sqlite3.connect(copy)) as target:
+            connection.backup(target)
+    log.warning("upgrading %s for MLflow %s; the old one is kept as %s", database, version, copy.name)
+    argv = [sys.executable, "-m", "mlflow", "db", "upgrade", database_uri(database)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=UPGRADE_TIMEOUT_S, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise TrackingError(f"could not upgrade {database} for MLflow {version} ({reason}); the old one is {copy}")
+
+
+def _set_journal_mode(root: Path) -> None:
+    """WAL on a local file system: readers (the UI) and writers then do not wait for each other."""
+    try:
+        local = is_local(root.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    except FileNotFoundError:  # not Linux
+        local = False
+    if not local:
+        log.warning("%s is not on a local file system: the store works without WAL, and more slowly", root)
+    wanted = "wal" if local else "delete"
+    with closing(sqlite3.connect(root / DATABASE)) as connection:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] == wanted:
+            return
+        try:
+            connection.execute(f"PRAGMA journal_mode={wanted}")
+        except sqlite3.OperationalError as error:  # somebody has it open; the mode matters for speed only
+            log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, wanted, error)
+
+
+def _folder_name(experiment: str) -> str:
+    return re.sub(r"[^\w.-]", "_", experiment).lstrip(".") or "_"

@@ -1,0 +1,242 @@
+"""The entry to tracking: `python -m pipeline.tracking serve | flush | relocate`, and the links into MLflow's UI.
+
+`serve` is the one process that talks to MLflow for an orchestrator, which asks it to between measurements: one JSON
+object a line on stdin, one answer a line on stdout, in order.
+
+    {"op": "open", "experiment": NAME}   -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
+    {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
+    {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
+    {"op": "amend", "spool": PATH, "metrics": {...}} -> {"ok": true}; more metrics of a group's run, sent or not
+    {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them
+    anything that fails                  -> {"ok": false, "error": "one sentence"}
+
+Importing this module imports no MLflow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import importlib
+import json
+import logging
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline import spool_format
+from pipeline.errors import CollocationError, ConfigError, TrackingError
+from pipeline.relocate import relocate
+from pipeline.store import DATABASE, Store, open_store
+from pipeline.upload import amend, begin, send
+
+SPOOL = "spool"
+UI_PORT = 5000
+
+MLFLOW_DEFAULTS = {
+    # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    # Nothing but the measurement runs on a machine that measures.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+log = logging.getLogger(__name__)
+
+
+def ui_link(base_url: str, experiment_id: str) -> str:
+    """The page of an experiment's runs. Without the parameter, MLflow 3 opens its GenAI view, which is empty here."""
+    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+
+
+def ui_hint(root: Path, experiment_id: str, port: int = UI_PORT) -> str:
+    """What to type to see a local store, and the page to open then."""
+    path = (root / DATABASE).absolute()
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    command = f"mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{shown}')}"
+    if port != UI_PORT:
+        command += f" --port {port}"
+    return f"{command}   then open {ui_link(f'http://127.0.0.1:{port}', experiment_id)}"
+
+
+class Sender:
+    """Carries out requests. The store is opened by the first one that needs it, and again after it could not be.
+
+    Args:
+        root: folder of the local store.
+        uri: tracking server, instead of the local store.
+        series_points: samples a series that MLflow gets.
+    """
+
+    def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
+        self._root, self._uri, self._series_points = root, uri, series_points
+        self._store: Store | None = None
+        self._studies: set[Path] = set()
+        self._begun: set[Path] = set()
+        self._run_ids: dict[Path, str] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this sends to a local store."""
+        return self._uri is None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request, without `ok`."""
+        match request:
+            case {"op": "open", "experiment": str(experiment)}:
+                store = self._open()
+                return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": store.kind}
+            case {"op": "begin", "spool": str(folder)}:
+                self._begun.add(Path(folder))
+                return {"run_id": begin(self._open(), Path(folder)).parent}
+            case {"op": "send", "spool": str(folder)}:
+                return {"run_id": self.send(Path(folder))}
+            case {"op": "amend", "spool": str(folder), "metrics": dict(metrics)}:
+                amend(self._open(), Path(folder), self._run_ids.get(Path(folder)), metrics)
+                return {}
+            case {"op": "finished", "experiment": str(experiment)}:
+                from pipeline import results
+
+                return {"groups": [dataclasses.asdict(g) for g in results.find_finished_in(self._open(), experiment)]}
+        raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
+
+    def send(self, folder: Path) -> str | None:
+        """Send one spool folder; the id of the group's run, or `None` if it was sent before."""
+        self._studies.add(folder.parent)
+        runs = send(self._open(), folder, series_points=self._series_points)
+        if runs is None:
+            return None
+        self._run_ids[folder] = runs.parent
+        return runs.parent
+
+    def finish_for_dead_owner(self) -> None:
+        """Close and send the groups that were begun and never closed: their orchestrator was killed."""
+        abandoned = [folder for folder in self._begun if folder.exists() and spool_format.read(folder).state == "open"]
+        # The spool is taken from the paths as they were given: the root may be spelled differently, through a link.
+        for spool_root in {folder.parents[1] for folder in abandoned}:
+            for folder in spool_format.survey(spool_root).ready:
+                if folder in abandoned:
+                    self.send(folder)
+
+    def tidy(self) -> None:
+        """Remove the folders of studies that have nothing left to send."""
+        for folder in (*self._studies, self._root / SPOOL):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+
+    def _open(self) -> Store:
+        if self._store is None:
+            self._store = open_store(self._root, self._uri)
+            gc.freeze()  # MLflow's modules live to the end: walking them again and again took 10 % of an upload
+        return self._store
+
+
+def serve(sender: Sender) -> int:
+    """Answer requests on stdin until it ends."""
+    # The orchestrator decides what a Ctrl-C means; the terminal sends it to this process as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whatever prints from now on prints to stderr: stdout carries answers only.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    _import_mlflow(with_database=sender.is_local)
+
+    for line in sys.stdin:
+        try:
+            answer = {"ok": True, **sender.answer(json.loads(line))}
+        except Exception as error:  # one request that fails, however it does, must not end the ones after it
+            log.warning("request failed: %s", line.strip(), exc_info=not isinstance(error, CollocationError))
+            answer = {"ok": False, "error": _sentence(error)}
+        with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+    sender.finish_for_dead_owner()
+    sender.tidy()
+    return 0
+
+
+def flush(sender: Sender, spool_root: Path) -> int:
+    """Send everything that lies in the spool and has no living owner; 1 if something could not be sent."""
+    found = spool_format.survey(spool_root)
+    failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
+    for folder in found.ready:
+        try:
+            run_id = sender.send(folder)
+        except Exception as error:  # noqa: BLE001  one folder that fails, however it does, must not keep the others back
+            failures.append(f"{folder}: {_sentence(error)}")
+        else:
+            _say(f"sent {folder}" + (f" as run {run_id}" if run_id else " (by another process)"))
+    sender.tidy()
+    for folder in found.busy:
+        _say(f"left {folder}: it is being written")
+    if not (found.ready or found.busy or failures):
+        _say(f"nothing to send in {spool_root}")
+    for failure in failures:
+        log.error("not sent: %s", failure)
+    return 1 if failures else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for name, value in MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    try:
+        if options.command == "relocate":
+            counts = relocate(options.root, options.old_root)
+            for column, count in counts.items():
+                _say(f"{column}: {count} rewritten")
+            if not counts:
+                _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
+            return 0
+        sender = Sender(options.root.absolute(), options.uri, options.series_points)
+        return serve(sender) if options.command == "serve" else flush(sender, options.root.absolute() / SPOOL)
+    except CollocationError as error:
+        log.error("%s", error)  # noqa: TRY400  the message says it all
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.tracking", description="Spool folders to MLflow.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("serve", "answer an orchestrator's requests on stdin"),
+        ("flush", "send what an earlier study could not, and close and send what a killed one left"),
+        ("relocate", "after copying or moving a local store: let its artifacts follow"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "--root", type=Path, default=Path("mlruns"), help="folder of the local store and the spool"
+        )
+        if name == "relocate":
+            command.add_argument("--from", dest="old_root", type=Path, help="where the store lay, if it cannot be told")
+        else:
+            command.add_argument("--uri", help="tracking server, instead of the local store")
+            command.add_argument("--series-points", type=int, default=500, help="samples a series in MLflow's charts")
+    return parser
+
+
+def _import_mlflow(*, with_database: bool) -> None:
+    """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
+    importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of an error, with its kind unless it is ours."""
+    text = next(iter(str(error).strip().splitlines()), "no message")[:500]
+    return text if isinstance(error, CollocationError) else f"{type(error).__name__}: {text}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

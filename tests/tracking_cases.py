@@ -1,0 +1,141 @@
+"""Spool folders and the sender process for the tests of tracking: real files, a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline import spool_format
+from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
+from pipeline.store import DATABASE, database_uri
+
+PROJECT = Path(__file__).resolve().parent.parent
+EXPERIMENT = "collocation"
+CLOCK = Clock(wall_ns=1_700_000_000_000_000_000, monotonic_ns=5_000_000_000)
+SECOND = 1_000_000_000
+START = CLOCK.monotonic_ns
+
+
+class Serve:
+    """A real `python -m pipeline.tracking serve`."""
+
+    def __init__(self, *arguments: object, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.tracking", "serve", *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=PROJECT,
+            env=os.environ | environ,
+        )
+
+    def ask(self, op: str, **request: object) -> dict[str, Any]:
+        self.tell(op, **request)
+        return json.loads(self.process.stdout.readline())
+
+    def tell(self, op: str, **request: object) -> None:
+        self.process.stdin.write(json.dumps({"op": op, **request}, default=str) + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def client(root: Path) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=database_uri(root / DATABASE))
+
+
+def runs_of(tracking: Any, experiment: str = EXPERIMENT) -> list[Any]:
+    found = tracking.get_experiment_by_name(experiment)
+    return [] if found is None else list(tracking.search_runs([found.experiment_id]))
+
+
+def tags_of(role: str, number: int = 1, result: str | None = "ok") -> dict[str, str]:
+    tags = {"collocation.role": role, "collocation.digest": f"digest{number}", "collocation.scenario": "mig"}
+    return tags if result is None else tags | {"collocation.result": result}
+
+
+def child(index: int, num_series: int = 1, num_points: int = 3, **changes: Any) -> ChildRecord:
+    series = {
+        f"series_{k}": [(step, START + step * SECOND, k + step / 10) for step in range(num_points)]
+        for k in range(num_series)
+    }
+    fields: dict[str, Any] = {
+        "name": f"{index}-toy",
+        "status": "FINISHED",
+        "start_ns": START,
+        "end_ns": START + 60 * SECOND,
+        "params": {"workload": "toy"},
+        "tags": tags_of("job"),
+        "metrics": {"throughput_samples_per_s": 10.5 + index},
+        "index": index,
+        "gi_id": None,
+        "is_gpu": True,
+        "folder": f"jobs/{index}",
+        "series": series,
+    }
+    return ChildRecord(**fields | changes)
+
+
+def record(children: tuple[ChildRecord, ...], number: int = 1, **changes: Any) -> Record:
+    parent = RunRecord(
+        name=f"group {number}",
+        status="FINISHED",
+        start_ns=START,
+        end_ns=START + 61 * SECOND,
+        params={"degree": str(len(children))},
+        tags=tags_of("group", number),
+        metrics={"makespan_s": 60.25},
+    )
+    fields: dict[str, Any] = {
+        "spool_id": uuid.uuid4().hex,
+        "experiment": EXPERIMENT,
+        "clock": CLOCK,
+        "parent": parent,
+        "children": children,
+        "state": "closed",
+    }
+    return Record(**fields | changes)
+
+
+def make_spool(root: Path, content: Record, name: str = "0001-mig") -> Path:
+    """A spool folder with the files that every job leaves, and no owner."""
+    folder = root / "spool" / "study" / name
+    for one in content.children:
+        job = folder / one.folder
+        job.mkdir(parents=True)
+        (job / "job.json").write_text("{}")
+        (job / "stdout.log").write_text("hello\n")
+        (job / "stderr.log").write_text("")
+        (job / "events.jsonl").write_text('{"event":"started","t_ns":5000000000}\n')
+    (folder / "artifacts").mkdir(parents=True)
+    (folder / "artifacts" / "config.yaml").write_text("degree: 2\n")
+    (folder / "lock").touch()
+    spool_format.write(folder, content)
+    return folder
+
+
+def sample(
+    source: str, second: float, values: dict[str, float], job: int | None = None, gi_id: int | None = None
+) -> str:
+    t_ns = START + int(second * SECOND)
+    return json.dumps({"source": source, "t_ns": t_ns, "job": job, "gi_id": gi_id, "values": values}) + "\n"
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.005)
