@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.types import Spec
-
-T = TypeVar("T")
+from pipeline.types import Plan, Spec
 
 
 def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
@@ -19,22 +17,33 @@ def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
     return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
 
 
-def instance(spec: Spec, protocol: type[T], **arguments: object) -> T:
-    """Build the object; `protocol` says what it must be (checked by the type checker, not at run time).
+def instance(spec: Spec, **arguments: object) -> Any:
+    """Build the object that the spec names.
 
     Raises:
         ConfigError: there is no such class, or it does not take these arguments.
     """
     module_name, _, class_name = spec.target.rpartition(".")
     try:
-        factory: Any = getattr(importlib.import_module(module_name), class_name)
+        factory = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"_target_={spec.target}: there is no such class ({error})") from error
     try:
-        built: T = factory(**arguments, **dict(spec.options))
+        return factory(**arguments, **dict(spec.options))
     except TypeError as error:
         raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
-    return built
+
+
+def check(plan: Plan) -> None:
+    """Build every class that a plan names once, so that a wrong name or option is refused before anything happens.
+
+    Raises:
+        ConfigError: what `instance` says.
+    """
+    for sharing in dict.fromkeys(group.sharing for group in plan.groups):
+        instance(sharing)
+    for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
+        instance(listener.build, interval_ms=listener.interval_ms)
 
 
 def freeze(value: object) -> object:

@@ -10,9 +10,7 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,23 +61,23 @@ class Channel:
     """Socket, selector and the process descriptors of one group.
 
     Args:
+        path: of the socket; at most 107 bytes.
         on_message: called with the job's index and each message.
         on_exit: called with the job's index once its process has ended and its last messages were handled.
     """
 
-    def __init__(self, on_message: Callable[[int, dict[str, object]], None], on_exit: Callable[[int], None]) -> None:
+    def __init__(
+        self, path: Path, on_message: Callable[[int, dict[str, object]], None], on_exit: Callable[[int], None]
+    ) -> None:
         self._on_message, self._on_exit = on_message, on_exit
-        # A socket path is limited to 107 bytes, so it cannot lie in the group's folder.
-        self._folder = tempfile.mkdtemp(prefix="colloc-")
-        self.path = str(Path(self._folder) / "s")
+        self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
-        self._listener.bind(self.path)
+        self._listener.bind(str(path))
         self._listener.listen(128)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._connections: dict[int, Connection] = {}
-        self._unnamed: list[Connection] = []
 
     def watch(self, index: int, pid: int) -> None:
         """Wake up when this process ends."""
@@ -106,21 +104,26 @@ class Channel:
         return True
 
     def close(self) -> None:
-        """Close everything and remove the socket's folder."""
+        """Close everything and remove the socket."""
         for key in list(self._selector.get_map().values()):
             self._selector.unregister(key.fileobj)
-            os.close(key.fileobj) if isinstance(key.fileobj, int) else key.fileobj.close()  # type: ignore[union-attr]
+            if isinstance(key.data, Connection):
+                key.data.socket.close()
+            elif key.fileobj is not self._listener:
+                os.close(key.fd)
+        self._listener.close()
         self._selector.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
         sock.setblocking(False)
         connection = Connection(sock)
-        self._unnamed.append(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _read(self, connection: Connection) -> None:
+        if connection.socket.fileno() == -1:
+            return  # closed while an earlier event of the same round was handled
         messages, closed = connection.receive()
         for message in messages:
             if message.get("type") == "hello" and isinstance(message.get("index"), int):

@@ -10,7 +10,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class Executor:
     inventory: Inventory
     spool: Spool
     sender: Sender
-    view: Callable[[Group, Watched], object] = lambda group, watched: nullcontext()
+    view: Callable[[Group, Watched], AbstractContextManager[None]] = lambda group, watched: nullcontext()
 
     def run(self, group: Group) -> GroupResult:
         """Run one group and record its row.
@@ -104,7 +104,7 @@ class _Execution:
         except CollocationError as error:
             self.failure = "; ".join([str(error), *getattr(error, "__notes__", [])])
             log.debug("%s: %s", self.group.name, self.failure, exc_info=True)
-        except Exception as error:  # noqa: BLE001  the one boundary behind which a study goes on
+        except Exception as error:  # the one boundary behind which a study goes on
             self.failure = f"{type(error).__name__}: {error}"
             self.run.add_artifact("orchestrator_error.txt", traceback.format_exc())
             log.exception("%s failed in the orchestrator", self.group.name)
@@ -124,11 +124,12 @@ class _Execution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         lease.refuse_strangers(group.device, group.config.gpu.tolerate)
-        slots = stack.enter_context(build.instance(group.sharing, Sharing).prepare(group.device, group))  # type: ignore[type-abstract]
+        sharing: Sharing = build.instance(group.sharing)
+        slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
         watched = Watched(group.device, slots.slots, self.run.folder, self.run.sink)
         for spec in group.listeners:
             self._observe(spec, watched, stack)
-        stack.enter_context(self.executor.view(group, watched))  # type: ignore[arg-type]
+        stack.enter_context(self.executor.view(group, watched))
         interpreter = self.executor.inventory.interpreters[group.env]
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
@@ -140,6 +141,7 @@ class _Execution:
                     self.run.folder,
                     group.limits,
                     mark=self.run.spool_id,
+                    scratch=self.run.scratch,
                     pin_cpus=group.pin_cpus,
                 )
                 self.batches.append(Batch(states=running.states))
@@ -158,7 +160,8 @@ class _Execution:
         if not is_needed and not watched.device.is_gpu and spec.required is Required.IF_GPU:
             self.tags[f"collocation.listener.{spec.name}"] = "left out: no GPU"
             return
-        listener = build.instance(spec.build, Listener, interval_ms=spec.interval_ms)  # type: ignore[type-abstract]
+        listener: Listener = build.instance(spec.build, interval_ms=spec.interval_ms)
+
         try:
             stack.enter_context(listener.observe(watched, self.run.sink))
         except ListenerError as error:

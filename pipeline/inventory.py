@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,12 @@ class Inventory:
     scripts: dict[str, tuple[Path, str]]
 
 
-def take(configs: Iterable[Config]) -> Inventory:
+def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] | None = None) -> Inventory:
     """Read what the configurations need.
+
+    Args:
+        configs: what was asked for.
+        find_device: finds a device; the default asks NVML.
 
     Raises:
         ConfigError: a device, script or data set that is named is not there.
@@ -51,10 +55,11 @@ def take(configs: Iterable[Config]) -> Inventory:
     for config in configs:
         gpu = (config.gpu.kind, config.gpu.device)
         if gpu not in devices:
-            devices[gpu] = _find_device(config.gpu)
+            devices[gpu] = (find_device or _find_device)(config.gpu)
         env = build.spec_of(config.env)
         if env not in interpreters:
-            interpreters[env] = build.instance(env, Env).resolve()
+            source: Env = build.instance(env)
+            interpreters[env] = source.resolve()
         for workload in chosen_workloads(config):
             for script in filter(None, (workload.script, workload.runner)):
                 if script not in scripts:

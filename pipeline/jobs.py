@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pipeline import processes
+from pipeline import events, processes
 from pipeline.channel import Channel
 from pipeline.errors import LaunchError
 from pipeline.types import Interpreter, Job, Limits, Slot, Window, WindowKind
@@ -44,7 +44,6 @@ class JobState:
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     pid: int | None = None
-    phase: str = "start"
     is_ready: bool = False
     bye: str | None = None
     exit_status: int | None = None
@@ -74,6 +73,7 @@ class JobGroup:
         interpreter: with what.
         folder: the group's folder; job `i` gets `jobs/<i>` below it.
         mark: what every process of the group carries in its environment (`pipeline/processes.py`).
+        scratch: short-lived folder with a short path, for the control socket.
         pin_cpus: give each job an equal share of the CPUs.
     """
 
@@ -86,16 +86,17 @@ class JobGroup:
         limits: Limits,
         *,
         mark: str,
+        scratch: Path,
         pin_cpus: bool = False,
     ) -> None:
         self._slots, self._interpreter, self._limits, self._pin_cpus = slots, interpreter, limits, pin_cpus
-        self._mark = mark
+        self._mark, self._socket = mark, scratch / "control"
         self.states = [JobState(job=job, folder=folder / "jobs" / str(job.index)) for job in jobs]
         self._by_index = {state.job.index: state for state in self.states}
 
     def __enter__(self) -> JobGroup:
         """Start all jobs, or none: those already started are ended if one cannot be."""
-        self._channel = Channel(self._message, self._exited)
+        self._channel = Channel(self._socket, self._message, self._exited)
         try:
             for position, (state, slot) in enumerate(zip(self.states, self._slots, strict=True)):
                 self._spawn(state, slot, position)
@@ -143,7 +144,8 @@ class JobGroup:
         if not in_time:
             for state in self.states:
                 if not state.is_ready:
-                    state.overdue = f"not ready within {self._limits.ready_s:g} s (last seen: {state.phase})"
+                    phase = events.read_progress(state.folder / "events.jsonl").phase
+                    state.overdue = f"not ready within {self._limits.ready_s:g} s (last phase: {phase})"
             raise LaunchError("not all jobs were ready in time")
 
     def measure(self, window: Window, at_start: Callable[[], None] = lambda: None) -> None:
@@ -203,7 +205,7 @@ class JobGroup:
     def _spawn(self, state: JobState, slot: Slot, position: int) -> None:
         job = state.job
         state.folder.mkdir(parents=True)
-        spec = {"index": job.index, "socket": self._channel.path, "name": job.name, "argv": list(job.workload.argv)}
+        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
         (state.folder / "job.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
         argv = [str(self._interpreter.python), *job.workload.argv]
         with (state.folder / "stdout.log").open("wb") as stdout, (state.folder / "stderr.log").open("wb") as stderr:

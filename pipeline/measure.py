@@ -22,7 +22,7 @@ MIN_OVERLAP_RATIO = 0.95
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
 # Which failing job names the group's result, most telling first.
-_SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED)
+_SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +207,11 @@ def _outcome(jobs: Sequence[JobResult], seen: Observation, *, expected: int) -> 
     for result in _SEVERITY:
         for job in jobs:
             if job.result is result:
-                return (
-                    result if result is not Result.INTERRUPTED else Result.FAILED,
-                    f"job {job.job.name}: {job.reason}",
-                )
+                return result, f"job {job.job.name}: {job.reason}"
     if seen.failure is not None:
         return Result.FAILED, seen.failure
+    if any(job.result is not Result.OK for job in jobs):
+        return Result.FAILED, "the jobs were ended before they had finished"
     if len(jobs) < expected:
         return Result.FAILED, f"only {len(jobs)} of {expected} jobs ran"
     return Result.OK, ""

@@ -20,7 +20,17 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import build
 from pipeline.errors import ConfigError
 from pipeline.inventory import Inventory, chosen_workloads
-from pipeline.schema import Baseline, Config, GpuKind, Order, Precision, StepMode, TrainTimmConfig, WorkloadConfig
+from pipeline.schema import (
+    Baseline,
+    Config,
+    GpuKind,
+    ListenerConfig,
+    Order,
+    Precision,
+    StepMode,
+    TrainTimmConfig,
+    WorkloadConfig,
+)
 from pipeline.types import (
     Device,
     Group,
@@ -138,6 +148,22 @@ def _check(config: Config) -> None:
             )
 
 
+def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:
+    """How a configuration shares the device, and who observes it."""
+    sharing = build.spec_of(config.scenario, without=frozenset({"name", "sequential"}))
+    return sharing, [_listener(name, listener) for name, listener in config.listeners.items()]
+
+
+def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
+    options = tuple((key, build.freeze(value)) for key, value in config.options.items())
+    return ListenerSpec(
+        name=name,
+        build=Spec(target=config._target_, options=options),
+        interval_ms=config.interval_ms,
+        required=_required(name, config.required),
+    )
+
+
 def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
     """The groups of one configuration, without block and number, and its baselines."""
     device = inventory.devices[(config.gpu.kind, config.gpu.device)]
@@ -145,9 +171,10 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
     for workload in workloads:
         _check_workload(workload, config, device)
     window = _window(config, workloads, notes)
+    sizes: list[str] | list[None] = config.mix or [None] * len(workloads)
     jobs = tuple(
         Job(index=index, workload=_workload(workload, config, device, window, inventory), size=size)
-        for index, (workload, size) in enumerate(zip(workloads, config.mix or [None] * len(workloads), strict=True))
+        for index, (workload, size) in enumerate(zip(workloads, sizes, strict=True))
     )
     solos = [_group(config, inventory, device, window, (job,), sequential=True) for job in _distinct(jobs)]
     if not config.scenario.sequential:
@@ -267,7 +294,9 @@ def _group(
 ) -> Group:
     env = build.spec_of(config.env)
     scenario = "serial" if sequential else config.scenario.name
-    sharing = _SERIAL if sequential else build.spec_of(config.scenario, without=frozenset({"name", "sequential"}))
+    sharing, listeners = _specs(config)
+    if sequential:
+        sharing = _SERIAL
     pin_cpus = config.pin_cpus
     facts = {
         "workloads": [job.workload.digest for job in jobs],
@@ -295,17 +324,7 @@ def _group(
         sequential=sequential,
         device=device,
         env=env,
-        listeners=tuple(
-            ListenerSpec(
-                name=name,
-                build=Spec(
-                    target=listener._target_, options=tuple((k, build.freeze(v)) for k, v in listener.options.items())
-                ),
-                interval_ms=listener.interval_ms,
-                required=_required(name, listener.required),
-            )
-            for name, listener in config.listeners.items()
-        ),
+        listeners=tuple(listeners),
         pin_cpus=pin_cpus,
         digest=_digest(facts),
         config=config,

@@ -33,8 +33,17 @@ class Slots(Protocol):
 class Sharing(Protocol):
     """How the device is shared: naive, MPS, MIG, ..."""
 
-    def prepare(self, device: Device, group: Group) -> AbstractContextManager[Slots]:
-        """Set the device up for the group; on exit, put back what was found."""
+    def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
+        """Set the device up for the group; on exit, put back what was found.
+
+        Args:
+            device: what is shared.
+            group: who shares it.
+            scratch: the group's short-lived folder, with a path short enough for sockets and pipes.
+
+        Raises:
+            SharingError: the device cannot be shared like this; it is as it was.
+        """
         ...
 
 
@@ -66,6 +75,10 @@ class Watch(Protocol):
 
 class Listener(Protocol):
     """A sampler. Built with its interval and its own options."""
+
+    def pids(self) -> Sequence[int]:
+        """Helper programs that run for it, so that their cost is accounted for."""
+        ...
 
     def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.

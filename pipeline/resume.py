@@ -34,9 +34,8 @@ def remaining(plan: Plan, finished: Sequence[dict[str, Any]], boot_id: str) -> t
         complete = [origin for origin in origins if all(origin in found.get(g.digest, {}) for g in members)]
         origin = complete[0] if complete else (gpu_uuid, boot_id)
         for group in members:
-            entry = found.get(group.digest, {}).get(origin)
-            if entry is not None:
-                done[group.digest] = entry
+            if origin in found.get(group.digest, {}):
+                done[group.digest] = found[group.digest][origin]
     left = tuple(group for group in plan.groups if group.digest not in done)
     known = [_baseline(g, done[g.digest]["metrics"]) for g in plan.groups if g.digest in done and g.sequential]
     return left, known

@@ -182,7 +182,7 @@ class TrackingConfig:
         series_points: samples a series that MLflow's charts get; every sample is in `samples.parquet`.
     """
 
-    uri: str | None = None
+    uri: str | None = MISSING
     root: str = "mlruns"
     experiment: str = "collocation"
     series_points: int = 500

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import threading
 import time
 import uuid
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import spool_format
+from pipeline import leftovers, spool_format
 from pipeline.sender import Sender
 from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
 from pipeline.types import Device, Group, GroupResult, JobResult, Result, Sample
@@ -46,6 +47,11 @@ class SpoolRun:
     def __init__(self, folder: Path, record: Record, sink: SampleFile) -> None:
         self.folder, self.sink, self._record = folder, sink, record
         self.is_closed = False
+
+    @property
+    def scratch(self) -> Path:
+        """Short-lived folder of the group for sockets and pipes."""
+        return leftovers.scratch_folder(self.spool_id)
 
     @property
     def spool_id(self) -> str:
@@ -96,16 +102,18 @@ class Spool:
         (folder / "artifacts").mkdir(parents=True)
         lock = os.open(folder / spool_format.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         sink = SampleFile(folder / spool_format.SAMPLES)
+        run = SpoolRun(folder, _new_record(group, self.study, self._facts), sink)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            run = SpoolRun(folder, _new_record(group, self.study, self._facts), sink)
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
             run.add_artifact("group.json", _group_json(group))
             spool_format.write(folder, run._record)
+            run.scratch.mkdir(mode=0o700)
             self._sender.begin(folder)
             yield run
         finally:
+            shutil.rmtree(run.scratch, ignore_errors=True)
             sink.close()
             os.close(lock)
         self._sender.send(folder)
@@ -125,11 +133,10 @@ class Spool:
 
 def _new_folder(spool: Path) -> Path:
     """A folder that no other start has, not even one in the same second."""
-    spool.mkdir(parents=True, exist_ok=True)
     while True:
         folder = spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
         try:
-            folder.mkdir()
+            folder.mkdir(parents=True)  # another orchestrator may remove an empty spool at any time
         except FileExistsError:
             continue
         return folder

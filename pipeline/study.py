@@ -10,9 +10,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from pipeline import interrupts, processes, provenance, resume, spool_format, terminal, tracking
+from pipeline import build, interrupts, provenance, resume, spool_format, terminal, tracking
 from pipeline import plan as planning
-from pipeline.compare import Comparison
+from pipeline.compare import Baseline, Comparison
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.executor import Executor
 from pipeline.gpu import lease
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = ("tracking", "order", "resume", "dry_run", "time_limit_s")
-_LEFTOVER_GRACE_S = 2.0
 _started = False
 
 
@@ -62,6 +61,7 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
                 sender = stack.enter_context(Sender(root, first.tracking.uri, first.tracking.series_points))
             inventory = take(typed)
             plan = planning.build_plan(typed, inventory, is_sweep=is_sweep)
+            build.check(plan)
             if sender is None:
                 sys.stdout.write(planning.describe(plan) + "\n")
                 return 0
@@ -92,7 +92,7 @@ class _Study:
             lease.refuse_strangers(device, self.config.gpu.tolerate)
         store = self.sender.open(self.plan.experiment)
         self._finish_what_others_left()
-        groups, known = self.plan.groups, []
+        groups, known = self.plan.groups, list[Baseline]()
         if self.config.resume:
             finished = self.sender.finished(self.plan.experiment)
             groups, known = resume.remaining(self.plan, finished, provenance.boot_id())
@@ -124,11 +124,8 @@ class _Study:
         return 0 if all(row.result.is_finding for row in self.rows) else 1
 
     def _finish_what_others_left(self) -> None:
-        """Send groups that earlier starts could not, and end what a killed orchestrator may have left running."""
+        """Close and send the groups that earlier starts could not, their stray processes included."""
         for folder in spool_format.recover(self.root / "spool"):
-            ended = processes.end(spool_format.read(folder).spool_id, _LEFTOVER_GRACE_S)
-            if ended:
-                terminal.say(f"ended {ended} processes that {folder.name} had left behind")
             self.sender.send(folder)
         self.sender.rest()
 

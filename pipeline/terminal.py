@@ -42,6 +42,8 @@ class Progress:
 
     def left(self) -> str:
         """The time left in words, from the mean of the groups that are done."""
+        if self.num_done == self.num_groups:
+            return "the last one"
         if not self.num_done:
             return "time left unknown"
         mean_s = (time.monotonic() - self._begin_s) / self.num_done

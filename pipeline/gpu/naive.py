@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.errors import SharingError
 from pipeline.types import Device, Group, Slot
@@ -26,7 +25,7 @@ class Naive:
     """Also the serial baseline: then there is one job at a time."""
 
     @contextmanager
-    def prepare(self, device: Device, group: Group) -> Iterator[WholeDevice]:
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
         """One slot a job; on a GPU with an MPS pipe folder that no daemon serves.
 
         A machine-wide MPS daemon would otherwise turn "naive" into MPS, and nothing would say so.
@@ -42,10 +41,8 @@ class Naive:
                 f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
                 f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
             )
-        pipes = tempfile.mkdtemp(prefix="no-mps-")
-        try:
-            environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", pipes))
-            slot = Slot(visible_devices=device.uuid, environ=environ, gpu_uuid=device.uuid)
-            yield WholeDevice(tuple(slot for _ in group.jobs))
-        finally:
-            shutil.rmtree(pipes, ignore_errors=True)
+        pipes = scratch / "no-mps"
+        pipes.mkdir()
+        environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
+        slot = Slot(visible_devices=device.uuid, environ=environ, gpu_uuid=device.uuid)
+        yield WholeDevice(tuple(slot for _ in group.jobs))

@@ -1,0 +1,67 @@
+"""What many tests need: composed configurations, an inventory without hardware, and rows made by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from pipeline import build, schema
+from pipeline import plan as planning
+from pipeline.inventory import PROJECT_DIR, Inventory, cpu_device
+from pipeline.inventory import take as take_inventory
+from pipeline.schema import Config
+from pipeline.types import Device, Plan
+
+GPU = Device(
+    kind="nvidia",
+    uuid="GPU-11111111-2222-3333-4444-555555555555",
+    name="NVIDIA H100 80GB HBM3",
+    index=0,
+    memory_mib=81559,
+)
+
+
+@pytest.fixture
+def compose() -> Iterator[Callable[..., list[DictConfig]]]:
+    """Compose one configuration for each list of overrides, as the command line would."""
+    schema.register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
+        yield lambda *overrides: [hydra_compose("config", list(given)) for given in overrides]
+
+
+@pytest.fixture
+def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
+    """Plan a study; `device` replaces what the machine has."""
+
+    def make(*overrides: list[str], device: Device | None = None, is_sweep: bool | None = None) -> Plan:
+        configs = planning.read(compose(*overrides))
+        sweep = len(overrides) > 1 if is_sweep is None else is_sweep
+        plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
+        build.check(plan)
+        return plan
+
+    return make
+
+
+def inventory_of(configs: list[Config], device: Device | None = None) -> Inventory:
+    """What this machine has, with `device` in place of its own."""
+    return take_inventory(configs, lambda gpu: device or cpu_device())
+
+
+def sweep(**axes: list[object]) -> list[list[str]]:
+    """The overrides of every combination, in the order in which Hydra expands them."""
+    return [
+        [f"{key}={value}" for key, value in zip(axes, values, strict=True)]
+        for values in itertools.product(*axes.values())
+    ]
+
+
+TOYS = Path(__file__).parent / "toys"

@@ -1,0 +1,151 @@
+"""Groups of real processes, well-behaved and not: what is seen of them, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import TOYS
+from rows import group
+
+from pipeline import measure, processes
+from pipeline.errors import LaunchError
+from pipeline.jobs import JobGroup
+from pipeline.measure import Batch, Observation
+from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Window, WindowKind, Workload
+
+PYTHON = Interpreter(python=Path(sys.executable))
+
+
+@pytest.fixture
+def run(tmp_path) -> Callable[..., GroupResult]:
+    """Run toys as one group and judge it; afterwards no process of it may live."""
+
+    def run_toys(
+        *manners: str,
+        kind: WindowKind = WindowKind.STEADY,
+        seconds: float = 0.6,
+        python: Interpreter = PYTHON,
+        limits: Limits = Limits(ready_s=10, group_s=10, stop_s=5),
+        **options,
+    ) -> GroupResult:
+        mark = uuid.uuid4().hex
+        epochs = "0" if kind is WindowKind.STEADY else "2"
+        jobs = tuple(
+            Job(
+                index=index,
+                workload=Workload(
+                    name="toy",
+                    argv=(str(TOYS / "toy.py"), "--epochs", epochs, manner),
+                    ends_by_itself=False,
+                    digest="d",
+                ),
+            )
+            for index, manner in enumerate(manners)
+        )
+        window = Window(kind=kind, seconds=seconds, settle_s=0.2, epochs=2)
+        toys = group(*("toy" for _ in manners), kind=kind, jobs=jobs, window=window)
+        slots = [Slot(visible_devices="") for _ in jobs]
+        scratch = Path("/tmp") / f"t-{mark[:12]}"
+        scratch.mkdir()
+        running = JobGroup(jobs, slots, python, tmp_path / mark, limits, mark=mark, scratch=scratch, **options)
+        failure = None
+        try:
+            with running:
+                running.wait_ready()
+                running.measure(window)
+        except LaunchError as error:
+            failure = str(error)
+        assert processes.marked(mark) == []
+        assert list(scratch.iterdir()) == []
+        scratch.rmdir()
+        return measure.judge(toys, Observation(batches=[Batch(states=running.states)], samples=(), failure=failure))
+
+    return run_toys
+
+
+def test_jobs_that_behave_run_together_until_they_are_told_to_stop(run):
+    row = run("well", "well", "well")
+    assert row.result is Result.OK, row.reason
+    assert row.metrics["overlap_ratio"] > 0.9
+    # Each toy does 4 samples in 5 ms or a little more.
+    assert 300 < row.jobs[0].metrics["throughput_samples_per_s"] <= 800
+    assert row.jobs[0].series["loss"][0][2] == 1.0
+
+
+def test_seven_jobs_start_within_ten_milliseconds(run):
+    skews = [run(*["well"] * 7, seconds=0.1).metrics["start_skew_ms"] for _ in range(5)]
+    assert statistics.median(skews) <= 10, skews
+
+
+def test_a_work_window_ends_when_the_jobs_do(run):
+    row = run("well", "well", kind=WindowKind.WORK)
+    assert row.result is Result.OK, row.reason
+    assert [len(job.series["epoch_time_s"]) for job in row.jobs] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("manner", "result", "words"),
+    [
+        ("dies_before_hello", Result.FAILED, "status 3: no library today"),
+        ("dies_before_ready", Result.FAILED, "signal 9"),
+        ("raises_before_ready", Result.FAILED, "a model that does not exist"),
+        ("raises", Result.FAILED, "RuntimeError: something went wrong"),
+        ("out_of_memory", Result.OOM, "Tried to allocate 2.00 GiB"),
+        ("silent_exit", Result.FAILED, "without reporting the end"),
+        ("no_steps", Result.FAILED, "no step was completed"),
+        ("ends_early", Result.FAILED, "before it was told to stop"),
+        ("dies_after_bye", Result.FAILED, "signal 11"),
+    ],
+)
+def test_one_job_that_goes_wrong_makes_the_row_and_ends_the_others(run, manner, result, words):
+    row = run("well", manner)
+    assert row.result is result
+    assert row.reason.startswith("job 1-toy: ")
+    assert words in row.reason
+
+
+def test_a_full_stdout_does_not_stop_a_job(run):
+    assert run("fills_stdout", "well").result is Result.OK
+
+
+def test_a_job_that_is_never_ready_runs_into_its_deadline(run):
+    row = run("well", "never_ready", limits=Limits(ready_s=1, group_s=5, stop_s=5))
+    assert row.result is Result.TIMEOUT
+    assert "not ready within 1 s (last phase: setup)" in row.reason
+
+
+@pytest.mark.parametrize("kind", list(WindowKind))
+def test_a_job_that_hangs_runs_into_its_deadline(run, kind):
+    row = run("hangs", "well", kind=kind, limits=Limits(ready_s=10, group_s=1, stop_s=1))
+    assert row.result is Result.TIMEOUT
+    assert row.reason.startswith("job 0-toy: did not end")
+
+
+def test_neither_a_stubborn_job_nor_its_stubborn_children_survive(run):
+    row = run("ignores_term", "forks", limits=Limits(ready_s=10, group_s=5, stop_s=0.5))
+    assert row.result is Result.TIMEOUT
+
+
+def test_children_that_outlive_a_good_job_are_ended_and_the_row_stays_good(run):
+    assert run("forks").result is Result.OK
+
+
+def test_an_interpreter_that_is_not_there_is_an_error_and_starts_nothing(run):
+    row = run("well", python=Interpreter(python=Path("/no/such/python")))
+    assert row.result is Result.FAILED
+    assert "/no/such/python" in row.reason
+
+
+def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
+    import os
+
+    seen = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: seen.append(cpus))
+    assert run("well", "well", pin_cpus=True).result is Result.OK
+    assert seen == [{0, 1}, {2, 3}]

@@ -1,0 +1,69 @@
+"""Rows and event files made by hand, for tests of what is computed from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from conftest import GPU
+
+from pipeline.jobs import JobState
+from pipeline.types import Group, Job, Limits, Spec, Window, WindowKind, Workload
+
+S = 1_000_000_000
+
+
+def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
+    return Workload(name=name, argv=("x.py",), ends_by_itself=ends_by_itself, digest=f"digest-{name}")
+
+
+def group(
+    *names: str, kind: WindowKind = WindowKind.STEADY, sequential: bool = False, block: int = 1, **changes: Any
+) -> Group:
+    values: dict[str, Any] = {
+        "number": 1,
+        "name": "naive-" + "+".join(names),
+        "experiment": "test",
+        "scenario": "serial" if sequential else "naive",
+        "sharing": Spec(target="pipeline.gpu.naive.Naive"),
+        "jobs": tuple(Job(index=i, workload=workload(name)) for i, name in enumerate(names)),
+        "window": Window(kind=kind, seconds=10, settle_s=1, epochs=2),
+        "limits": Limits(ready_s=5, group_s=5, stop_s=5),
+        "block": block,
+        "seed": 0,
+        "sequential": sequential,
+        "device": GPU,
+        "env": Spec(target="pipeline.env.CurrentEnv"),
+        "listeners": (),
+        "pin_cpus": False,
+        "digest": f"{block}-{sequential}-{names}-{kind}",
+        "config": None,
+    }
+    return Group(**(values | changes))
+
+
+def state(folder: Path, job: Job, events: list[dict[str, Any]] | None = None, **changes: Any) -> JobState:
+    """The state of a job that ended well, unless `changes` say otherwise."""
+    folder = folder / str(job.index)
+    folder.mkdir(parents=True, exist_ok=True)
+    if events is not None:
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    values: dict[str, Any] = {
+        "pid": 100 + job.index,
+        "is_ready": True,
+        "bye": "ok",
+        "exit_status": 0,
+        "exit_ns": 100 * S,
+    }
+    return JobState(job=job, folder=folder, **(values | changes))
+
+
+def steps(start_s: float, end_s: float, every_s: float, samples: int, epoch: int = 1) -> list[dict[str, Any]]:
+    """A job that starts at `start_s` and completes a step of `samples` every `every_s` until `end_s`."""
+    events: list[dict[str, Any]] = [{"event": "started", "t_ns": int(start_s * S)}]
+    count = int((end_s - start_s) / every_s + 1e-9)
+    for number in range(1, count + 1):
+        t_ns = int((start_s + number * every_s) * S)
+        events.append({"event": "step", "t_ns": t_ns, "samples": samples, "total": number * samples, "epoch": epoch})
+    return events

@@ -1,0 +1,76 @@
+"""A job that does nothing but behave, or misbehave in the way that its first argument names."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from workloads import client
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--device")
+    parser.add_argument("--epochs", type=int, default=0)
+    parser.add_argument("manner", nargs="?", default="well")
+    parser.add_argument("--only", type=int, help="index of the one job that misbehaves")
+    options = parser.parse_args()
+    manner = options.manner
+    index = int(Path(os.environ["COLLOCATION_JOB"]).name)
+    if options.only is not None and options.only != index:
+        manner = "well"
+    if manner == "dies_before_hello":
+        print("no library today", file=sys.stderr)
+        sys.exit(3)
+    if manner == "ignores_term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if manner == "forks":
+        child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", child])
+        subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+        time.sleep(0.5)
+    if manner == "fills_stdout":
+        for _ in range(20_000):
+            print("x" * 1000)
+    with client.attach() as job:
+        if manner == "dies_before_ready":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if manner == "never_ready":
+            time.sleep(600)
+        if manner == "raises_before_ready":
+            raise ValueError("a model that does not exist")
+        job.ready()
+        if manner == "raises":
+            raise RuntimeError("something went wrong")
+        if manner == "out_of_memory":
+            raise MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if manner == "silent_exit":
+            os._exit(0)
+        if manner == "no_steps":
+            while not job.stopping:
+                time.sleep(0.01)
+            return
+        if manner in ("hangs", "ignores_term"):
+            time.sleep(600)
+        steps = 20
+        epoch = 0
+        while not job.stopping and (options.epochs == 0 or epoch < options.epochs):
+            epoch += 1
+            began = time.monotonic()
+            for _ in range(steps):
+                time.sleep(0.005)
+                job.step(samples=4, epoch=epoch)
+                if manner == "ends_early" and epoch == 2:
+                    return
+            job.epoch(epoch, time.monotonic() - began, loss=1 / epoch)
+    if manner == "dies_after_bye":
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+if __name__ == "__main__":
+    main()

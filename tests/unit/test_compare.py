@@ -1,0 +1,95 @@
+"""Figures against the baseline, in whatever order a block runs, and what `resume` leaves to run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from rows import group
+
+from pipeline import resume
+from pipeline.compare import Comparison
+from pipeline.types import GroupResult, JobResult, Plan, Result, WindowKind
+
+
+def row(the_group, *rates, result=Result.OK) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=result, reason="", metrics={"throughput_samples_per_s": rate})
+        for job, rate in zip(the_group.jobs, rates, strict=True)
+    )
+    return GroupResult(group=the_group, result=result, reason="", jobs=jobs)
+
+
+def test_figures_follow_when_the_baseline_runs_last():
+    comparison = Comparison()
+    pair = row(group("a", "a"), 60, 60)
+    assert comparison.add(pair) == []
+    changed = comparison.add(row(group("a", sequential=True), 100))
+    by_name = {c.group.name: c.metrics["speedup_vs_serial_ratio"] for c in changed}
+    assert by_name == {"naive-a+a": pytest.approx(1.2), "naive-a": pytest.approx(1.0)}
+    assert comparison.latest(pair).metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
+
+
+def test_a_baseline_of_another_block_or_window_does_not_count():
+    comparison = Comparison()
+    comparison.add(row(group("a", sequential=True, block=2), 100))
+    comparison.add(row(group("a", sequential=True, kind=WindowKind.WORK), 100))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+def test_a_failed_baseline_is_none():
+    comparison = Comparison()
+    comparison.add(row(group("a", sequential=True), 100, result=Result.FAILED))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+HERE = "boot-now"
+
+
+def entry(the_group, *, result="ok", boot=HERE, gpu=None, **metrics):
+    return {
+        "digest": the_group.digest,
+        "result": result,
+        "gpu_uuid": gpu or the_group.device.uuid,
+        "boot_id": boot,
+        "metrics": metrics,
+    }
+
+
+@pytest.fixture
+def plan() -> Plan:
+    groups = [g for block in (1, 2) for g in (group("a", sequential=True, block=block), group("a", "a", block=block))]
+    numbered = tuple(dataclasses.replace(g, number=n) for n, g in enumerate(groups, start=1))
+    return Plan(experiment="test", groups=numbered, devices=(groups[0].device,), digest="d")
+
+
+def left(plan, *finished):
+    return [group.number for group in resume.remaining(plan, finished, HERE)[0]]
+
+
+def test_finished_groups_are_not_run_again(plan):
+    assert left(plan) == [1, 2, 3, 4]
+    assert left(plan, entry(plan.groups[0]), entry(plan.groups[1])) == [3, 4]
+    assert left(plan, entry(plan.groups[2])) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"), [("oom", [2, 3, 4]), ("failed", [1, 2, 3, 4]), ("interrupted", [1, 2, 3, 4])]
+)
+def test_findings_stay_and_failures_run_again(plan, result, expected):
+    assert left(plan, entry(plan.groups[0], result=result)) == expected
+
+
+def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
+    first = [entry(g, boot="boot-before") for g in plan.groups]
+    assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
+    assert left(plan, first[0]) == [1, 2, 3, 4]
+    other_gpu = [entry(g, gpu="GPU-other") for g in plan.groups]
+    assert left(plan, other_gpu[0]) == [1, 2, 3, 4]
+
+
+def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
+    _, known = resume.remaining(plan, [entry(plan.groups[0], job_0_throughput_samples_per_s=100.0)], HERE)
+    comparison = Comparison(known)
+    (changed,) = comparison.add(row(plan.groups[1], 60, 60))
+    assert changed.metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)

@@ -1,0 +1,39 @@
+"""Importing our packages starts nothing and loads nothing heavy; `--help` answers at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from pipeline.inventory import PROJECT_DIR
+
+PROBE = """
+import sys
+def forbid(event, args):
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork", "socket.connect"):
+        raise RuntimeError(f"an import caused {event}")
+sys.addaudithook(forbid)
+import listeners.host, listeners.nvml, listeners.smi, workloads.client
+import pipeline.study, pipeline.tracking, pipeline.results, pipeline.gpu.nvml
+heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "transformers", "rich", "pynvml"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_imports_are_light_and_without_side_effects():
+    done = subprocess.run([sys.executable, "-c", PROBE], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_shows_the_groups_within_half_a_second():
+    times = []
+    for _ in range(3):
+        begin = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
+        )
+        times.append(time.monotonic() - begin)
+    for words in ("scenario: naive, serial", "workload:", "listeners: host, nvml, smi", "degree: 2"):
+        assert words in done.stdout
+    assert min(times) < 0.5

@@ -1,0 +1,180 @@
+"""From event files and samples to rows: every figure against a number worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from rows import S, group, state, steps
+
+from pipeline import measure
+from pipeline.measure import Batch, Observation
+from pipeline.types import GroupResult, JobResult, Result, Sample, WindowKind
+
+
+def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
+    return measure.judge(
+        the_group, Observation(batches=[Batch(states=states)], samples=seen.pop("samples", ()), **seen)
+    )
+
+
+def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
+    pair = group("a", "b")
+    # Job 1 starts half a second later: the window opens at 1.5 s and closes at the stop, at 11 s.
+    fast = state(tmp_path, pair.jobs[0], steps(0, 11.2, 0.3, 6), stopped_ns=11 * S)
+    slow = state(tmp_path, pair.jobs[1], steps(0.5, 11.3, 0.4, 4), stopped_ns=11 * S)
+    row = judge(tmp_path, pair, fast, slow)
+    assert row.result is Result.OK
+    assert row.window_ns == (int(1.5 * S), 11 * S)
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
+    assert row.jobs[1].metrics["throughput_samples_per_s"] == pytest.approx(10)
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(30)
+    assert row.metrics["start_skew_ms"] == pytest.approx(500)
+    assert row.jobs[0].metrics["step_time_p50_ms"] == pytest.approx(300)
+
+
+def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(tmp_path):
+    pair = group("a", "b")
+    states = [
+        state(tmp_path, pair.jobs[0], steps(0, 10, 0.5, 1), stopped_ns=10 * S),
+        state(tmp_path, pair.jobs[1], steps(2, 8, 0.5, 1), stopped_ns=10 * S),
+    ]
+    row = judge(tmp_path, pair, *states)
+    assert row.metrics["overlap_ratio"] == pytest.approx(0.6)
+    assert "below 0.95" in row.tags["collocation.flag"]
+
+
+def test_a_work_window_gives_makespan_epoch_time_and_rate_without_validation(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    events = steps(0, 4, 0.5, 10) + [
+        {"event": "epoch", "epoch": 1, "t_ns": 2 * S, "seconds": 2.0, "metrics": {"loss": 2.0}},
+        {"event": "epoch", "epoch": 2, "t_ns": 5 * S, "seconds": 2.0, "metrics": {"loss": 1.0}},
+    ]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))
+    assert row.metrics["makespan_s"] == 5
+    assert row.metrics["epoch_time_mean_s"] == 2
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == 20
+    assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
+
+
+def test_a_serial_mix_adds_up_its_jobs_and_has_no_common_rate(tmp_path):
+    mix = group("a", "b", kind=WindowKind.WORK, sequential=True)
+    batches = [
+        Batch(states=[state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))]),
+        Batch(states=[state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1))]),
+    ]
+    row = measure.judge(mix, Observation(batches=batches, samples=()))
+    assert row.metrics["makespan_s"] == 11
+    assert "throughput_total_samples_per_s" not in row.metrics
+    assert row.metrics["job_1_makespan_s"] == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "events", "result", "words"),
+    [
+        ({"exit_status": 3, "bye": None}, [], Result.FAILED, "status 3: the last words"),
+        ({"exit_status": -11, "bye": None}, [], Result.FAILED, "signal 11"),
+        ({"bye": None}, [], Result.FAILED, "without reporting"),
+        ({}, [], Result.FAILED, "lost result"),
+        ({"overdue": "did not end"}, [], Result.TIMEOUT, "did not end"),
+        ({"fault": "ended before it was told to stop"}, [], Result.FAILED, "told to stop"),
+        ({"exit_status": 1}, [("OutOfMemoryError", "CUDA out of memory")], Result.OOM, "CUDA out of memory"),
+        ({"exit_status": 1}, [("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED")], Result.OOM, "ALLOC_FAILED"),
+        ({"exit_status": 1}, [("NonFiniteLossError", "loss is nan in epoch 1")], Result.FAILED, "nan in epoch 1"),
+    ],
+)
+def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, events, result, words):
+    alone = group("a", kind=WindowKind.WORK)
+    errors = [{"event": "error", "t_ns": 1, "type": kind, "message": message} for kind, message in events]
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, *errors], **changes)
+    (bad.folder / "stderr.log").write_text("first words\n\nthe last words\n")
+    row = judge(tmp_path, alone, bad)
+    assert row.result is result
+    assert words in row.reason
+    assert "throughput_total_samples_per_s" not in row.metrics
+
+
+def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(tmp_path):
+    pair = group("a", "b")
+    ended = state(tmp_path, pair.jobs[0], steps(0, 1, 0.1, 1), exit_status=-15, bye=None, signalled=True)
+    oom = state(
+        tmp_path,
+        pair.jobs[1],
+        [{"event": "error", "t_ns": 1, "type": "OutOfMemoryError", "message": "no"}],
+        exit_status=1,
+    )
+    row = judge(tmp_path, pair, ended, oom)
+    assert row.result is Result.OOM
+    assert row.reason.startswith("job 1-b")
+    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.OOM]
+
+
+def test_a_failure_outside_the_jobs_makes_the_row_fail(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), stopped_ns=11 * S)
+    assert judge(tmp_path, alone, good).result is Result.OK
+    row = judge(tmp_path, alone, good, failure="listener nvml stopped")
+    assert (row.result, row.reason) == (Result.FAILED, "listener nvml stopped")
+    assert judge(tmp_path, alone, good, interrupted=True).result is Result.INTERRUPTED
+
+
+def test_a_torn_last_line_costs_one_line(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), stopped_ns=11 * S)
+    with (good.folder / "events.jsonl").open("a") as file:
+        file.write('{"event":"step","t_ns":115')
+    assert judge(tmp_path, alone, good).result is Result.OK
+
+
+def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), stopped_ns=11 * S)
+
+    def nvml(t_s, **values):
+        return Sample(source="nvml", t_ns=int(t_s * S), values=values)
+
+    samples = [nvml(-1, power_w=70.0, memory_used_mib=10.0)]
+    samples += [
+        nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
+        for t in range(12)
+    ]
+    row = judge(tmp_path, alone, good, samples=samples)
+    assert row.metrics["energy_j"] == pytest.approx(300 * 10)
+    assert row.metrics["energy_above_idle_j"] == pytest.approx(230 * 10)
+    assert row.metrics["energy_per_sample_j"] == pytest.approx(3.0)
+    assert row.metrics["memory_peak_mib"] == 111
+    assert row.metrics["sm_clock_mean_mhz"] == 1980
+
+
+def test_what_was_not_read_is_missing(tmp_path):
+    alone = group("a")
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), stopped_ns=11 * S))
+    for name in ("energy_j", "memory_peak_mib", "power_mean_w", "orchestrator_cpu_pct", "speedup_vs_serial_ratio"):
+        assert name not in row.metrics
+
+
+def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=Result.OK, reason="", metrics={name: rate})
+        for job, rate in zip(the_group.jobs, rates, strict=True)
+    )
+    return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics=metrics)
+
+
+def test_steady_comparison_normalises_each_job_by_itself_alone():
+    figures = measure.compare(rated(group("a", "b"), 50, 30), {"digest-a": 100, "digest-b": 40}, None)
+    assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert figures["slowdown_worst_ratio"] == pytest.approx(2)
+    assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
+
+
+def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
+    row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
+    solo = {"digest-a": 8.0, "digest-b": 16.0}
+    assert measure.compare(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert measure.compare(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
+
+
+def test_without_a_baseline_there_is_no_comparison():
+    assert measure.compare(rated(group("a", "b"), 50, 30), {"digest-a": 100}, None) == {}
+    assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}

@@ -1,0 +1,227 @@
+"""The plan: expansion, digests, order, and everything that must be refused before the machine is touched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import GPU, inventory_of, sweep
+
+from pipeline import plan as planning
+from pipeline.errors import ConfigError
+from pipeline.inventory import PROJECT_DIR
+from pipeline.types import WindowKind
+
+SYNTHETIC = "data.source=synthetic_device"
+
+
+def test_a_single_run_is_one_group_without_baseline(make_plan):
+    plan = make_plan([])
+    assert [group.name for group in plan.groups] == ["naive-2x-tiny"]
+    assert plan.groups[0].degree == 2
+
+
+def test_a_sweep_measures_each_baseline_once_and_drops_duplicates(make_plan):
+    plan = make_plan(*sweep(scenario=["serial", "naive"], degree=[1, 2, 3]))
+    assert Counter(group.name for group in plan.groups) == {
+        "serial-1x-tiny": 1,
+        "naive-1x-tiny": 1,
+        "naive-2x-tiny": 1,
+        "naive-3x-tiny": 1,
+    }
+
+
+def test_a_sweep_adds_the_baseline_that_nobody_asked_for(make_plan):
+    names = {group.name for group in make_plan(*sweep(degree=[2, 3])).groups}
+    assert "serial-1x-tiny" in names
+    without = {group.name for group in make_plan(*[[*o, "baseline=never"] for o in sweep(degree=[2, 3])]).groups}
+    assert without == {"naive-2x-tiny", "naive-3x-tiny"}
+
+
+def test_repeats_are_whole_blocks_in_an_order_of_their_own(make_plan):
+    plan = make_plan(*[[*o, "repeats=4"] for o in sweep(scenario=["serial", "naive"], degree=[1, 2, 3, 4, 5])])
+    blocks = {block: [g.name for g in plan.groups if g.block == block] for block in (1, 2, 3, 4)}
+    assert [group.block for group in plan.groups] == sorted(group.block for group in plan.groups)
+    assert len({frozenset(names) for names in blocks.values()}) == 1
+    assert len({tuple(names) for names in blocks.values()}) > 1
+    assert len({group.digest for group in plan.groups}) == len(plan.groups)
+
+
+def test_listed_order_and_the_same_seed_give_the_same_plan(make_plan):
+    listed = make_plan(*[[*o, "order=listed"] for o in sweep(degree=[3, 1, 2])])
+    assert [group.name for group in listed.groups] == [
+        "naive-3x-tiny",
+        "serial-1x-tiny",
+        "naive-1x-tiny",
+        "naive-2x-tiny",
+    ]
+    again = [make_plan(*sweep(degree=[1, 2, 3, 4])) for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_a_mix_is_one_job_a_size_with_solo_baselines(make_plan):
+    plan = make_plan(["mix=[M,S,S]", SYNTHETIC], device=GPU, is_sweep=True)
+    assert Counter(group.name for group in plan.groups) == {"naive-M+S+S": 1, "serial-1x-M": 1, "serial-1x-S": 1}
+
+
+def test_a_mix_with_a_fixed_amount_of_work_is_really_run_in_series(make_plan):
+    plan = make_plan(["mix=[M,S]", "window=work", SYNTHETIC], device=GPU, is_sweep=True)
+    serial = next(group for group in plan.groups if group.sequential)
+    assert serial.name == "serial-M+S"
+    assert serial.degree == 2
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["tracking.experiment=other", "listeners.host.interval_ms=500", "listeners=[host]", "tracking.root=elsewhere"],
+)
+def test_the_digest_ignores_how_a_group_is_observed(make_plan, override):
+    assert make_plan([]).groups[0].digest == make_plan([override]).groups[0].digest
+
+
+def test_the_digest_ignores_where_data_lies(make_plan, tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name / "cifar-10-batches-py").mkdir(parents=True)
+    plans = [
+        make_plan(["workload=resnet26_cifar10", f"data.root={tmp_path / name}"], device=GPU)
+        for name in ("here", "there")
+    ]
+    assert plans[0].groups[0].digest == plans[1].groups[0].digest
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "workload.batch_size=16",
+        "seed=1",
+        "degree=3",
+        "window.seconds=5",
+        "window=work",
+        "scenario=serial",
+        "pin_cpus=true",
+    ],
+)
+def test_the_digest_covers_what_is_measured(make_plan, override):
+    assert make_plan([]).groups[0].digest != make_plan([override]).groups[0].digest
+
+
+def test_the_digest_covers_the_device_and_the_script(make_plan, tmp_path):
+    assert make_plan([]).groups[0].digest != make_plan([], device=GPU).groups[0].digest
+    script = tmp_path / "train.py"
+    digests = set()
+    for text in ("print(1)", "print(2)"):
+        script.write_text(text)
+        digests.add(make_plan(["workload=script", f"workload.script={script}"]).groups[0].digest)
+    assert len(digests) == 2
+
+
+def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    plan = make_plan(["workload=script", f"workload.script={script}", "workload.args=[--epochs,'3']"])
+    assert plan.groups[0].window.kind is WindowKind.WORK
+    assert plan.groups[0].jobs[0].workload.argv == (
+        str(PROJECT_DIR / "workloads/script.py"),
+        str(script),
+        "--epochs",
+        "3",
+    )
+    assert "cannot be told to stop" in planning.describe(plan)
+
+
+def test_options_become_flags(make_plan):
+    plan = make_plan(["workload=resnet26_cifar10", SYNTHETIC, "workload.precision=bf16"], device=GPU)
+    argv = plan.groups[0].jobs[0].workload.argv
+    assert argv[0] == str(PROJECT_DIR / "workloads/train_timm.py")
+    for flag, value in (
+        ("--model", "resnetv2_50"),
+        ("--model-args", "layers=[2,2,2,2]"),
+        ("--precision", "bf16"),
+        ("--device", "cuda"),
+        ("--epochs", "0"),
+        ("--source", "synthetic_device"),
+    ):
+        assert argv[argv.index(flag) + 1] == value
+    assert "--channels-last" in argv and "--no-validate" in argv and "--samples" not in argv
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["degree=0"], "at least one job"),
+        (["mix=[]"], "at least one size"),
+        (["mix=[S,Q]"], "Q is not among the sizes"),
+        (["repeats=0"], "repeats"),
+        (["window.seconds=0"], "window.seconds"),
+        (["window.settle_s=-1"], "settle_s"),
+        (["listeners.host.interval_ms=100"], "200 ms"),
+        (["listeners.host.required=perhaps"], "true, false or if_gpu"),
+        (["workload=resnet26_cifar10"], "data.root"),
+        (["workload=resnet26_cifar10", "data.root=/does/not/exist"], "/does/not/exist"),
+        (["workload=resnet152_imagenet", SYNTHETIC], "gpu=cpu"),
+        (["workload=script", "workload.script=absent.py"], "absent.py"),
+        (["workload=script"], "workload.script"),
+        (["tracking=server"], "tracking.uri"),
+        (["workload.batch_size=0"], "batch_size"),
+        (["workload.step_mode=cuda_graph"], "needs a GPU"),
+        (["scenario._target_=pipeline.gpu.naive.Naiv"], "no such class"),
+        (["listeners.host._target_=listeners.host.Guest"], "no such class"),
+        (["+listeners.host.options.colour=red"], "colour"),
+        (["env._target_=no.such.Env"], "no.such.Env"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_remedy(make_plan, overrides, words):
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        make_plan(overrides)
+
+
+def test_fp16_in_a_cuda_graph_is_refused(make_plan):
+    with pytest.raises(ConfigError, match="use bf16"):
+        make_plan(["workload.step_mode=cuda_graph", "workload.precision=fp16"], device=GPU)
+
+
+def test_large_images_on_cpus_are_fine_for_those_who_say_so(make_plan):
+    plan = make_plan(["workload=resnet152_imagenet", SYNTHETIC, "gpu=cpu"])
+    assert plan.groups[0].degree == 2
+
+
+CONF = PROJECT_DIR / "conf"
+CHOICES = sorted(
+    f"{path.parent.relative_to(CONF)}={'[' + path.stem + ']' if path.parent.name == 'listeners' else path.stem}"
+    for path in CONF.glob("*/*.yaml")
+)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    extra = {
+        "workload=script": [f"workload.script={script}"],
+        "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
+    }
+    plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
+    assert plan.groups
+    assert planning.describe(plan).count("\n") >= 1
+
+
+def test_the_text_of_a_plan_is_stable(make_plan):
+    plan = make_plan(
+        *[[*o, "order=listed", SYNTHETIC] for o in sweep(scenario=["serial", "naive"], mix=["[S,M]", "[M]"])],
+        device=GPU,
+    )
+    text = "\n".join(" ".join(line.split()[:-1]) for line in planning.describe(plan).splitlines()[1:])
+    assert text == (Path(__file__).parent.parent / "data/plan_golden.txt").read_text().rstrip("\n")
+
+
+def test_a_thousand_groups_are_planned_in_seconds(compose):
+    import time
+
+    configs = planning.read(compose([])) * 150
+    configs = [type(c)(**{**vars(c), "degree": 1 + n % 150, "repeats": 7}) for n, c in enumerate(configs)]
+    inventory = inventory_of(configs)
+    begin = time.monotonic()
+    plan = planning.build_plan(configs, inventory, is_sweep=True)
+    assert len(plan.groups) == 151 * 7
+    assert time.monotonic() - begin < 5

@@ -1,0 +1,31 @@
+"""The table of rows: aligned, missing values as a dash, columns without values left out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rows import group
+
+from pipeline import terminal
+from pipeline.types import GroupResult, Result
+
+
+def test_the_table_shows_what_there_is():
+    good = GroupResult(
+        group=group("a", "a"),
+        result=Result.OK,
+        reason="",
+        metrics={"throughput_total_samples_per_s": 1234.56, "overlap_ratio": 0.9},
+    )
+    flagged = dataclasses.replace(good, tags={"collocation.flag": "overlap 0.900 is below 0.95"})
+    failed = GroupResult(group=group("b"), result=Result.FAILED, reason="job 0-b: ended with status 3")
+    lines = terminal.table([flagged, failed]).splitlines()
+    assert lines[0].split() == ["group", "block", "result", "samples/s", "overlap"]
+    assert lines[1].split() == ["naive-a+a", "1", "ok*", "1234.6", "0.900"]
+    assert lines[2].split() == ["naive-b", "1", "failed", "-", "-"]
+    assert lines[3] == "* naive-a+a: overlap 0.900 is below 0.95"
+    assert lines[4] == "naive-b: job 0-b: ended with status 3"
+
+
+def test_durations_read_like_people_say_them():
+    assert [terminal.duration(s) for s in (5, 89, 420, 11_100)] == ["5 s", "89 s", "7 min", "3 h 05 min"]
