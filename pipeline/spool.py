@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from pipeline import leftovers, spool_format
 from pipeline.sender import Sender
 from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
@@ -108,6 +110,7 @@ class Spool:
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
             run.add_artifact("group.json", _group_json(group))
+            run.add_artifact("config.yaml", OmegaConf.to_yaml(OmegaConf.structured(group.config)))
             spool_format.write(folder, run._record)
             run.scratch.mkdir(mode=0o700)
             self._sender.begin(folder)

@@ -63,8 +63,17 @@ class Store:
             TrackingError: it was deleted, or its artifacts belong to a folder that this store was moved away from.
         """
         if name not in self._experiment_ids:
-            self._experiment_ids[name] = self._find_or_create(name)
+            self._experiment_ids[name] = self._find_or_create(name) if self.root else self._ask_server(name)
         return self._experiment_ids[name]
+
+    def _ask_server(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._find_or_create(name)
+        except MlflowException as error:
+            first = str(error).splitlines()[0][:300]
+            raise TrackingError(f"the tracking server at {self.uri} does not answer as it should: {first}") from error
 
     def _find_or_create(self, name: str) -> str:
         from mlflow.exceptions import MlflowException

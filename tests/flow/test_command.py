@@ -1,0 +1,245 @@
+"""`python run.py` as a user types it: rows in the store, exit statuses, signals, a killed orchestrator, resume."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import processes, spool_format
+from pipeline.inventory import PROJECT_DIR
+
+pytest_plugins = ["tests.tracking_fixtures"]
+TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
+SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+
+
+@pytest.fixture
+def start(tmp_path, template_store) -> Callable[..., subprocess.Popen[str]]:
+    """Start run.py in a folder of its own, with a store that was made before."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+
+    def begin(*arguments: str, script: Path = PROJECT_DIR / "run.py") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(script), *arguments, f"gpu.lock_dir={tmp_path}", "gpu=cpu"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return begin
+
+
+@pytest.fixture
+def run(start) -> Callable[..., tuple[int, str, str]]:
+    """Run run.py to its end: exit status, output, errors."""
+
+    def to_the_end(*arguments: str) -> tuple[int, str, str]:
+        process = start(*arguments)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    return to_the_end
+
+
+@pytest.fixture
+def client(tmp_path):
+    """The store of the test."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+
+
+def groups(client, name: str = "collocation"):
+    experiment = client.get_experiment_by_name(name)
+    found = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'group'", order_by=["start_time"])
+    children = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
+    return [(run, [c for c in children if c.data.tags["mlflow.parentRunId"] == run.info.run_id]) for run in found]
+
+
+@contextlib.contextmanager
+def when_training(tmp_path: Path, process: subprocess.Popen[str]) -> Iterator[str]:
+    """Wait until the jobs of the first group train; gives the group's mark."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for record in tmp_path.glob("mlruns/spool/*/*/record.json"):
+            events = list(record.parent.glob("jobs/*/events.jsonl"))
+            if len(events) == 2 and all('"started"' in file.read_text() for file in events):
+                yield spool_format.read(record.parent).spool_id
+                return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    pytest.fail("the jobs never trained")
+
+
+def test_the_main_job_lands_in_the_store(run, client, tmp_path):
+    status, out, err = run("window.seconds=4", "window.settle_s=1")
+    assert status == 0, err
+    assert "naive-2x-tiny" in out and "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db" in out
+    ((parent, children),) = groups(client)
+    assert parent.info.status == "FINISHED" and [c.info.status for c in children] == ["FINISHED"] * 2
+    metrics = parent.data.metrics
+    assert metrics["throughput_total_samples_per_s"] > 0
+    assert metrics["overlap_ratio"] >= 0.95
+    assert metrics["start_skew_ms"] < 1000
+    assert metrics["orchestrator_cpu_pct"] < 5
+    assert any(name.startswith("system/host/") for name in metrics)
+    for child in children:
+        assert child.data.metrics["throughput_samples_per_s"] > 0
+        assert 0 < child.data.metrics["accuracy_ratio"] <= 1
+        losses = [m.value for m in client.get_metric_history(child.info.run_id, "loss")]
+        assert losses[-1] < losses[0]
+        assert any(name.startswith("system/host/") for name in child.data.metrics)
+    artifacts = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert {"plan.txt", "config.yaml", "provenance.txt", "environment_0.txt", "group.json", "samples.parquet"} <= artifacts
+    assert not (tmp_path / "mlruns/spool").exists()
+
+
+def test_a_dry_run_writes_nothing(run, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    status, out, _ = run("-m", "degree=1,2", "dry_run=true")
+    assert status == 0
+    assert "naive-2x-tiny" in out and "serial-1x-tiny" in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client):
+    grid = ["-m", *TOY, *SHORT, "order=listed", "baseline=never"]
+    manners = "workload.args=[well],[raises],[out_of_memory]"
+    status, out, err = run(*grid, manners)
+    assert status == 1
+    assert [line.split()[2] for line in out.splitlines()[1:4]] == ["ok", "failed", "oom"]
+    status, out, err = run(*grid, manners, "resume=true")
+    assert status == 1
+    assert "2 of 3 groups are finished" in err
+    assert [run.data.tags["collocation.result"] for run, _ in groups(client)] == ["ok", "failed", "oom", "failed"]
+    assert [run.info.status for run, _ in groups(client)] == ["FINISHED", "FAILED", "FAILED", "FAILED"]
+
+
+def test_findings_alone_end_with_status_0(run):
+    assert run(*TOY, *SHORT, "workload.args=[out_of_memory]")[0] == 0
+
+
+def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
+    status, out, err = run("-m", *TOY, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
+    assert status == 0, err
+    naive = next(run for run, _ in groups(client) if run.data.tags["collocation.scenario"] == "naive")
+    assert naive.data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.2)
+    assert "speed-up" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["degree=x"], "degree"),
+        (["wrong_key=1"], "wrong_key"),
+        (["scenario=absent"], "scenario/absent"),
+        (["workload=resnet26_cifar10"], "data.root=FOLDER"),
+        (["-m", "degree=1,0"], "at least one job"),
+        (["-m", "tracking.root=a,b"], "cannot be swept"),
+        (["tracking=server", "tracking.uri=http://127.0.0.1:9"], "127.0.0.1:9"),
+    ],
+)
+def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(run, tmp_path, arguments, words):
+    before = sorted(tmp_path.rglob("*"))
+    status, _, err = run(*arguments)
+    assert status == 2, err
+    assert words in err
+    assert "Traceback" not in err
+    after = [path for path in sorted(tmp_path.rglob("*")) if path.suffix != ".lock"]
+    assert after == before
+
+
+def test_a_second_orchestrator_is_refused(start, tmp_path):
+    first = start(*TOY, "window.seconds=60")
+    with when_training(tmp_path, first):
+        second = start(*TOY, *SHORT)
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert f'"pid": {first.pid}' in err
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    assert first.returncode == 130
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
+    process = start(*TOY, "window.seconds=60", "workload.args=[forks]")
+    with when_training(tmp_path, process) as mark:
+        process.send_signal(signum)
+        process.communicate(timeout=60)
+    assert process.returncode == status
+    assert processes.marked(mark) == []
+    ((parent, children),) = groups(client)
+    assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
+    assert parent.data.tags["collocation.result"] == "interrupted"
+
+
+@pytest.mark.parametrize("also_the_sender", [False, True])
+def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, client, tmp_path, also_the_sender):
+    process = start(*TOY, "window.seconds=60", "workload.args=[forks]")
+    with when_training(tmp_path, process) as mark:
+        senders = _children(process.pid, "pipeline.tracking")
+        process.kill()
+        if also_the_sender:
+            for pid in senders:
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    if also_the_sender:
+        assert run(*TOY, *SHORT)[0] == 0
+    else:
+        _wait_until(lambda: not list(tmp_path.glob("mlruns/spool/*/*/record.json")))
+    assert processes.marked(mark) == []
+    (parent, children), *_ = groups(client)
+    assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
+
+
+def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(run, client, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import sys, mlflow\n"
+        "assert __name__ == '__main__'\n"
+        "with mlflow.start_run():\n"
+        "    mlflow.log_param('argument', sys.argv[1])\n"
+        "    for step in range(3): mlflow.log_metric('my_loss', 1 / (1 + step), step=step)\n"
+    )
+    status, _, err = run("workload=script", "workload.script=train.py", "workload.args=[hello]")
+    assert status == 0, err
+    ((parent, children),) = groups(client)
+    assert parent.data.metrics["makespan_s"] > 0
+    for child in children:
+        assert child.data.params["argument"] == "hello"
+        assert [m.value for m in client.get_metric_history(child.info.run_id, "my_loss")] == [1, 1 / 2, 1 / 3]
+
+
+def test_a_script_that_fails_is_a_failed_row(run, client, tmp_path):
+    (tmp_path / "train.py").write_text("import sys; sys.exit(3)")
+    status, out, _ = run("workload=script", "workload.script=train.py")
+    assert status == 1
+    assert "status 3" in out
+    assert groups(client)[0][0].info.status == "FAILED"
+
+
+def _children(pid: int, words: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            if int(stat[1]) == pid and words in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+    return found
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
