@@ -227,6 +227,9 @@ def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, 
         "collocation.reason": job.reason,
         "collocation.exit_status": "" if job.exit_status is None else str(job.exit_status),
         "collocation.pid": "" if job.pid is None else str(job.pid),
+        # Monotonic, so that spans of one boot can be compared to the nanosecond.
+        "collocation.start_ns": "" if job.start_ns is None else str(job.start_ns),
+        "collocation.end_ns": "" if job.end_ns is None else str(job.end_ns),
     }
     return dataclasses.replace(
         child,

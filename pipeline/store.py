@@ -73,7 +73,7 @@ class Store:
             return self._find_or_create(name)
         except MlflowException as error:
             first = str(error).splitlines()[0][:300]
-            raise TrackingError(f"the tracking server at {self.uri} does not answer as it should: {first}") from error
+            raise TrackingError(f"the tracking server at {self.uri} does not answer as it should, so check tracking.uri or use tracking=local: {first}") from error
 
     def _find_or_create(self, name: str) -> str:
         from mlflow.exceptions import MlflowException

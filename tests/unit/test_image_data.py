@@ -111,7 +111,7 @@ def test_a_data_file_cannot_run_code(tmp_path, monkeypatch, content):
 @pytest.mark.parametrize("labels", [[], [-1]])
 def test_a_batch_of_another_shape_is_refused(tmp_path, labels):
     write_cifar10(tmp_path)
-    write_batch(tmp_path / "cifar-10-batches-py" / "data_batch_1", 32, labels)
+    write_batch(tmp_path / "cifar-10-batches-py" / "data_batch_1", 32, labels, protocol=3)
     with pytest.raises(ValueError, match="data_batch_1"):
         read_cifar10(tmp_path)
     write_batch(tmp_path / "cifar-10-batches-py" / "data_batch_1", 16, [1])

@@ -1,0 +1,1 @@
+"""The project measured against a bare loop."""

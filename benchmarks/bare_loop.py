@@ -1,0 +1,91 @@
+"""The same jobs without the orchestrator: started in a loop, released and stopped over a socket, nothing sampled."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def throughput(argv: Sequence[str], num_jobs: int, *, settle_s: float, seconds: float) -> float:
+    """Aggregate samples/s of `num_jobs` copies of a script in one common window, by their own event files.
+
+    Args:
+        argv: script and arguments, without the interpreter.
+        num_jobs: how many copies.
+        settle_s: from the start of the work to the window.
+        seconds: length of the window.
+    """
+    with tempfile.TemporaryDirectory(prefix="bare-") as name:
+        folder = Path(name)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(folder / "s"))
+        server.listen(num_jobs)
+        processes = [_start(argv, index, folder) for index in range(num_jobs)]
+        connections = [server.accept()[0] for _ in processes]
+        for connection in connections:
+            _wait_for(connection, "ready")
+        start_ns = time.monotonic_ns() + 50_000_000
+        _tell(connections, type="go", start_ns=start_ns)
+        time.sleep(max(0.0, (start_ns - time.monotonic_ns()) / 1e9) + settle_s + seconds)
+        stop_ns = time.monotonic_ns()
+        _tell(connections, type="stop")
+        for process in processes:
+            if process.wait() != 0:
+                raise RuntimeError(f"a job of the bare loop ended with status {process.returncode}")
+        window = (stop_ns - int(seconds * 1e9), stop_ns)
+        return sum(_rate(folder / str(index) / "events.jsonl", window) for index in range(num_jobs))
+
+
+def _start(argv: Sequence[str], index: int, folder: Path) -> subprocess.Popen[bytes]:
+    own = folder / str(index)
+    own.mkdir()
+    (own / "job.json").write_text(json.dumps({"index": index, "socket": str(folder / "s")}))
+    with (own / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, *argv],
+            env=os.environ | {"COLLOCATION_JOB": str(own)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _wait_for(connection: socket.socket, kind: str) -> None:
+    text = ""
+    while f'"{kind}"' not in text:
+        data = connection.recv(4096)
+        if not data:
+            raise RuntimeError("a job of the bare loop ended before it was ready")
+        text += data.decode()
+
+
+def _tell(connections: Sequence[socket.socket], **message: object) -> None:
+    for connection in connections:
+        connection.sendall((json.dumps(message) + "\n").encode())
+
+
+def _rate(events: Path, window: tuple[int, int]) -> float:
+    steps = [json.loads(line) for line in events.read_text().splitlines() if '"step"' in line]
+    inside = [step for step in steps if window[0] <= step["t_ns"] <= window[1]]
+    first, last = inside[0], inside[-1]
+    return float((last["total"] - first["total"]) / ((last["t_ns"] - first["t_ns"]) / 1e9))
+
+
+def median_wall_s(script: Path, num_jobs: int, runs: int) -> float:
+    """Median time in seconds from starting `num_jobs` copies of a script to the end of the last."""
+    times = []
+    for _ in range(runs):
+        begin = time.monotonic()
+        processes = [subprocess.Popen([sys.executable, str(script)]) for _ in range(num_jobs)]
+        for process in processes:
+            process.wait()
+        times.append(time.monotonic() - begin)
+    return statistics.median(times)

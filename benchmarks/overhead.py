@@ -1,0 +1,171 @@
+"""What the orchestrator costs: the time that it adds to a job, and its influence on what it measures.
+
+    python -m benchmarks.overhead added                   # seconds added to a 10 s job, for 1, 3 and 7 jobs; any machine
+    python -m benchmarks.overhead gap                     # seconds between two groups of a sweep
+    python -m benchmarks.overhead throughput [--workload W ...] [--degrees 1 2 3 7] [--pairs 5]   # against a bare loop; GPU
+
+The table comes last. `throughput` runs interleaved pairs, so that a drift of the machine hits both sides alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+from benchmarks import bare_loop
+from pipeline import plan as planning
+from pipeline import results, schema
+from pipeline.inventory import PROJECT_DIR, take
+
+RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
+SLEEP_S = 10
+EXPERIMENT = "overhead"
+
+
+def run(*arguments: str, root: Path) -> float:
+    """Run one command of the orchestrator; its wall time in seconds."""
+    begin = time.monotonic()
+    done = subprocess.run(
+        [*RUN, *arguments, f"tracking.root={root}", f"tracking.experiment={EXPERIMENT}"], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{arguments} ended with status {done.returncode}: {done.stderr}")
+    return time.monotonic() - begin
+
+
+def added(folder: Path, runs: int) -> list[str]:
+    """Seconds from the command to its exit, beyond those of the job itself."""
+    script = folder / "sleep.py"
+    script.write_text(f"import time; time.sleep({SLEEP_S})\n")
+    root = folder / "mlruns"
+    run("workload=script", f"workload.script={script}", "degree=1", root=root)  # makes the store
+    lines = [
+        "| jobs | orchestrator adds, s (median, min - max) | bare loop adds, s | start skew, ms | own CPU, % of a core |"
+    ]
+    lines.append("|---|---|---|---|---|")
+    for jobs in (1, 3, 7):
+        times = [
+            run("workload=script", f"workload.script={script}", f"degree={jobs}", root=root) - SLEEP_S
+            for _ in range(runs)
+        ]
+        bare = bare_loop.median_wall_s(script, jobs, 1) - SLEEP_S
+        rows = results.load_groups(root, EXPERIMENT)
+        mine = rows[rows["params.degree"] == str(jobs)]
+        skew, cpu = mine["metrics.start_skew_ms"].median(), mine["metrics.orchestrator_cpu_pct"].median()
+        spread = f"{statistics.median(times):.2f} ({min(times):.2f} - {max(times):.2f})"
+        lines.append(f"| {jobs} | {spread} | {bare:.2f} | {skew:.1f} | {cpu:.2f} |")
+    return lines
+
+
+def gap(folder: Path, runs: int) -> list[str]:
+    """Seconds between the end of one group's jobs and the start of the next group's."""
+    script = folder / "sleep.py"
+    script.write_text("import time; time.sleep(2)\n")
+    root = folder / "mlruns"
+    lines = ["| jobs a group | gap between two groups, s (median, max) |", "|---|---|"]
+    for jobs in (1, 7):
+        seeds = ",".join(str(seed) for seed in range(runs + 1))
+        run(
+            "-m",
+            "workload=script",
+            f"workload.script={script}",
+            f"degree={jobs}",
+            f"seed={seeds}",
+            "baseline=never",
+            root=root,
+        )
+        rows = results.load(root, EXPERIMENT)
+        rows = rows[rows["group.params.degree"] == str(jobs)]
+        rows = rows.assign(
+            start=rows["tags.collocation.start_ns"].astype(float) / 1e9,
+            end=rows["tags.collocation.end_ns"].astype(float) / 1e9,
+        )
+        spans = rows.groupby("group.run_id").agg(start=("start", "min"), end=("end", "max")).sort_values("start")
+        gaps = (spans["start"].shift(-1) - spans["end"]).dropna()
+        lines.append(f"| {jobs} | {gaps.median():.2f}, {gaps.max():.2f} |")
+    return lines
+
+
+def throughput(folder: Path, options: argparse.Namespace) -> list[str]:
+    """Aggregate samples/s of the orchestrator over a bare loop's, pair by pair."""
+    root = folder / "mlruns"
+    lines = [
+        "| workload | jobs | bare loop, samples/s (median) | orchestrator | ratio (median, min - max) | start skew, ms | own CPU, % |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for workload in options.workload:
+        for degree in options.degrees:
+            overrides = [
+                f"workload={workload}",
+                "data.source=synthetic_device",
+                "scenario=naive",
+                f"degree={degree}",
+                f"window.seconds={options.seconds:g}",
+                f"window.settle_s={options.settle:g}",
+                f"tracking.experiment={EXPERIMENT}",
+                *options.override,
+            ]
+            argv = job_argv(overrides)
+            bare, ours = [], []
+            for pair in range(options.pairs):
+                for side in ("bare", "ours") if pair % 2 == 0 else ("ours", "bare"):
+                    if side == "bare":
+                        bare.append(
+                            bare_loop.throughput(argv, degree, settle_s=options.settle, seconds=options.seconds)
+                        )
+                    else:
+                        run(*overrides, root=root)
+                        newest = results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1]
+                        ours.append(float(newest["metrics.throughput_total_samples_per_s"]))
+                print(f"{workload} x{degree}: bare {bare[-1]:.0f}, orchestrator {ours[-1]:.0f} samples/s", flush=True)
+            rows = results.load_groups(root, EXPERIMENT)
+            mine = rows[(rows["params.degree"] == str(degree)) & (rows["params.jobs"].str.contains(workload))]
+            ratios = [our / base for our, base in zip(ours, bare, strict=True)]
+            lines.append(
+                f"| {workload} | {degree} | {statistics.median(bare):.0f} | {statistics.median(ours):.0f} | "
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f}) | "
+                f"{mine['metrics.start_skew_ms'].median():.1f} | {mine['metrics.orchestrator_cpu_pct'].median():.2f} |"
+            )
+    return lines
+
+
+def job_argv(overrides: list[str]) -> tuple[str, ...]:
+    """The command line that the orchestrator gives each job of this configuration."""
+    schema.register()
+    with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
+        typed = planning.read([compose("config", overrides)])
+    return planning.build_plan(typed, take(typed), is_sweep=False).groups[0].jobs[0].workload.argv
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["added", "gap", "throughput"])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--workload", nargs="+", default=["resnet26_cifar10", "resnet50_imagenet64"])
+    parser.add_argument("--degrees", nargs="+", type=int, default=[1, 2, 3, 7])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--settle", type=float, default=1.0)
+    parser.add_argument("--override", nargs="*", default=[], help="further overrides for both sides")
+    options = parser.parse_args()
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    with tempfile.TemporaryDirectory(prefix="overhead-") as name:
+        folder = Path(name)
+        if options.what == "throughput":
+            lines = throughput(folder, options)
+        else:
+            lines = {"added": added, "gap": gap}[options.what](folder, options.runs)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
