@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import pickle
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,12 +169,18 @@ import logging, sys
 from pathlib import Path
 from workloads.image_files import read_imagenet64
 logging.basicConfig(stream=sys.stdout, level="INFO", format="%(message)s")
+print("begins", flush=True)
 assert len(read_imagenet64(Path(sys.argv[1]), None).train.labels) == 20
 """
-    jobs = [
-        subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=PROJECT_DIR, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
+    with (tmp_path / "imagenet64" / "imagenet64.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        jobs = [
+            subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=PROJECT_DIR, stdout=subprocess.PIPE, text=True)
+            for _ in range(3)
+        ]
+        assert [job.stdout.readline() for job in jobs] == ["begins\n"] * 3
+        time.sleep(0.3)  # longer than the conversion takes, which nobody may begin while the lock is held
+        assert not list((tmp_path / "imagenet64").glob("imagenet64-npy*"))
     outputs = [job.communicate(timeout=60)[0].splitlines() for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0, 0]
     assert sorted(map(len, outputs)) == [0, 0, 11]

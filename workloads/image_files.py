@@ -1,0 +1,236 @@
+"""Image data sets in the formats in which they are published, read into arrays of bytes. No torch here.
+
+Images are `uint8` arrays of shape [images, channel, row, column], labels `int64` arrays that count from 0. Nothing is
+downloaded, and reading a data file never executes what it holds.
+"""
+
+from __future__ import annotations
+
+import codecs
+import fcntl
+import logging
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+_log = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+
+_DIGITS_VALIDATION = 297
+_CIFAR10_PX = 32
+_IMAGENET64_PX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageArrays:
+    """Images [images, channel, row, column] of bytes, and one label each."""
+
+    images: Bytes
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A data set's two halves."""
+
+    train: ImageArrays
+    validation: ImageArrays
+
+
+def read_digits(image_px: int) -> Split:
+    """Return scikit-learn's handwritten digits, grey repeated to three channels, pixels repeated up to `image_px`.
+
+    1500 images train and 297 validate; which ones is fixed, whatever the seed of a run.
+
+    Args:
+        image_px: edge in pixels, a multiple of the digits' own 8.
+
+    Raises:
+        ValueError: `image_px` is not a multiple of 8.
+
+    Source: scikit-learn, `sklearn.datasets.load_digits` (1797 images of 8x8 values from 0 to 16).
+    """
+    if image_px < 8 or image_px % 8 != 0:
+        raise ValueError(f"digits are 8x8: --image-px must be a multiple of 8, not {image_px}")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    grey = np.round(digits.images[order] * (255 / 16)).astype(np.uint8)
+    scaled = grey.repeat(image_px // 8, axis=1).repeat(image_px // 8, axis=2)
+    images = np.repeat(scaled[:, None], 3, axis=1)
+    labels = digits.target[order].astype(np.int64)
+    return Split(
+        train=ImageArrays(images=images[:-_DIGITS_VALIDATION], labels=labels[:-_DIGITS_VALIDATION]),
+        validation=ImageArrays(images=images[-_DIGITS_VALIDATION:], labels=labels[-_DIGITS_VALIDATION:]),
+    )
+
+
+def read_cifar10(data_root: Path) -> Split:
+    """Return CIFAR-10 from its Python version, unpacked in `data_root`.
+
+    Raises:
+        FileNotFoundError: a file of it is missing.
+        pickle.UnpicklingError: a file holds something else than arrays and lists.
+
+    Source: https://www.cs.toronto.edu/~kriz/cifar.html, "CIFAR-10 python version".
+    """
+    folder = data_root / "cifar-10-batches-py"
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    layout = f"{folder} must hold data_batch_1 to data_batch_5 and test_batch (CIFAR-10, Python version)"
+    _require([folder / name for name in (*names, "test_batch")], layout)
+    parts = [_read_batch(folder / name, px=_CIFAR10_PX, first_label=0) for name in names]
+    train = ImageArrays(
+        images=np.concatenate([part.images for part in parts]), labels=np.concatenate([part.labels for part in parts])
+    )
+    return Split(train=train, validation=_read_batch(folder / "test_batch", px=_CIFAR10_PX, first_label=0))
+
+
+def read_imagenet64(data_root: Path, cache_root: Path | None) -> Split:
+    """Return downsampled ImageNet 64x64 as read-only memory maps, which all processes of a machine share.
+
+    The first caller converts the published files, one at a time; others wait for it.
+
+    Args:
+        data_root: folder that holds `imagenet64`.
+        cache_root: where the converted files go; the data set's own folder if `None`.
+
+    Raises:
+        FileNotFoundError: a file of it is missing.
+        pickle.UnpicklingError: a file holds something else than arrays and lists.
+
+    Source: P. Chrabaszcz et al., "A Downsampled Variant of ImageNet", arXiv:1707.08819; files of image-net.org.
+    """
+    folder = data_root / "imagenet64"
+    cache = folder if cache_root is None else cache_root
+    result = cache / "imagenet64-npy"
+    if not result.is_dir():
+        train = [folder / f"train_data_batch_{number}" for number in range(1, 11)]
+        layout = f"{folder} must hold train_data_batch_1 to train_data_batch_10 and val_data (ImageNet 64x64, Python)"
+        _require([*train, folder / "val_data"], layout)
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / "imagenet64.lock"):
+            if not result.is_dir():
+                _convert(result, {"train": train, "validation": [folder / "val_data"]})
+    return Split(train=_open_map(result, "train"), validation=_open_map(result, "validation"))
+
+
+def _open_map(folder: Path, split: str) -> ImageArrays:
+    return ImageArrays(
+        images=np.load(folder / f"{split}_images.npy", mmap_mode="r"), labels=np.load(folder / f"{split}_labels.npy")
+    )
+
+
+def _convert(result: Path, splits: dict[str, list[Path]]) -> None:
+    """Write the arrays of all splits into the folder `result`, which appears complete or not at all."""
+    partial = result.with_name(result.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed: we hold the lock
+    partial.mkdir()
+    for split, sources in splits.items():
+        labels = []
+        with (partial / f"{split}_images.npy").open("wb") as file:
+            _write_header(file, (0, 3, _IMAGENET64_PX, _IMAGENET64_PX))
+            for source in sources:
+                _log.info("converting %s", source)
+                part = _read_batch(source, px=_IMAGENET64_PX, first_label=1)
+                file.write(part.images.data)
+                labels.append(part.labels)
+            everything = np.concatenate(labels)
+            file.seek(0)
+            _write_header(file, (len(everything), 3, _IMAGENET64_PX, _IMAGENET64_PX))
+            _sync(file)
+        with (partial / f"{split}_labels.npy").open("wb") as file:
+            np.save(file, everything)
+            _sync(file)
+    _sync_folder(partial)
+    partial.rename(result)
+    _sync_folder(result.parent)
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
+    """Write the 128 bytes before the pixels of a .npy file: always as many, so that they can be rewritten in place.
+
+    Source: numpy.lib.format, version 1.0.
+    """
+    description = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode("ascii")
+    file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + description.ljust(117) + b"\n")
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that the kernel releases when this process ends, however it ends."""
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _require(files: list[Path], layout: str) -> None:
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise FileNotFoundError(f"no file {', '.join(missing)}: {layout}")
+
+
+def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:
+    """Read one pickled batch: `data` of uint8 [images, 3 * px * px] by colour planes, and `labels`."""
+    with path.open("rb") as file:
+        batch = _ArrayUnpickler(file, encoding="latin1").load()
+    try:
+        data, labels = np.asarray(batch["data"]), np.asarray(batch["labels"], dtype=np.int64) - first_label
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no batch of images: {error}") from error
+    if data.dtype != np.uint8 or data.shape != (len(labels), 3 * px * px):
+        raise ValueError(f"{path}: expected uint8 of shape {(len(labels), 3 * px * px)}, not {data.dtype} {data.shape}")
+    if len(labels) == 0 or labels.min() < 0:
+        raise ValueError(f"{path}: no images, or a label below {first_label}")
+    return ImageArrays(images=np.ascontiguousarray(data).reshape(-1, 3, px, px), labels=labels)
+
+
+def _admitted() -> dict[tuple[str, str], Any]:
+    """Everything that a pickled array may name; NumPy 2 renamed `numpy.core`, files of both exist."""
+    rebuild = np.empty(0).__reduce__()[0]
+    from_buffer = np.empty(1).__reduce_ex__(5)[0]
+    admitted: dict[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): codecs.encode,  # how Python 3 writes bytes at protocol 2
+    }
+    for core in ("numpy.core", "numpy._core"):
+        admitted[f"{core}.multiarray", "_reconstruct"] = rebuild
+        admitted[f"{core}.numeric", "_frombuffer"] = from_buffer
+    return admitted
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickles containers, numbers, text and arrays, and refuses to look up anything that could run code."""
+
+    _names = _admitted()
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return self._names[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"a data file may not name {module}.{name}") from None

@@ -1,0 +1,105 @@
+"""Runs any training script, unchanged, as a job: `python workloads/script.py SCRIPT [ARGS...]`.
+
+The script is a child process with this interpreter, in the same process group and with the same output, working
+directory and environment (except that it is not attached to the orchestrator itself). It is measured from outside:
+from its start, right after the group's common start, to its exit, whose status becomes ours. Told to stop, it gets
+SIGTERM; the SIGTERM, SIGINT and SIGHUP that we get are passed on, so one sent to the whole group arrives twice.
+
+Standard library only (Python 3.8 or newer) and few imports, so that this process is nothing beside the script: hence no
+`argparse`. `posix_spawn` starts the script with a signal mask of our choice, and without forking a process of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+if __name__ == "__main__":
+    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+
+from workloads import client
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class ScriptError(SystemExit):
+    """The script failed. Uncaught, it ends this process with `status`, as the script itself would have ended.
+
+    Args:
+        message: how the script ended.
+        status: its exit status, or 128 plus the number of the signal that killed it.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.code = status
+
+
+def run(job: client.NullJob, argv: list[str]) -> None:
+    """Start the script together with the group's other jobs and wait for its end.
+
+    Args:
+        job: the entered connection to the orchestrator.
+        argv: path of the script, then its arguments.
+
+    Raises:
+        FileNotFoundError: there is no such script; raised before the job is ready.
+        ScriptError: the script ended with another status than 0.
+    """
+    script = argv[0]
+    if not os.path.isfile(script):  # noqa: PTH113
+        raise FileNotFoundError(f"{script}: no such script (looked for in {os.getcwd()})")  # noqa: PTH109
+    job.ready()
+    job.phase("train")
+    pid = _start(argv)
+    threading.Thread(target=_end_on_stop, args=(job, pid), name="script-stop", daemon=True).start()
+    # The ended script is not reaped, so that its PID cannot become another process while signals are passed on to it.
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if end is None:
+        raise RuntimeError("waitid returned without an ended child")
+    if end.si_code != os.CLD_EXITED:
+        raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)
+    if end.si_status != 0:
+        raise ScriptError(f"{script} ended with status {end.si_status}", end.si_status)
+
+
+def _start(argv: list[str]) -> int:
+    """Start the script and pass signals on to it from its first instant; return its PID."""
+    environ = {name: value for name, value in os.environ.items() if name != client.FOLDER_VARIABLE}
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        pid = os.posix_spawn(sys.executable, [sys.executable, *argv], environ, setsigmask=old)
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            os.kill(pid, number)
+
+        for number in _PASSED_ON:
+            signal.signal(number, pass_on)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    return pid
+
+
+def _end_on_stop(job: client.NullJob, pid: int) -> None:
+    if job.wait_stop():
+        os.kill(pid, signal.SIGTERM)
+
+
+def main() -> None:
+    """Run the script that the command line names."""
+    if len(sys.argv) < 2:
+        sys.stderr.write("usage: script.py SCRIPT [ARGS...]\n")
+        raise SystemExit(2)
+    with client.attach() as job:
+        run(job, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Training steps: how one is issued (eager, compiled, as a CUDA graph), when it was complete, and what it lost.
+
+The host never reads a value of the device within a step, and never runs more than two steps ahead of the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Forward = Callable[[Tensor], Tensor]
+Step = Callable[[Tensor, Tensor], Tensor]
+
+_STEPS_AHEAD = 2
+_FIRST_LOSSES = 10
+# Source: PyTorch's notes on CUDA graphs: libraries must have initialised before the capture; they run three steps.
+_STEPS_BEFORE_CAPTURE = 3
+
+
+class StepClock:
+    """Reports each step at the instant at which the device had completed it.
+
+    On CUDA a step's event is waited for two steps later, by a blocking wait that leaves the core to others. On the CPU
+    a step is complete when it returns.
+
+    Args:
+        report: takes samples, epoch and CLOCK_MONOTONIC nanoseconds of each complete step, in order.
+    """
+
+    def __init__(self, device: torch.device, report: Callable[[int, int, int], None]) -> None:
+        self._asynchronous = device.type == "cuda"
+        self._report = report
+        self._pending: deque[tuple[torch.cuda.Event, int, int]] = deque()
+        self.last_ns = time.monotonic_ns()
+
+    def issued(self, samples: int, epoch: int) -> None:
+        """Take note of a step just issued; report the one issued two steps before it."""
+        if not self._asynchronous:
+            self._complete(samples, epoch)
+            return
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending.append((event, samples, epoch))
+        while len(self._pending) > _STEPS_AHEAD:
+            self._wait_for_oldest()
+
+    def drain(self) -> None:
+        """Wait for and report all steps issued so far."""
+        while self._pending:
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        event, samples, epoch = self._pending.popleft()
+        event.synchronize()
+        self._complete(samples, epoch)
+
+    def _complete(self, samples: int, epoch: int) -> None:
+        self.last_ns = time.monotonic_ns()
+        self._report(samples, epoch, self.last_ns)
+
+
+class LossRecord:
+    """Sums losses on the device, and keeps each of the first ten."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._count = 0
+        self._first = torch.zeros(_FIRST_LOSSES, device=device)
+        self._num_first = 0
+
+    def add(self, loss: Tensor) -> None:
+        """Add the loss of one step, without waiting for it."""
+        self._sum.add_(loss)
+        self._count += 1
+        if self._num_first < _FIRST_LOSSES:
+            self._first[self._num_first].copy_(loss)
+            self._num_first += 1
+
+    def take_mean(self) -> float | None:
+        """Return the mean since the last call, or `None` of no steps; waits for the device."""
+        if self._count == 0:
+            return None
+        mean = self._sum.item() / self._count
+        self._sum.zero_()
+        self._count = 0
+        return mean
+
+    def first(self) -> list[float]:
+        """Return the losses of the first steps, ten at most; waits for the device."""
+        return [float(loss) for loss in self._first[: self._num_first].tolist()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a step changes: the model, its optimiser, and the scaler of fp16 losses (disabled for the others).
+
+    Attributes:
+        autocast: type that autocast computes in, or `None`.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    autocast: torch.dtype | None
+
+    def forward(self, model: Forward, images: Tensor) -> Tensor:
+        """Return logits [batch, classes] in the precision of the training."""
+        with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+            return model(images)
+
+
+def eager_step(training: Training, forward: Forward | None = None) -> Step:
+    """Return a step that issues its operators one by one, or with another forward pass of the same model."""
+    model, scaler = training.model if forward is None else forward, training.scaler
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        training.optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(training.forward(model, images).float(), labels)
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(training.optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return step
+
+
+def compiled_step(training: Training) -> Step:
+    """Return a step whose model is compiled, at its first call."""
+    return eager_step(training, torch.compile(training.model))
+
+
+def graph_step(training: Training, images: Tensor, labels: Tensor) -> Step:
+    """Capture forward, backward and optimiser as one CUDA graph; return a step that replays it.
+
+    Trains a few steps on the batch given. Every later batch must have its shape. The loss returned is overwritten by
+    the next step.
+    """
+    held_images, held_labels = images.clone(), labels.clone()
+    step = eager_step(training)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_STEPS_BEFORE_CAPTURE):
+            step(held_images, held_labels)
+    torch.cuda.current_stream().wait_stream(side)
+    # The gradients must be made inside the capture: those made before it would be added to at every replay.
+    training.optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held_loss = step(held_images, held_labels)
+
+    def replay(images: Tensor, labels: Tensor) -> Tensor:
+        held_images.copy_(images, non_blocking=True)
+        held_labels.copy_(labels, non_blocking=True)
+        graph.replay()
+        return held_loss
+
+    return replay
+
+
+@contextmanager
+def undone(training: Training) -> Iterator[None]:
+    """Put back weights, optimiser, scaler and random numbers on leaving, for a warm-up that leaves no trace.
+
+    The optimiser must be fresh. Tensors keep their places, because a captured graph works on them where they lie:
+    momentum is set to zero, from which SGD's first step (without dampening) is the same as from none.
+    """
+    weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+    scaler = training.scaler.state_dict()
+    host, gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if training.device.type == "cuda" else None
+    yield
+    with torch.no_grad():
+        for name, tensor in training.model.state_dict().items():
+            tensor.copy_(weights[name])
+        for state in training.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+    training.scaler.load_state_dict(scaler)
+    torch.set_rng_state(host)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu)

@@ -1,0 +1,278 @@
+"""Image classification with a model of timm, as a job or by hand: `python workloads/train_timm.py --help`.
+
+Warm-up runs real steps and leaves no trace, so that the losses of a run depend on its seed alone. Standard output is a
+log: one line an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import logging
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if __name__ == "__main__":
+    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from workloads import client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from workloads.image_data import Batch, Batches, DataRequest
+    from workloads.steps import Step, Training
+
+_MOMENTUM = 0.9
+
+
+class UsageError(SystemExit):
+    """The command line cannot be run here; ends the process with status 2, as argparse does."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        sys.stderr.write(f"{self.prog}: error: {message}\n")
+        raise UsageError(message)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _model_argument(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE; the value is JSON, or text where it is not JSON."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = _Parser(description="Train a model of timm on images.")
+    flag, on_off = parser.add_argument, argparse.BooleanOptionalAction
+    flag("--model", required=True, help="name of the model in timm")
+    flag("--model-args", nargs="*", action="extend", type=_model_argument, default=[], metavar="KEY=VALUE",
+         help="arguments of the model; values are JSON, or text")  # fmt: skip
+    flag("--dataset", required=True, choices=["digits", "cifar10", "imagenet64", "imagenet"])
+    flag("--source", default="disk", choices=["disk", "synthetic_host", "synthetic_device"])
+    flag("--data-root", type=Path, help="folder that holds the data sets")
+    flag("--cache-root", type=Path, help="where converted data sets go (default: the data set's folder)")
+    flag("--image-px", type=_positive, required=True)
+    flag("--num-classes", type=_positive, required=True)
+    flag("--samples", type=_positive, help="images an epoch of synthetic data (default: as many as the real one has)")
+    flag("--batch-size", type=_positive, required=True)
+    flag("--learning-rate", type=float, default=0.1)
+    flag("--step-mode", default="eager", choices=["eager", "compile", "cuda_graph"])
+    flag("--precision", default="fp32", choices=["fp32", "tf32", "bf16", "fp16"])
+    flag("--channels-last", action=on_off, default=True)
+    flag("--loader-workers", type=_count, default=2, help="loader processes; 0 loads in this one")
+    flag("--threads", type=_positive, help="CPU threads of torch (default: its own choice)")
+    flag("--warmup-steps", type=_count, default=10, help="real steps before the run, which they do not change")
+    flag("--validate", action=on_off, default=False, help="measure the accuracy; synthetic data has none")
+    flag("--seed", type=_count, default=0)
+    flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
+    flag("--epochs", type=_count, default=1, help="0: until told to stop, as a job only")
+    return parser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line's values; `model_args` becomes a dict.
+
+    Raises:
+        UsageError: an argument is wrong, or two exclude each other.
+    """
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    args.model_args = dict(args.model_args)
+    if args.step_mode == "cuda_graph" and args.precision == "fp16":
+        parser.error("--step-mode cuda_graph excludes --precision fp16: the loss scaler reads the device at every step")
+    if args.step_mode == "cuda_graph" and args.device == "cpu":
+        parser.error("--step-mode cuda_graph needs a GPU")
+    if args.samples is not None and args.source == "disk":
+        parser.error("--samples is for synthetic data; a data set on disk is used whole")
+    return args
+
+
+def main() -> None:
+    """Train as the command line says."""
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+    args = parse()
+    with client.attach() as job:
+        if args.epochs == 0 and not job.attached:
+            build_parser().error("--epochs 0 trains until told to stop, and by hand nobody says it")
+        run(args, job)
+
+
+def run(args: argparse.Namespace, job: client.NullJob) -> None:
+    """Set up, warm up, wait for the group, train.
+
+    Args:
+        args: what `parse` returned.
+        job: the entered connection to the orchestrator.
+
+    Raises:
+        UsageError: this machine lacks the device.
+        FileNotFoundError, ValueError: the data is missing, or does not fit the arguments.
+        NonFiniteLossError: training diverged.
+    """
+    import torch
+
+    from workloads.epochs import Trainer
+    from workloads.image_data import open_data
+
+    device = _device(args)
+    _set_arithmetic(args)
+    data = open_data(_data_request(args), device)
+    training = _build(args, device)
+    _describe(args, job, training)
+    job.phase("warmup")
+    step = _warm_up(args, training, data.train)
+    job.ready()
+    job.phase("train")
+    Trainer(job, training, data, step, epochs=args.epochs, validates=args.validate).train()
+    if device.type == "cuda":
+        job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+
+
+def _device(args: argparse.Namespace) -> torch.device:
+    import torch
+
+    if args.device != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if args.device == "cuda":
+        build_parser().error("--device cuda: torch finds no GPU here")
+    if args.step_mode == "cuda_graph":
+        build_parser().error("--step-mode cuda_graph needs a GPU, and torch finds none here")
+    return torch.device("cpu")
+
+
+def _set_arithmetic(args: argparse.Namespace) -> None:
+    """Seed everything, and say which arithmetic fp32 stands for."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(args.seed)
+    np.random.seed(args.seed % 2**32)
+    torch.manual_seed(args.seed)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+
+
+def _data_request(args: argparse.Namespace) -> DataRequest:
+    from dataclasses import fields
+
+    from workloads.image_data import DataRequest
+
+    return DataRequest(**{field.name: getattr(args, field.name) for field in fields(DataRequest)})
+
+
+def _build(args: argparse.Namespace, device: torch.device) -> Training:
+    import torch
+
+    from workloads.steps import Training
+    from workloads.vision import import_torchvision
+
+    import_torchvision()
+    import timm
+
+    model = timm.create_model(args.model, num_classes=args.num_classes, **args.model_args).to(device)
+    if args.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    return Training(
+        model=model.train(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=args.learning_rate, momentum=_MOMENTUM),
+        scaler=torch.amp.GradScaler(device.type, enabled=args.precision == "fp16"),
+        device=device,
+        autocast={"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision),
+    )
+
+
+def _warm_up(args: argparse.Namespace, training: Training, batches: Batches) -> Step:
+    """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned."""
+    from workloads import steps
+
+    with steps.undone(training):
+        if args.step_mode == "cuda_graph":
+            step = steps.graph_step(training, *next(batches.epoch(1)))
+        elif args.step_mode == "compile":
+            step = steps.compiled_step(training)
+        else:
+            step = steps.eager_step(training)
+        for images, labels in _endless(batches, args.warmup_steps):
+            step(images, labels)
+    return step
+
+
+def _endless(batches: Batches, count: int) -> Iterator[Batch]:
+    """Yield `count` batches, from the first epoch again and again if it is shorter."""
+    while count > 0:
+        for batch in islice(batches.epoch(1), count):
+            count -= 1
+            yield batch
+
+
+def _describe(args: argparse.Namespace, job: client.NullJob, training: Training) -> None:
+    """Record what runs, on what, with which versions; what is not there is left out."""
+    import torch
+
+    facts: dict[str, object] = {
+        "torch": torch.__version__,
+        "timm": importlib.metadata.version("timm"),
+        "device": training.device.type,
+        "threads": torch.get_num_threads(),
+        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+    }
+    if training.device.type == "cuda":
+        facts["gpu_name"] = torch.cuda.get_device_name(training.device)
+        facts["cuda"] = torch.version.cuda
+        facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        facts["cublas"] = _cublas_version()
+    names = ["model", "dataset", "source", "image_px", "batch_size", "learning_rate", "step_mode", "precision"]
+    for name in [*names, "channels_last", "loader_workers", "warmup_steps", "seed"]:
+        facts[name] = getattr(args, name)
+    job.param(**{name: value for name, value in facts.items() if value is not None})
+
+
+def _cublas_version() -> str | None:
+    """Return the version of the package that PyPI's torch takes cuBLAS from; `None` if it comes from elsewhere."""
+    for name in ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+if __name__ == "__main__":
+    main()

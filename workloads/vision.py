@@ -1,0 +1,29 @@
+"""Imports torchvision, also beside a build of torch that it was not made for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_kept: list[Any] = []
+
+
+def import_torchvision() -> Any:
+    """Return the package torchvision; call this before anything that imports it, such as timm.
+
+    PyPI's torchvision is built against CUDA. Beside a CPU build of torch its operators do not load, and importing it
+    fails because one has no schema. Models and images use none of them: schemas are enough.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        schemas = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        for name in ("nms", "qnms"):
+            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            schemas.define(schema)  # type: ignore[no-untyped-call]
+        _kept.append(schemas)  # a library that is collected takes its schemas along
+        import torchvision
+    return torchvision
