@@ -1,8 +1,8 @@
 """What the orchestrator costs: the time that it adds to a job, and its influence on what it measures.
 
-    python -m benchmarks.overhead added                   # seconds added to a 10 s job, for 1, 3 and 7 jobs; any machine
-    python -m benchmarks.overhead gap                     # seconds between two groups of a sweep
-    python -m benchmarks.overhead throughput [--workload W ...] [--degrees 1 2 3 7] [--pairs 5]   # against a bare loop; GPU
+    python -m benchmarks.overhead added        # seconds added to a 10 s job, for 1, 3 and 7 jobs; any machine
+    python -m benchmarks.overhead gap          # seconds between two groups of a sweep
+    python -m benchmarks.overhead throughput --workload resnet26_cifar10 --degrees 2 3 7     # against a bare loop; GPU
 
 The table comes last. `throughput` runs interleaved pairs, so that a drift of the machine hits both sides alike.
 """
@@ -47,9 +47,7 @@ def added(folder: Path, runs: int) -> list[str]:
     script.write_text(f"import time; time.sleep({SLEEP_S})\n")
     root = folder / "mlruns"
     run("workload=script", f"workload.script={script}", "degree=1", root=root)  # makes the store
-    lines = [
-        "| jobs | orchestrator adds, s (median, min - max) | bare loop adds, s | start skew, ms | own CPU, % of a core |"
-    ]
+    lines = ["| jobs | orchestrator adds, s (median, min - max) | bare loop adds, s | start skew, ms | own CPU, % |"]
     lines.append("|---|---|---|---|---|")
     for jobs in (1, 3, 7):
         times = [
@@ -98,7 +96,8 @@ def throughput(folder: Path, options: argparse.Namespace) -> list[str]:
     """Aggregate samples/s of the orchestrator over a bare loop's, pair by pair."""
     root = folder / "mlruns"
     lines = [
-        "| workload | jobs | bare loop, samples/s (median) | orchestrator | ratio (median, min - max) | start skew, ms | own CPU, % |"
+        "| workload | jobs | bare loop, samples/s (median) | orchestrator | ratio (median, min - max) "
+        "| start skew, ms | own CPU, % |"
     ]
     lines.append("|---|---|---|---|---|---|---|")
     for workload in options.workload:

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -53,12 +53,14 @@ class Executor:
     Attributes:
         spool: where each group is recorded.
         sender: rests while a window is open.
+        idle_w: lowest power read before jobs started, by device.
         view: called with what is being watched, for the time that a group runs.
     """
 
     inventory: Inventory
     spool: Spool
     sender: Sender
+    idle_w: dict[str, float] = field(default_factory=dict)
     view: Callable[[Group, Watched], AbstractContextManager[None]] = lambda group, watched: nullcontext()
 
     def run(self, group: Group) -> GroupResult:
@@ -118,8 +120,21 @@ class _Execution:
             interrupted=interrupted,
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
             tool_wall_s=self.tool_wall_s or None,
+            idle_w=self._idle_w(),
             tags=tuple(self.tags.items()),
         )
+
+    def _idle_w(self) -> float | None:
+        """The lowest power that was read before the jobs of any group of this study started.
+
+        A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
+        """
+        idle_w = self.executor.idle_w
+        first = next((s.values for s in self.run.sink.samples if s.source == "nvml" and s.job is None), {})
+        if "power_w" in first:
+            uuid = self.group.device.uuid
+            idle_w[uuid] = min(first["power_w"], idle_w.get(uuid, first["power_w"]))
+        return idle_w.get(self.group.device.uuid)
 
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group

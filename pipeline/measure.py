@@ -40,6 +40,7 @@ class Observation:
         samples: what the listeners read.
         failure: why the group ended early, in words, if the reason was not a job.
         interrupted: whether the user ended it.
+        idle_w: power of the device with nothing on it, if it was read.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 
@@ -49,6 +50,7 @@ class Observation:
     interrupted: bool = False
     tool_cpu_s: float | None = None
     tool_wall_s: float | None = None
+    idle_w: float | None = None
     tags: tuple[tuple[str, str], ...] = ()
 
 
@@ -64,7 +66,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         jobs += [_job(group, state, log, window, seen) for state, log in zip(batch.states, logs, strict=True)]
     result, reason = _outcome(jobs, seen, expected=len(group.jobs))
     metrics = _group_metrics(group, jobs, windows, seen) if result is Result.OK else {}
-    metrics |= _device_metrics(seen.samples, windows, metrics)
+    metrics |= _device_metrics(seen, windows, metrics)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     tags = dict(seen.tags)
@@ -83,7 +85,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
 
 
 def compare(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
-    """Figures against the serial baseline (METHOD 2 and 15); absent where a baseline is absent.
+    """Figures against the serial baseline and normalised by it; absent where a baseline is absent.
 
     Args:
         row: a group that ended well.
@@ -293,10 +295,10 @@ def _group_metrics(
 
 
 def _device_metrics(
-    samples: Sequence[Sample], windows: Sequence[tuple[int, int]], metrics: dict[str, float]
+    seen: Observation, windows: Sequence[tuple[int, int]], metrics: dict[str, float]
 ) -> dict[str, float]:
-    """Energy, clocks, temperature, power and memory of the device inside the window (METHOD 6 and 7)."""
-    nvml = [s for s in samples if s.source == "nvml" and s.job is None]
+    """Energy, clocks, temperature, power and memory of the device inside the window."""
+    nvml = [s for s in seen.samples if s.source == "nvml" and s.job is None]
     inside = [s.values for s in nvml if any(_inside(s.t_ns, window) for window in windows)]
     found: dict[str, float] = {}
     for field, metric, summarise in (
@@ -314,11 +316,13 @@ def _device_metrics(
     if memory:
         found["memory_peak_mib"] = max(memory)
     if len(windows) == 1:
-        found |= _energy(nvml, windows[0], metrics.get("throughput_total_samples_per_s"))
+        found |= _energy(nvml, windows[0], seen.idle_w, metrics.get("throughput_total_samples_per_s"))
     return found
 
 
-def _energy(nvml: Sequence[Sample], window: tuple[int, int], rate: float | None) -> dict[str, float]:
+def _energy(
+    nvml: Sequence[Sample], window: tuple[int, int], idle_w: float | None, rate: float | None
+) -> dict[str, float]:
     """Energy of the whole device over the window, from the difference of its counter."""
     counter = [(s.t_ns, s.values["energy_j"]) for s in nvml if "energy_j" in s.values and _inside(s.t_ns, window)]
     if len(counter) < 2:
@@ -326,11 +330,9 @@ def _energy(nvml: Sequence[Sample], window: tuple[int, int], rate: float | None)
     mean_w = (counter[-1][1] - counter[0][1]) / ((counter[-1][0] - counter[0][0]) / 1e9)
     seconds = (window[1] - window[0]) / 1e9
     found = {"energy_j": mean_w * seconds}
-    idle = [s.values["power_w"] for s in nvml[:1] if "power_w" in s.values]
-    if idle:
-        # The first reading is taken before any job starts.
-        found["power_before_w"] = idle[0]
-        found["energy_above_idle_j"] = (mean_w - idle[0]) * seconds
+    if idle_w is not None:
+        found["power_idle_w"] = idle_w
+        found["energy_above_idle_j"] = (mean_w - idle_w) * seconds
     if rate:
         found["energy_per_sample_j"] = mean_w / rate
     return found

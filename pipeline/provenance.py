@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import platform
 import shlex
@@ -27,6 +28,7 @@ def collect(inventory: Inventory) -> dict[str, str]:
     """The facts that hold for a whole study, by name. What cannot be known is absent."""
     facts = {
         "command_line": shlex.join(sys.argv),
+        "user": getpass.getuser(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
         "kernel": platform.release(),

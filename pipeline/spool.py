@@ -21,6 +21,9 @@ from pipeline.sender import Sender
 from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
 from pipeline.types import Device, Group, GroupResult, JobResult, Result, Sample
 
+# What MLflow's table of runs shows in columns of its own.
+_UI_COLUMNS = {"mlflow.source.name": "command_line", "mlflow.source.git.commit": "git_commit", "mlflow.user": "user"}
+
 
 class SampleFile:
     """Keeps samples in memory for the row, and on disk so that a killed orchestrator loses none."""
@@ -174,6 +177,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
         )
         for job in group.jobs
     )
+    parent_tags |= {key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts}
     parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
     clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
     return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)

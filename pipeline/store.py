@@ -38,6 +38,9 @@ LOCAL_FILE_SYSTEMS = frozenset(
 )
 """Where sqlite's WAL works: it needs memory shared by all processes. Source: sqlite.org/wal.html, section 1."""
 
+# Without it the UI opens an experiment in its GenAI view, where runs of training show nothing.
+_TRAINING_VIEW = {"mlflow.experimentKind": "custom_model_development"}
+
 log = logging.getLogger(__name__)
 
 
@@ -73,7 +76,10 @@ class Store:
             return self._find_or_create(name)
         except MlflowException as error:
             first = str(error).splitlines()[0][:300]
-            raise TrackingError(f"the tracking server at {self.uri} does not answer as it should, so check tracking.uri or use tracking=local: {first}") from error
+            raise TrackingError(
+                f"the tracking server at {self.uri} does not answer as it should: {first}; "
+                "check tracking.uri, or use tracking=local"
+            ) from error
 
     def _find_or_create(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -82,7 +88,7 @@ class Store:
         if experiment is None:
             location = None if self.root is None else (self.root / "artifacts" / _folder_name(name)).as_uri()
             try:
-                return str(self.client.create_experiment(name, artifact_location=location))
+                return str(self.client.create_experiment(name, artifact_location=location, tags=_TRAINING_VIEW))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise

@@ -104,7 +104,7 @@ class _Study:
         for note in self.plan.notes:
             terminal.say(f"note: {note}")
         view = terminal.make_view(len(groups))
-        executor = Executor(self.inventory, spool, self.sender, view.watch)
+        executor = Executor(self.inventory, spool, self.sender, view=view.watch)
         comparison = Comparison(known)
         deadline_s = time.monotonic() + (self.config.time_limit_s or float("inf"))
         try:

@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     # Nothing but the measurement runs on a machine that measures.
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 
 log = logging.getLogger(__name__)
@@ -58,12 +60,17 @@ def ui_link(base_url: str, experiment_id: str) -> str:
 
 def ui_hint(root: Path, experiment_id: str, port: int = UI_PORT) -> str:
     """What to type to see a local store, and the page to open then."""
-    path = (root / DATABASE).absolute()
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    command = f"mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{shown}')}"
+    shown = _from_here((root / DATABASE).absolute())
+    beside = Path(sys.executable).parent / "mlflow"
+    program = "mlflow" if shutil.which("mlflow") else _from_here(beside)
+    command = f"{program} ui --backend-store-uri {shlex.quote(f'sqlite:///{shown}')}"
     if port != UI_PORT:
         command += f" --port {port}"
     return f"{command}   then open {ui_link(f'http://127.0.0.1:{port}', experiment_id)}"
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 class Sender:

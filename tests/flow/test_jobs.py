@@ -19,6 +19,7 @@ from pipeline.measure import Batch, Observation
 from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Window, WindowKind, Workload
 
 PYTHON = Interpreter(python=Path(sys.executable))
+PATIENT = Limits(ready_s=10, group_s=10, stop_s=5)
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def run(tmp_path) -> Callable[..., GroupResult]:
         kind: WindowKind = WindowKind.STEADY,
         seconds: float = 0.6,
         python: Interpreter = PYTHON,
-        limits: Limits = Limits(ready_s=10, group_s=10, stop_s=5),
+        limits: Limits = PATIENT,
         **options,
     ) -> GroupResult:
         mark = uuid.uuid4().hex

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from workloads import client
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901  one line a manner
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int)
     parser.add_argument("--device")

@@ -28,9 +28,9 @@ with lease.hold(GPU, Path(sys.argv[1])):
 
 
 def test_a_second_orchestrator_is_refused_and_told_who_holds_the_device(tmp_path):
-    with lease.hold(GPU, tmp_path), pytest.raises(GpuBusyError, match=f'"pid": {os.getpid()}'):
-        with lease.hold(GPU, tmp_path):
-            pytest.fail("two orchestrators on one device")
+    refused = pytest.raises(GpuBusyError, match=f'"pid": {os.getpid()}')
+    with lease.hold(GPU, tmp_path), refused, lease.hold(GPU, tmp_path):
+        pytest.fail("two orchestrators on one device")
     with lease.hold(GPU, tmp_path):
         pass  # free again
 

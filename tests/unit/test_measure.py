@@ -46,7 +46,8 @@ def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(
 
 def test_a_work_window_gives_makespan_epoch_time_and_rate_without_validation(tmp_path):
     alone = group("a", kind=WindowKind.WORK)
-    events = steps(0, 4, 0.5, 10) + [
+    events = [
+        *steps(0, 4, 0.5, 10),
         {"event": "epoch", "epoch": 1, "t_ns": 2 * S, "seconds": 2.0, "metrics": {"loss": 2.0}},
         {"event": "epoch", "epoch": 2, "t_ns": 5 * S, "seconds": 2.0, "metrics": {"loss": 1.0}},
     ]
@@ -138,7 +139,7 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
         nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
         for t in range(12)
     ]
-    row = judge(tmp_path, alone, good, samples=samples)
+    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0)
     assert row.metrics["energy_j"] == pytest.approx(300 * 10)
     assert row.metrics["energy_above_idle_j"] == pytest.approx(230 * 10)
     assert row.metrics["energy_per_sample_j"] == pytest.approx(3.0)
