@@ -38,9 +38,6 @@ LOCAL_FILE_SYSTEMS = frozenset(
 )
 """Where sqlite's WAL works: it needs memory shared by all processes. Source: sqlite.org/wal.html, section 1."""
 
-# Without it the UI opens an experiment in its GenAI view, where runs of training show nothing.
-_TRAINING_VIEW = {"mlflow.experimentKind": "custom_model_development"}
-
 log = logging.getLogger(__name__)
 
 
@@ -88,7 +85,7 @@ class Store:
         if experiment is None:
             location = None if self.root is None else (self.root / "artifacts" / _folder_name(name)).as_uri()
             try:
-                return str(self.client.create_experiment(name, artifact_location=location, tags=_TRAINING_VIEW))
+                return str(self.client.create_experiment(name, artifact_location=location))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise

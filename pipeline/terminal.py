@@ -41,13 +41,11 @@ class Progress:
         self._begin_s = time.monotonic()
 
     def left(self) -> str:
-        """The time left in words, from the mean of the groups that are done."""
-        if self.num_done == self.num_groups:
-            return "the last one"
-        if not self.num_done:
-            return "time left unknown"
+        """The time left in words, from the mean of the groups that are done; empty if there is nothing to say."""
+        if self.num_done in (0, self.num_groups):
+            return ""
         mean_s = (time.monotonic() - self._begin_s) / self.num_done
-        return f"{duration(mean_s * (self.num_groups - self.num_done))} left"
+        return f" ({duration(mean_s * (self.num_groups - self.num_done))} left)"
 
 
 class View(Protocol):
@@ -80,7 +78,7 @@ class PlainView:
         rate = row.metrics.get("throughput_total_samples_per_s")
         figure = f", {rate:.1f} samples/s" if rate is not None else ""
         reason = f": {row.reason}" if row.reason else ""
-        say(f"    {row.result.value}{figure}{reason} ({self.progress.left()})")
+        say(f"    {row.result.value}{figure}{reason}{self.progress.left()}")
 
 
 class LiveView(PlainView):
@@ -129,7 +127,7 @@ class _Drawer:
         aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
         done = f"[{self.progress.num_done + 1}/{self.progress.num_groups}]"
         spent = duration(time.monotonic() - self.begin_s)
-        title = f"{done} {self.group.name} (block {self.group.block}): {spent}, {aim}; {self.progress.left()}"
+        title = f"{done} {self.group.name} (block {self.group.block}): {spent}, {aim}{self.progress.left()}"
         table = Table(title=title, title_justify="left")
         for name in ("job", "phase", "epoch", "samples/s", "memory MiB"):
             table.add_column(name, justify="left" if name in ("job", "phase") else "right")
