@@ -13,13 +13,14 @@ schema.register()
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(config: DictConfig) -> None:
     """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead."""
-    sys.exit(study.execute([config], is_sweep=False))
+    study.execute([config], is_sweep=False)
 
 
 if __name__ == "__main__":
     interrupts.install()
     try:
         main()
+        sys.exit(study.exit_status())
     except interrupts.Interrupted as interrupted:
         sys.exit(interrupted.exit_status)
     except SystemExit as end:

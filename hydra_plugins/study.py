@@ -9,7 +9,6 @@ with the grid of the command line. `hydra/launcher=submitit_slurm` replaces the 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobReturn, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
@@ -56,13 +55,14 @@ class StudyLauncher(Launcher):
         self.composed: dict[tuple[str, ...], DictConfig] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the study; this ends the program with the study's exit status."""
+        """Run the study. Its exit status is kept in `pipeline.study`, for `run.py`."""
         setup_globals()
         configs = [self.compose(list(overrides)) for overrides in job_overrides]
 
         from pipeline import study
 
-        sys.exit(study.execute(configs, is_sweep=True))
+        status = study.execute(configs, is_sweep=True)
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=status) for o in job_overrides]
 
     def compose(self, overrides: list[str]) -> DictConfig:
         """The configuration of one job.

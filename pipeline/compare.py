@@ -6,7 +6,6 @@ Within a block the order is random, so a baseline may run after the groups that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 from pipeline import measure
 from pipeline.types import Group, GroupResult, Result, WindowKind
@@ -30,19 +29,18 @@ class Baseline:
 
 
 class Comparison:
-    """The rows of a study and the baselines among them.
+    """The rows of a study and the baselines among them."""
 
-    Args:
-        known: baselines of an earlier start of the same study.
-    """
-
-    def __init__(self, known: Iterable[Baseline] = ()) -> None:
-        self._baselines = list(known)
+    def __init__(self) -> None:
+        self._baselines: list[Baseline] = []
         self._rows: dict[str, GroupResult] = {}
         self._compared: set[str] = set()
 
     def add(self, row: GroupResult) -> list[GroupResult]:
-        """Take in a row; returns the rows whose figures against the baseline are known from now on."""
+        """Take in a row; returns those whose figures against the baseline are known from now on.
+
+        The rows returned hold these figures only; `latest` has them beside the others.
+        """
         self._rows[row.group.digest] = row
         if row.group.sequential and row.result is Result.OK:
             self._baselines.append(baseline_of(row))
@@ -51,7 +49,9 @@ class Comparison:
             if digest in self._compared or other.result is not Result.OK:
                 continue
             metrics = self._against_baseline(other)
-            if metrics:
+            if metrics and metrics.items() <= other.metrics.items():
+                self._compared.add(digest)  # a row of an earlier start that had them already
+            elif metrics:
                 self._compared.add(digest)
                 self._rows[digest] = dataclasses.replace(other, metrics=other.metrics | metrics)
                 changed.append(dataclasses.replace(other, metrics=metrics))
@@ -88,4 +88,6 @@ def _digests(row: GroupResult) -> tuple[str, ...]:
 
 def comparable(group: Group) -> tuple[object, ...]:
     """What a group and its baseline must share beside their workloads."""
-    return (group.block, group.window.kind, group.device.uuid, group.env, group.pin_cpus)
+    window = group.window
+    length = (window.seconds, window.settle_s) if window.kind is WindowKind.STEADY else (window.epochs,)
+    return (group.block, window.kind, length, group.device.uuid, group.env, group.pin_cpus)

@@ -5,6 +5,7 @@ A group that goes wrong is a row, and the study goes on; only the user's own sig
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import resource
 import time
@@ -81,6 +82,7 @@ class Executor:
             except Interrupted as error:
                 interrupted = error
             row = measure.judge(group, execution.observation(interrupted is not None))
+            row = dataclasses.replace(row, spool_id=run.spool_id)
             run.close(row)
         if interrupted is not None:
             raise interrupted

@@ -38,9 +38,13 @@ class Interrupted(BaseException):
 
 
 def install() -> None:
-    """Handle the signals in this process from now on. Only programs call this, never an import."""
+    """Handle the signals in this process from now on. Only programs call this, never an import.
+
+    A signal that the starter of this process had ignored stays ignored: that is how `nohup` works.
+    """
     for signum in _SIGNALS:
-        signal.signal(signum, _receive)
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _receive)
 
 
 @contextmanager

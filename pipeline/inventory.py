@@ -125,8 +125,10 @@ def _find_script(script: str) -> tuple[Path, str]:
     for folder in (Path.cwd(), PROJECT_DIR):
         path = (folder / Path(script).expanduser()).resolve()
         if path.is_file():
+            # A program of ours is all of its folder; of a user's program we know the one file.
+            files = sorted(path.parent.glob("*.py")) if path.parent == PROJECT_DIR / "workloads" else [path]
             try:
-                return path, hashlib.sha256(path.read_bytes()).hexdigest()
+                return path, hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
             except OSError as error:
                 raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
     raise ConfigError(f"workload.script={script}: there is no such file in {Path.cwd()} or {PROJECT_DIR}")

@@ -11,13 +11,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from pipeline import events, processes
-from pipeline.channel import Channel
+from pipeline.channel import PROTOCOL, Channel
 from pipeline.errors import LaunchError
 from pipeline.types import Interpreter, Job, Limits, Slot, Window, WindowKind
 
@@ -37,6 +37,7 @@ class JobState:
         stopped_ns: when it was told to stop, if it was.
         overdue: which deadline it missed, in words.
         fault: what else it did wrong, in words.
+        cpus: the CPUs that it is bound to, if it is.
         signalled: that we ended it by a signal.
     """
 
@@ -52,6 +53,7 @@ class JobState:
     overdue: str | None = None
     fault: str | None = None
     signalled: bool = False
+    cpus: Sequence[int] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -137,8 +139,12 @@ class JobGroup:
             LaunchError: a job ended first, or not all were ready in time.
         """
         in_time = self._channel.pump(
-            lambda: self._failed() or all(s.is_ready for s in self.states), _deadline(self._limits.ready_s)
+            lambda: self._failed() or self._any_ended() or all(s.is_ready for s in self.states),
+            _deadline(self._limits.ready_s),
         )
+        for state in self.states:
+            if state.has_ended and not state.went_wrong:
+                state.fault = "ended before it was ready"
         if self._failed():
             raise LaunchError("a job ended before it was ready")
         if not in_time:
@@ -148,7 +154,7 @@ class JobGroup:
                     state.overdue = f"not ready within {self._limits.ready_s:g} s (last phase: {phase})"
             raise LaunchError("not all jobs were ready in time")
 
-    def measure(self, window: Window, at_start: Callable[[], None] = lambda: None) -> None:
+    def measure(self, window: Window) -> None:
         """Release the jobs at one instant, wait through the window, and wait for their end.
 
         Returns when all jobs have ended, or as soon as one has gone wrong: then leaving the context ends the others.
@@ -156,7 +162,6 @@ class JobGroup:
         start_ns = time.monotonic_ns() + _START_DELAY_NS
         for state in self.states:
             self._channel.send(state.job.index, type="go", start_ns=start_ns)
-        at_start()
         if window.kind is WindowKind.STEADY:
             length_ns = int((window.settle_s + window.seconds) * 1e9)
             self._channel.pump(self._any_ended, start_ns + length_ns)
@@ -223,7 +228,8 @@ class JobGroup:
                 raise LaunchError(f"job {job.name}: cannot start {argv[0]}: {error.strerror}") from error
         state.pid = state.process.pid
         if self._pin_cpus:
-            os.sched_setaffinity(state.pid, _share_of_cpus(position, len(self.states)))
+            state.cpus = sorted(_share_of_cpus(position, len(self.states)))
+            os.sched_setaffinity(state.pid, state.cpus)
         self._channel.watch(job.index, state.pid)
 
     def _environ(self, state: JobState, slot: Slot) -> dict[str, str]:
@@ -250,7 +256,9 @@ class JobGroup:
         if state is None:
             return
         kind = message.get("type")
-        if kind == "ready":
+        if kind == "hello" and message.get("protocol") != PROTOCOL:
+            state.fault = f"speaks version {message.get('protocol')} of the job protocol, not {PROTOCOL}"
+        elif kind == "ready":
             state.is_ready = True
         elif kind == "bye":
             state.bye = str(message.get("status"))
@@ -270,8 +278,17 @@ def _deadline(seconds: float) -> int:
 
 
 def _share_of_cpus(position: int, num_jobs: int) -> set[int]:
-    """An equal share of the CPUs that we may use; at least one."""
-    cpus = sorted(os.sched_getaffinity(0))
-    size = max(1, len(cpus) // num_jobs)
-    first = (position * size) % len(cpus)
-    return set(cpus[first : first + size])
+    """A share of the CPUs that we may use, at least one; threads of one core stay together."""
+    cpus = sorted(os.sched_getaffinity(0), key=_core_of)
+    if num_jobs > len(cpus):
+        return {cpus[position % len(cpus)]}
+    return set(cpus[position * len(cpus) // num_jobs : (position + 1) * len(cpus) // num_jobs])
+
+
+def _core_of(cpu: int) -> tuple[int, int, int]:
+    """Package and core of a CPU; on many machines CPU i and CPU i + n/2 are two threads of one core."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return (*(int((topology / name).read_text()) for name in ("physical_package_id", "core_id")), cpu)  # type: ignore[return-value]
+    except (OSError, ValueError):
+        return (0, cpu, cpu)

@@ -19,6 +19,7 @@ from pipeline.types import Group, GroupResult, JobResult, Result, Sample, Window
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
 MIN_OVERLAP_RATIO = 0.95
+COMPARED = ("throughput_samples_per_s", "makespan_s")
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
 # Which failing job names the group's result, most telling first.
@@ -70,6 +71,9 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     tags = dict(seen.tags)
+    if windows:
+        tags["collocation.window_start_ns"] = str(min(begin for begin, _ in windows))
+        tags["collocation.window_end_ns"] = str(max(end for _, end in windows))
     overlap = metrics.get("overlap_ratio")
     if group.window.kind is WindowKind.STEADY and overlap is not None and overlap < MIN_OVERLAP_RATIO:
         tags["collocation.flag"] = f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
@@ -80,7 +84,6 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         jobs=tuple(jobs),
         metrics=metrics,
         tags=tags,
-        window_ns=(min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None,
     )
 
 
@@ -93,6 +96,8 @@ def compare(row: GroupResult, solo: dict[str, float], serial_makespan_s: float |
         serial_makespan_s: of the same jobs really executed one after another, if that was measured.
     """
     is_steady = row.group.window.kind is WindowKind.STEADY
+    if is_steady and row.group.sequential and len(row.jobs) > 1:
+        return {}  # each had the device to itself for a window of its own: there is no common rate to compare
     progress = []
     for job in row.jobs:
         alone = solo.get(job.job.workload.digest)
@@ -168,7 +173,7 @@ def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | N
         end_ns=end_ns,
         metrics=metrics,
         series=series,
-        params=log.params,
+        params=log.params | ({"cpus": ",".join(map(str, state.cpus))} if state.cpus else {}),
     )
 
 
@@ -178,8 +183,10 @@ def _ending(state: JobState, log: Events, seen: Observation) -> tuple[Result, st
     if log.errors:
         error = log.errors[-1]
         text = f"{error.get('type')}: {error.get('message')}"
-        is_oom = error.get("type") in _OOM_TYPES or any(words in text for words in _OOM_TEXTS)
-        return (Result.OOM if is_oom else Result.FAILED), text
+        if error.get("type") == "ScriptError":
+            # What went wrong in a script that knows nothing of us stands in its own error output only.
+            text += _last_words(state.folder / "stderr.log")
+        return (Result.OOM if error.get("type") in _OOM_TYPES or _tells_oom(text) else Result.FAILED), text
     if state.fault is not None:
         return Result.FAILED, state.fault
     if state.exit_status == 0 and state.bye == "ok":
@@ -189,7 +196,12 @@ def _ending(state: JobState, log: Events, seen: Observation) -> tuple[Result, st
     if state.exit_status == 0:
         return Result.FAILED, "ended with status 0 without reporting the end of its work"
     how = f"status {state.exit_status}" if state.exit_status > 0 else f"signal {-state.exit_status}"
-    return Result.FAILED, f"ended with {how}{_last_words(state.folder / 'stderr.log')}"
+    words = _last_words(state.folder / "stderr.log")
+    return (Result.OOM if _tells_oom(words) else Result.FAILED), f"ended with {how}{words}"
+
+
+def _tells_oom(text: str) -> bool:
+    return any(words in text for words in _OOM_TEXTS)
 
 
 def _last_words(path: Path) -> str:
@@ -238,7 +250,7 @@ def _throughput(group: Group, log: Events, window: tuple[int, int]) -> dict[str,
             return {}
         rate = (steps.total[last] - steps.total[first]) / ((steps.t_ns[last] - steps.t_ns[first]) / 1e9)
         inside = range(first + 1, last + 1)
-    metrics = {"throughput_samples_per_s": rate}
+    metrics = {"throughput_samples_per_s": rate, "num_samples": float(steps.total[-1])}
     # The first step of an epoch waits for validation or for the loader to begin again: that is no step time.
     times_ms = sorted((steps.t_ns[i] - steps.t_ns[i - 1]) / 1e6 for i in inside if steps.epoch[i] == steps.epoch[i - 1])
     for percent in (50, 95, 99):
@@ -265,18 +277,16 @@ def _peaks(samples: Sequence[Sample], index: int, window: tuple[int, int] | None
 def _group_metrics(
     group: Group, jobs: Sequence[JobResult], windows: Sequence[tuple[int, int]], seen: Observation
 ) -> dict[str, float]:
-    metrics: dict[str, float] = {}
+    # What comparisons need of each job stays with the row, so that a resumed study need not read the children.
+    metrics = {
+        f"job_{job.job.index}_{name}": job.metrics[name] for job in jobs for name in COMPARED if name in job.metrics
+    }
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):
         lengths = [end - start for start, end in spans]
         if group.sequential:
             # One after another: their times add up; what lies between two jobs is the start of a process.
             metrics["makespan_s"] = sum(lengths) / 1e9
-            # The baseline of each job stays with the row, so that a resumed study need not read the children.
-            for job in jobs:
-                for name in ("throughput_samples_per_s", "makespan_s"):
-                    if name in job.metrics:
-                        metrics[f"job_{job.job.index}_{name}"] = job.metrics[name]
         else:
             metrics["makespan_s"] = (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e9
             metrics["start_skew_ms"] = (max(s for s, _ in spans) - min(s for s, _ in spans)) / 1e6
@@ -286,8 +296,8 @@ def _group_metrics(
     if len(rates) == len(jobs) and (len(jobs) == 1 or not group.sequential):
         metrics["throughput_total_samples_per_s"] = sum(rates)
         if group.window.kind is WindowKind.WORK:
-            done = sum(rate * job.metrics["makespan_s"] for rate, job in zip(rates, jobs, strict=True))
-            metrics["throughput_total_samples_per_s"] = done / metrics["makespan_s"]
+            samples = sum(job.metrics["num_samples"] for job in jobs)
+            metrics["throughput_total_samples_per_s"] = samples / metrics["makespan_s"]
     epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from pipeline.inventory import Inventory, chosen_workloads
 from pipeline.schema import (
     Baseline,
     Config,
+    Dataset,
+    DataSource,
     GpuKind,
     ListenerConfig,
     Order,
@@ -48,6 +51,7 @@ from pipeline.types import (
 _MIN_INTERVAL_MS = 200
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
 _GPU_ONLY_PX = 224
+_FIXED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
 _WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
 # Paths say where things lie on this machine, not what is computed.
 _PATH_KEYS = frozenset({"data_root", "cache_root"})
@@ -89,7 +93,12 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         for block in range(1, config.repeats + 1):
             for group in groups:
                 placed = dataclasses.replace(group, block=block, digest=_digest(group.digest, block))
-                blocks.setdefault(block, {}).setdefault(placed.digest, placed)
+                same = blocks.setdefault(block, {}).setdefault(placed.digest, placed)
+                if [job.workload.argv for job in same.jobs] != [job.workload.argv for job in placed.jobs]:
+                    raise ConfigError(
+                        f"two combinations of the sweep differ only in paths ({placed.name}), which do not tell their "
+                        "results apart; run them as two studies, with tracking.experiment=NAME for each"
+                    )
     first = configs[0]
     ordered: list[Group] = []
     for block, by_digest in sorted(blocks.items()):
@@ -134,12 +143,15 @@ def _check(config: Config) -> None:
         "limits.ready_s": config.limits.ready_s,
         "limits.group_s": config.limits.group_s,
         "limits.stop_s": config.limits.stop_s,
+        "tracking.series_points": config.tracking.series_points,
+        "time_limit_s": config.time_limit_s,
     }
     for key, value in positive.items():
-        if value <= 0:
-            raise ConfigError(f"{key}={value}: must be greater than 0")
-    if config.window.settle_s < 0:
-        raise ConfigError(f"window.settle_s={config.window.settle_s}: must not be negative")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{key}={value}: must be greater than 0, and finite")
+    for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{key}={value}: must not be negative, and finite")
     for name, listener in config.listeners.items():
         if listener.interval_ms < _MIN_INTERVAL_MS:
             raise ConfigError(
@@ -198,8 +210,20 @@ def _distinct(jobs: Sequence[Job]) -> list[Job]:
 def _check_workload(workload: WorkloadConfig, config: Config, device: Device) -> None:
     if not isinstance(workload, TrainTimmConfig):
         return
-    if workload.batch_size < 1:
-        raise ConfigError(f"workload {workload.name}: batch_size={workload.batch_size} must be at least 1")
+    for key in ("batch_size", "image_px", "num_classes", "samples", "threads"):
+        value = getattr(workload, key)
+        if value is not None and value < 1:
+            raise ConfigError(f"workload {workload.name}: {key}={value} must be at least 1")
+    for key in ("loader_workers", "warmup_steps"):
+        if getattr(workload, key) < 0:
+            raise ConfigError(f"workload {workload.name}: {key}={getattr(workload, key)} must not be negative")
+    if _FIXED_PX.get(workload.dataset, workload.image_px) != workload.image_px:
+        raise ConfigError(
+            f"workload {workload.name}: the images of {workload.dataset.name} have {_FIXED_PX[workload.dataset]} "
+            f"pixels, not image_px={workload.image_px}"
+        )
+    if workload.samples is not None and workload.source is DataSource.disk:
+        raise ConfigError(f"workload {workload.name}: samples is for synthetic data; a data set on disk is used whole")
     if workload.step_mode is StepMode.cuda_graph and not device.is_gpu:
         raise ConfigError(
             f"workload {workload.name}: step_mode=cuda_graph needs a GPU, and this study runs on {device.name}"
@@ -238,19 +262,21 @@ def _workload(
     workload: WorkloadConfig, config: Config, device: Device, window: Window, inventory: Inventory
 ) -> Workload:
     path, content = inventory.scripts[workload.script]
+    runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
     flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu else "cpu"
         flags["epochs"] = 0 if window.kind is WindowKind.STEADY else window.epochs
-    start = [str(inventory.scripts[workload.runner][0])] if workload.runner else []
     return Workload(
         name=workload.name,
-        argv=(*start, str(path), *_flags(flags), *workload.args),
+        script=str(path),
+        argv=(*([str(runner)] if runner else []), str(path), *_flags(flags), *workload.args),
         ends_by_itself=workload.ends_by_itself,
         digest=_digest(
             [
                 content,
+                runner_content,
                 workload.name,
                 {k: v for k, v in flags.items() if k not in _PATH_KEYS},
                 workload.args,

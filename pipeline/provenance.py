@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import platform
 import shlex
 import sys
 from pathlib import Path
 
-from pipeline import command
+from pipeline import command, processes
 from pipeline.errors import CommandError
 from pipeline.inventory import PROJECT_DIR, Inventory
 
@@ -28,7 +27,7 @@ def collect(inventory: Inventory) -> dict[str, str]:
     """The facts that hold for a whole study, by name. What cannot be known is absent."""
     facts = {
         "command_line": shlex.join(sys.argv),
-        "user": getpass.getuser(),
+        "user": processes.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
         "kernel": platform.release(),

@@ -36,6 +36,7 @@ class FinishedGroup:
     gpu_uuid: str | None
     boot_id: str | None
     run_id: str
+    spool_id: str | None
     metrics: dict[str, float]
 
 
@@ -67,6 +68,7 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
                 gpu_uuid=tags.get("collocation.gpu_uuid"),
                 boot_id=tags.get("collocation.boot_id"),
                 run_id=run.info.run_id,
+                spool_id=tags.get("collocation.spool_id"),
                 metrics=_figures(run),
             )
         )

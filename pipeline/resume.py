@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.compare import Baseline, comparable
-from pipeline.types import Group, Plan, Result, WindowKind
+from pipeline.measure import COMPARED
+from pipeline.types import Group, GroupResult, JobResult, Plan, Result
 
 
-def remaining(plan: Plan, finished: Sequence[dict[str, Any]], boot_id: str) -> tuple[tuple[Group, ...], list[Baseline]]:
-    """The groups to run, and the baselines among those that need not be.
+def remaining(
+    plan: Plan, finished: Sequence[dict[str, Any]], boot_id: str
+) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    """The groups to run, and the rows of those that need not be.
 
     A block is compared within itself, so it must come from one GPU and one boot of the machine: a block that was
-    begun before a reboot, or on another GPU, begins again; a block that is complete stays (METHOD 4).
+    begun before a reboot, or on another GPU, begins again; a block that is complete stays.
 
     Args:
         plan: the whole study.
-        finished: groups with a result in the store: digest, result, gpu_uuid, boot_id, metrics.
+        finished: groups with a result in the store: digest, result, gpu_uuid, boot_id, spool_id, metrics.
         boot_id: of this machine now.
     """
     found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
@@ -37,21 +39,24 @@ def remaining(plan: Plan, finished: Sequence[dict[str, Any]], boot_id: str) -> t
             if origin in found.get(group.digest, {}):
                 done[group.digest] = found[group.digest][origin]
     left = tuple(group for group in plan.groups if group.digest not in done)
-    known = [_baseline(g, done[g.digest]["metrics"]) for g in plan.groups if g.digest in done and g.sequential]
-    return left, known
+    return left, [_row(group, done[group.digest]) for group in plan.groups if group.digest in done]
 
 
-def _baseline(group: Group, metrics: dict[str, float]) -> Baseline:
-    is_steady = group.window.kind is WindowKind.STEADY
-    solo = {}
-    for job in group.jobs:
-        name = "throughput_samples_per_s" if is_steady else "makespan_s"
-        value = metrics.get(f"job_{job.index}_{name}")
-        if value is not None:
-            solo[job.workload.digest] = value
-    return Baseline(
-        key=comparable(group),
-        solo=solo,
-        jobs=tuple(sorted(job.workload.digest for job in group.jobs)),
-        makespan_s=metrics.get("makespan_s"),
+def _row(group: Group, entry: dict[str, Any]) -> GroupResult:
+    """A stored row, as far as comparisons and the table need it."""
+    metrics: dict[str, float] = entry["metrics"]
+    result = Result(entry["result"])
+    jobs = tuple(
+        JobResult(
+            job=job,
+            result=result,
+            reason="",
+            metrics={
+                name: metrics[f"job_{job.index}_{name}"] for name in COMPARED if f"job_{job.index}_{name}" in metrics
+            },
+        )
+        for job in group.jobs
+    )
+    return GroupResult(
+        group=group, result=result, reason="", jobs=jobs, metrics=metrics, spool_id=entry.get("spool_id")
     )

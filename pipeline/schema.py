@@ -153,6 +153,7 @@ class GpuConfig:
 
     Attributes:
         device: index or UUID of the GPU.
+        admin: prefix of the commands that change the GPU's settings; `null` forbids them. No scenario needs one yet.
         tolerate: names of programs of others that may stay on the GPU (a desktop's Xorg, say).
         lock_dir: where the lock of each device lies; the same for every user of the machine.
     """
@@ -220,13 +221,13 @@ class LimitsConfig:
 
     Attributes:
         ready_s: from the start of the processes until all jobs are ready.
-        group_s: from the start of the work until its end, beyond the steady window.
-        stop_s: that a job has to end after it was told to, before it is ended.
+        group_s: from the start of the work until its end, in a `work` window.
+        stop_s: that a job has to end after it was told to (a final validation included), before it is ended.
     """
 
     ready_s: float = 600.0
     group_s: float = 86400.0
-    stop_s: float = 60.0
+    stop_s: float = 300.0
 
 
 @dataclass

@@ -41,6 +41,7 @@ class Sender:
         self._argv += ["--series-points", str(series_points), *(["--uri", uri] if uri else [])]
         self._pending: deque[dict[str, Any]] = deque()
         self._buffer = b""
+        self._was_asked = False
         self.unsent: dict[Path, str] = {}
 
     def __enter__(self) -> Sender:
@@ -57,8 +58,10 @@ class Sender:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let it finish what it was asked, then end it."""
+        """Let it finish what it was asked, then end it; at once if it was asked nothing."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        if not self._was_asked:
+            self._process.kill()  # it would finish importing MLflow first
         try:
             self._process.stdin.close()
             self._process.wait(_END_LIMIT_S)
@@ -98,9 +101,9 @@ class Sender:
         """Have a closed group sent. Does not wait; a failure leaves the folder in the spool and in `unsent`."""
         self._ask({"op": "send", "spool": str(folder)})
 
-    def amend(self, folder: Path, metrics: dict[str, float]) -> None:
-        """Add metrics to a closed group, whether it was sent already or not. Does not wait."""
-        self._ask({"op": "amend", "spool": str(folder), "metrics": metrics})
+    def amend(self, file: Path) -> None:
+        """Have an amendment added to its group. Does not wait; a failure leaves the file in the spool."""
+        self._ask({"op": "amend", "spool": str(file)})
 
     def rest(self) -> None:
         """Wait until everything that was asked is done, so that the process is idle."""
@@ -120,6 +123,7 @@ class Sender:
     def _ask(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._pending.append(request)
+        self._was_asked = True
         try:
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
@@ -129,12 +133,12 @@ class Sender:
     def _note(self, reply: dict[str, Any]) -> None:
         request = self._pending.popleft()
         folder = Path(request["spool"])
-        if reply.get("ok"):
+        if request["op"] == "send" and reply.get("ok"):
             self.unsent.pop(folder, None)
         elif request["op"] == "send":
             self.unsent[folder] = str(reply.get("error"))
             log.warning("%s stays in the spool: %s", folder.name, reply.get("error"))
-        else:
+        elif not reply.get("ok"):
             log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
 
     def _reply(self, deadline: float) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -17,9 +19,11 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from pipeline import leftovers, spool_format
+from pipeline.errors import TrackingError
+from pipeline.inventory import PROJECT_DIR
 from pipeline.sender import Sender
-from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
-from pipeline.types import Device, Group, GroupResult, JobResult, Result, Sample
+from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
+from pipeline.types import Group, GroupResult, JobResult, Result, Sample
 
 # What MLflow's table of runs shows in columns of its own.
 _UI_COLUMNS = {"mlflow.source.name": "command_line", "mlflow.source.git.commit": "git_commit", "mlflow.user": "user"}
@@ -103,7 +107,14 @@ class Spool:
     @contextmanager
     def open(self, group: Group) -> Iterator[SpoolRun]:
         """Begin the record of a group. Left without `close`, it stays open and the next start closes it."""
-        folder = self._folder / f"{group.number:04d}-{group.name}"
+        folder = self._folder / f"{group.number:04d}-{re.sub('[^A-Za-z0-9.+_-]', '_', group.name)}"
+        try:
+            yield from self._opened(group, folder)
+        except OSError as error:
+            raise TrackingError(f"the record of {group.name} cannot be kept in {folder}: {error}") from error
+        self._sender.send(folder)
+
+    def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
         (folder / "artifacts").mkdir(parents=True)
         lock = os.open(folder / spool_format.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         sink = SampleFile(folder / spool_format.SAMPLES)
@@ -113,6 +124,9 @@ class Spool:
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
             run.add_artifact("group.json", _group_json(group))
+            for script in {Path(job.workload.script) for job in group.jobs}:
+                if not script.is_relative_to(PROJECT_DIR):  # ours is told by the commit
+                    run.add_artifact(f"script-{script.name}", script.read_text(encoding="utf-8", errors="replace"))
             run.add_artifact("config.yaml", OmegaConf.to_yaml(OmegaConf.structured(group.config)))
             spool_format.write(folder, run._record)
             run.scratch.mkdir(mode=0o700)
@@ -122,19 +136,22 @@ class Spool:
             shutil.rmtree(run.scratch, ignore_errors=True)
             sink.close()
             os.close(lock)
-        self._sender.send(folder)
 
-    def amend(self, group: Group, metrics: dict[str, float]) -> None:
+    def amend(self, row: GroupResult, metrics: dict[str, float]) -> None:
         """Add figures that became known later: those against a baseline that ran after the group."""
-        self._sender.amend(self._folder / f"{group.number:04d}-{group.name}", metrics)
+        if row.spool_id is not None:
+            amendment = Amendment(experiment=row.group.experiment, spool_id=row.spool_id, metrics=metrics)
+            self._sender.amend(spool_format.write_amendment(self._folder.parent, amendment))
+
+    def unsent_amendments(self) -> list[Path]:
+        """Figures that the store does not have yet."""
+        return spool_format.amendments(self._folder.parent)
 
     def remove_if_empty(self) -> None:
         """Remove the study's folder once everything was sent."""
-        for folder in (self._folder, self._folder.parent):
-            try:
+        for folder in (self._folder, self._folder.parent / spool_format.AMENDMENTS, self._folder.parent):
+            with contextlib.suppress(OSError):  # not empty, or not there
                 folder.rmdir()
-            except OSError:
-                return
 
 
 def _new_folder(spool: Path) -> Path:
@@ -156,7 +173,8 @@ def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
         "collocation.scenario": group.scenario,
         "collocation.gpu_uuid": group.device.uuid,
         "collocation.device": group.device.name,
-        **{f"collocation.{key}": value for key, value in (facts | _device_facts(group.device)).items()},
+        **{f"collocation.{key}": value for key, value in (facts | dict(group.device.details)).items()},
+        **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
     }
     parent_tags = common | {
         "collocation.role": "group",
@@ -177,7 +195,6 @@ def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
         )
         for job in group.jobs
     )
-    parent_tags |= {key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts}
     parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
     clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
     return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
@@ -198,10 +215,6 @@ def _group_params(group: Group) -> dict[str, str]:
     }
     shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
     return params | {key: value for key, value in shared if key not in params}
-
-
-def _device_facts(device: Device) -> dict[str, str]:
-    return dict(device.details)
 
 
 def _group_json(group: Group) -> str:

@@ -7,6 +7,7 @@
         artifacts/      files of the parent run
         jobs/<i>/       files of child i; jobs/<i>/mlflow/ is where the job's own MLflow calls went
         mlflow.json     run ids, written by the sender
+    <root>/spool/amendments/<spool id>.json     figures that came after a group was closed
 
 Must not import MLflow: the orchestrator uses this module while it measures.
 """
@@ -33,6 +34,7 @@ VERSION = 1
 RECORD = "record.json"
 LOCK = "lock"
 SAMPLES = "samples.jsonl"
+AMENDMENTS = "amendments"
 SENT_PREFIX = ".sent-"
 """A folder that was accepted and is being removed; what a killed sender leaves of it is swept later."""
 
@@ -112,6 +114,15 @@ class Survey:
     unreadable: dict[Path, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amendment:
+    """Metrics that became known after a group's record was closed: those against a baseline that ran later."""
+
+    experiment: str
+    spool_id: str
+    metrics: dict[str, float]
+
+
 AnyRun = TypeVar("AnyRun", bound=RunRecord)
 
 
@@ -146,6 +157,32 @@ def read(folder: Path) -> Record:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrackingError(f"could not read {folder / RECORD}: {type(error).__name__}: {error}") from error
+
+
+def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
+    """Keep an amendment until the store has it; gives its file."""
+    folder = spool_root / AMENDMENTS
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{amendment.spool_id}.json"
+    write_json(file, amendment)
+    return file
+
+
+def read_amendment(file: Path) -> Amendment:
+    """The amendment in a file.
+
+    Raises:
+        TrackingError: it cannot be read.
+    """
+    try:
+        return Amendment(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrackingError(f"could not read {file}: {type(error).__name__}: {error}") from error
+
+
+def amendments(spool_root: Path) -> list[Path]:
+    """The amendments that the store does not have yet."""
+    return sorted((spool_root / AMENDMENTS).glob("*.json"))
 
 
 def recover(spool_root: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from pipeline import build, interrupts, provenance, resume, spool_format, terminal, tracking
 from pipeline import plan as planning
-from pipeline.compare import Baseline, Comparison
+from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.executor import Executor
 from pipeline.gpu import lease
@@ -26,13 +26,19 @@ from pipeline.types import GroupResult, Plan
 log = logging.getLogger(__name__)
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
-_STUDY_KEYS = ("tracking", "order", "resume", "dry_run", "time_limit_s")
+_STUDY_KEYS = ("tracking", "listeners", "order", "resume", "dry_run", "time_limit_s")
 _started = False
+_statuses: list[int] = []
 
 
 def has_started() -> bool:
     """Whether a group has begun: from then on the exit status speaks of groups, before it of the configuration."""
     return _started
+
+
+def exit_status() -> int:
+    """The worst status of the studies that this process ran; Hydra drops what its task function returns."""
+    return max(_statuses, default=0)
 
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
@@ -43,12 +49,19 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
         is_sweep: whether they come from a sweep.
 
     Returns:
-        0 when every group ended in a result; 1 when some failed or timed out; 2 when nothing could be started.
+        0 when every group ended in a result; 1 when some failed, timed out or were left for later by `time_limit_s`;
+        2 when nothing could be started. It is also kept for `exit_status`.
 
     Raises:
         Interrupted: after the user's signal, once everything is cleaned up and recorded.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    status = _execute(configs, is_sweep=is_sweep)
+    _statuses.append(status)
+    return status
+
+
+def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
     try:
         typed = planning.read(configs)
         first = typed[0]
@@ -92,7 +105,7 @@ class _Study:
             lease.refuse_strangers(device, self.config.gpu.tolerate)
         store = self.sender.open(self.plan.experiment)
         self._finish_what_others_left()
-        groups, known = self.plan.groups, list[Baseline]()
+        groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume:
             finished = self.sender.finished(self.plan.experiment)
             groups, known = resume.remaining(self.plan, finished, provenance.boot_id())
@@ -105,28 +118,37 @@ class _Study:
             terminal.say(f"note: {note}")
         view = terminal.make_view(len(groups))
         executor = Executor(self.inventory, spool, self.sender, view=view.watch)
-        comparison = Comparison(known)
-        deadline_s = time.monotonic() + (self.config.time_limit_s or float("inf"))
+        comparison = Comparison()
+        limit_s = self.config.time_limit_s
+        begin_s = time.monotonic()
         try:
+            for row in known:
+                self._take_in(row, comparison, spool)
             for group in groups:
-                if time.monotonic() > deadline_s:
-                    terminal.say(f"time_limit_s={self.config.time_limit_s:g} is over; `resume=true` runs the rest")
+                if limit_s is not None and time.monotonic() - begin_s > limit_s:
+                    terminal.say(f"time_limit_s={limit_s:g} is over; `resume=true` runs the rest")
                     break
                 _started = True
                 row = executor.run(group)
                 view.done(row)
-                self.rows.append(row)
-                for changed in comparison.add(row):
-                    spool.amend(changed.group, changed.metrics)
+                self._take_in(row, comparison, spool)
         finally:
             with interrupts.held():
                 self._finish(spool, comparison, store)
-        return 0 if all(row.result.is_finding for row in self.rows) else 1
+        is_whole = len(self.rows) == len(self.plan.groups)
+        return 0 if is_whole and all(row.result.is_finding for row in self.rows) else 1
+
+    def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
+        self.rows.append(row)
+        for changed in comparison.add(row):
+            spool.amend(changed, changed.metrics)
 
     def _finish_what_others_left(self) -> None:
         """Close and send the groups that earlier starts could not, their stray processes included."""
         for folder in spool_format.recover(self.root / "spool"):
             self.sender.send(folder)
+        for file in spool_format.amendments(self.root / "spool"):
+            self.sender.amend(file)
         self.sender.rest()
 
     def _artifacts(self, facts: dict[str, str]) -> dict[str, str]:
@@ -147,13 +169,19 @@ class _Study:
         for folder in list(self.sender.unsent):
             self.sender.send(folder)  # the server may be back
         self.sender.rest()
+        for file in spool.unsent_amendments():
+            self.sender.amend(file)
+        self.sender.rest()
+        late = spool.unsent_amendments()
         spool.remove_if_empty()
         if self.rows:
             sys.stdout.write(terminal.table([comparison.latest(row) for row in self.rows]) + "\n")
             sys.stdout.write(self._how_to_open(store) + "\n")
-        if self.sender.unsent:
+        if self.sender.unsent or late:
+            command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
+            if self.config.tracking.uri:
+                command += f" --uri {self.config.tracking.uri}"
             terminal.say(
-                f"warning: {len(self.sender.unsent)} groups could not be sent and wait in {self.root / 'spool'}; "
-                f"send them with: python -m pipeline.tracking flush --root {self.root}"
-                + (f" --uri {self.config.tracking.uri}" if self.config.tracking.uri else "")
+                f"warning: {len(self.sender.unsent)} groups, and figures of {len(late)} more, could not be sent; "
+                f"they wait in {self.root / 'spool'} until the next start, or: {command}"
             )

@@ -6,7 +6,7 @@ object a line on stdin, one answer a line on stdout, in order.
     {"op": "open", "experiment": NAME}   -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
     {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
     {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
-    {"op": "amend", "spool": PATH, "metrics": {...}} -> {"ok": true}; more metrics of a group's run, sent or not
+    {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them
     anything that fails                  -> {"ok": false, "error": "one sentence"}
 
@@ -48,6 +48,7 @@ MLFLOW_DEFAULTS = {
     # Nothing but the measurement runs on a machine that measures.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,6 @@ class Sender:
         self._store: Store | None = None
         self._studies: set[Path] = set()
         self._begun: set[Path] = set()
-        self._run_ids: dict[Path, str] = {}
 
     @property
     def is_local(self) -> bool:
@@ -105,8 +105,8 @@ class Sender:
                 return {"run_id": begin(self._open(), Path(folder)).parent}
             case {"op": "send", "spool": str(folder)}:
                 return {"run_id": self.send(Path(folder))}
-            case {"op": "amend", "spool": str(folder), "metrics": dict(metrics)}:
-                amend(self._open(), Path(folder), self._run_ids.get(Path(folder)), metrics)
+            case {"op": "amend", "spool": str(file)}:
+                amend(self._open(), Path(file))
                 return {}
             case {"op": "finished", "experiment": str(experiment)}:
                 from pipeline import results
@@ -120,7 +120,6 @@ class Sender:
         runs = send(self._open(), folder, series_points=self._series_points)
         if runs is None:
             return None
-        self._run_ids[folder] = runs.parent
         return runs.parent
 
     def finish_for_dead_owner(self) -> None:
@@ -134,7 +133,7 @@ class Sender:
 
     def tidy(self) -> None:
         """Remove the folders of studies that have nothing left to send."""
-        for folder in (*self._studies, self._root / SPOOL):
+        for folder in (*self._studies, self._root / SPOOL / spool_format.AMENDMENTS, self._root / SPOOL):
             with suppress(OSError):  # not empty
                 folder.rmdir()
 
@@ -147,7 +146,7 @@ class Sender:
 
 def serve(sender: Sender) -> int:
     """Answer requests on stdin until it ends."""
-    # The orchestrator decides what a Ctrl-C means; the terminal sends it to this process as well.
+    # The orchestrator decides what a Ctrl-C means, even where both run in one process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -163,7 +162,9 @@ def serve(sender: Sender) -> int:
         try:
             answer = {"ok": True, **sender.answer(json.loads(line))}
         except Exception as error:  # one request that fails, however it does, must not end the ones after it
-            log.warning("request failed: %s", line.strip(), exc_info=not isinstance(error, CollocationError))
+            # The orchestrator says what it means for the user; an error that is not ours is ours to mend.
+            is_known = isinstance(error, CollocationError) or type(error).__module__.startswith(("mlflow", "requests"))
+            log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
             answer = {"ok": False, "error": _sentence(error)}
         with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
             answers.write(json.dumps(answer) + "\n")
@@ -184,6 +185,13 @@ def flush(sender: Sender, spool_root: Path) -> int:
             failures.append(f"{folder}: {_sentence(error)}")
         else:
             _say(f"sent {folder}" + (f" as run {run_id}" if run_id else " (by another process)"))
+    for file in spool_format.amendments(spool_root):
+        try:
+            sender.answer({"op": "amend", "spool": str(file)})
+        except Exception as error:  # noqa: BLE001  as above
+            failures.append(f"{file}: {_sentence(error)}")
+        else:
+            _say(f"sent {file}")
     sender.tidy()
     for folder in found.busy:
         _say(f"left {folder}: it is being written")

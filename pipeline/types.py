@@ -94,13 +94,15 @@ class Workload:
     """One program with its arguments, as every copy of it is started.
 
     Attributes:
-        argv: script path and arguments, without the interpreter.
+        script: absolute path of the program.
+        argv: all arguments of the interpreter, the program's path among them.
         ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
         digest: of everything that decides what the program computes.
         params: its settings, for the record.
     """
 
     name: str
+    script: str
     argv: tuple[str, ...]
     ends_by_itself: bool
     digest: str
@@ -287,7 +289,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """The row that a group ends in."""
+    """The row that a group ends in. `spool_id` names it in the store."""
 
     group: Group
     result: Result
@@ -295,4 +297,4 @@ class GroupResult:
     jobs: tuple[JobResult, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    window_ns: tuple[int, int] | None = None
+    spool_id: str | None = None

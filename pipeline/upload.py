@@ -6,7 +6,6 @@ rows and accepts equal params, files are replaced, and the folder is removed onl
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -88,22 +87,22 @@ def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
     return runs
 
 
-def amend(store: Store, folder: Path, run_id: str | None, metrics: Mapping[str, float]) -> None:
-    """Add metrics to a group: to its record while that waits in the spool, else to its run.
+def amend(store: Store, file: Path) -> None:
+    """Add an amendment's metrics to its group's run, and remove it; one that is gone was added before.
 
     Raises:
-        TrackingError: the group is neither in the spool nor known as sent.
+        TrackingError: the store has no run of that group yet.
     """
-    if folder.exists():
-        with _sending(folder):
-            record = spool_format.read(folder)
-            parent = dataclasses.replace(record.parent, metrics={**record.parent.metrics, **metrics})
-            spool_format.write(folder, dataclasses.replace(record, parent=parent))
-    elif run_id is not None:
-        for name, value in metrics.items():
-            store.client.log_metric(run_id, name, value)
-    else:
-        raise TrackingError(f"{folder} is neither in the spool nor among the groups that were sent")
+    if not file.exists():
+        return
+    amendment = spool_format.read_amendment(file)
+    wanted = f"tags.`{SPOOL_TAG}` = '{amendment.spool_id}' AND tags.`collocation.role` = 'group'"
+    runs = store.client.search_runs([store.experiment_id(amendment.experiment)], wanted, max_results=1)
+    if not runs:
+        raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
+    for name, value in amendment.metrics.items():
+        store.client.log_metric(runs[0].info.run_id, name, value)
+    file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 
 def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
-    return Workload(name=name, argv=("x.py",), ends_by_itself=ends_by_itself, digest=f"digest-{name}")
+    return Workload(name=name, script=__file__, argv=("x.py",), ends_by_itself=ends_by_itself, digest=f"digest-{name}")
 
 
 def group(

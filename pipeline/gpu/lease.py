@@ -7,7 +7,6 @@ however it dies; children do not inherit it, because Python opens files close-on
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline import processes
 from pipeline.errors import GpuBusyError
 from pipeline.types import Device
 
@@ -34,7 +34,7 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
     path = folder / f"collocation-{re.sub('[^A-Za-z0-9-]', '_', device.uuid)}.lock"
     descriptor = _lock(path, device)
     try:
-        holder = {"pid": os.getpid(), "user": getpass.getuser(), "folder": str(Path.cwd())}
+        holder = {"pid": os.getpid(), "user": processes.user_name(), "folder": str(Path.cwd())}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
         yield

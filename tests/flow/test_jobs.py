@@ -41,6 +41,7 @@ def run(tmp_path) -> Callable[..., GroupResult]:
                 index=index,
                 workload=Workload(
                     name="toy",
+                    script=str(TOYS / "toy.py"),
                     argv=(str(TOYS / "toy.py"), "--epochs", epochs, manner),
                     ends_by_itself=False,
                     digest="d",
@@ -94,6 +95,7 @@ def test_a_work_window_ends_when_the_jobs_do(run):
     [
         ("dies_before_hello", Result.FAILED, "status 3: no library today"),
         ("dies_before_ready", Result.FAILED, "signal 9"),
+        ("ends_before_ready", Result.FAILED, "ended before it was ready"),
         ("raises_before_ready", Result.FAILED, "a model that does not exist"),
         ("raises", Result.FAILED, "RuntimeError: something went wrong"),
         ("out_of_memory", Result.OOM, "Tried to allocate 2.00 GiB"),
@@ -149,4 +151,4 @@ def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: seen.append(cpus))
     assert run("well", "well", pin_cpus=True).result is Result.OK
-    assert seen == [{0, 1}, {2, 3}]
+    assert seen == [[0, 1], [2, 3]]

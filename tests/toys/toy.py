@@ -42,6 +42,8 @@ def main() -> None:  # noqa: C901  one line a manner
             os.kill(os.getpid(), signal.SIGKILL)
         if manner == "never_ready":
             time.sleep(600)
+        if manner == "ends_before_ready":
+            return
         if manner == "raises_before_ready":
             raise ValueError("a model that does not exist")
         job.ready()

@@ -88,8 +88,26 @@ def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
     assert left(plan, other_gpu[0]) == [1, 2, 3, 4]
 
 
+def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):
+    rates = {"job_0_throughput_samples_per_s": 60.0, "job_1_throughput_samples_per_s": 60.0}
+    _, (earlier,) = resume.remaining(plan, [entry(plan.groups[1], **rates)], HERE)
+    comparison = Comparison()
+    assert comparison.add(earlier) == []
+    changed = {c.group.number: c.metrics["speedup_vs_serial_ratio"] for c in comparison.add(row(plan.groups[0], 100))}
+    assert changed == {1: pytest.approx(1), 2: pytest.approx(1.2)}
+
+
+def test_a_baseline_of_another_length_does_not_count():
+    comparison = Comparison()
+    short = dataclasses.replace(group("a").window, seconds=1)
+    comparison.add(row(group("a", sequential=True, window=short), 100))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
 def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
     _, known = resume.remaining(plan, [entry(plan.groups[0], job_0_throughput_samples_per_s=100.0)], HERE)
-    comparison = Comparison(known)
+    comparison = Comparison()
+    for earlier in known:
+        comparison.add(earlier)
     (changed,) = comparison.add(row(plan.groups[1], 60, 60))
     assert changed.metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)

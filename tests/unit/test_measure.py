@@ -25,7 +25,8 @@ def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
     slow = state(tmp_path, pair.jobs[1], steps(0.5, 11.3, 0.4, 4), stopped_ns=11 * S)
     row = judge(tmp_path, pair, fast, slow)
     assert row.result is Result.OK
-    assert row.window_ns == (int(1.5 * S), 11 * S)
+    assert row.tags["collocation.window_start_ns"] == str(int(1.5 * S))
+    assert row.tags["collocation.window_end_ns"] == str(11 * S)
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
     assert row.jobs[1].metrics["throughput_samples_per_s"] == pytest.approx(10)
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(30)
@@ -55,6 +56,8 @@ def test_a_work_window_gives_makespan_epoch_time_and_rate_without_validation(tmp
     assert row.metrics["makespan_s"] == 5
     assert row.metrics["epoch_time_mean_s"] == 2
     assert row.jobs[0].metrics["throughput_samples_per_s"] == 20
+    # 80 samples in 5 s: the second that was spent on validation is part of the makespan.
+    assert row.metrics["throughput_total_samples_per_s"] == 16
     assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
 
 
@@ -174,6 +177,19 @@ def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
     solo = {"digest-a": 8.0, "digest-b": 16.0}
     assert measure.compare(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert measure.compare(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
+
+
+def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
+    mix = rated(group("a", "b", sequential=True), 100, 40)
+    assert measure.compare(mix, {"digest-a": 100, "digest-b": 40}, None) == {}
+
+
+def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    error = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "train.py ended with status 1"}
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, error], exit_status=1)
+    (bad.folder / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert judge(tmp_path, alone, bad).result is Result.OOM
 
 
 def test_without_a_baseline_there_is_no_comparison():

@@ -164,6 +164,10 @@ def test_options_become_flags(make_plan):
         (["workload=script"], "workload.script"),
         (["tracking=server"], "tracking.uri"),
         (["workload.batch_size=0"], "batch_size"),
+        (["time_limit_s=0"], "time_limit_s"),
+        (["workload.loader_workers=-1"], "loader_workers"),
+        (["workload.samples=10"], "synthetic"),
+        (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=64"], "have 32 pixels"),
         (["workload.step_mode=cuda_graph"], "needs a GPU"),
         (["scenario._target_=pipeline.gpu.naive.Naiv"], "no such class"),
         (["listeners.host._target_=listeners.host.Guest"], "no such class"),
@@ -213,6 +217,13 @@ def test_the_text_of_a_plan_is_stable(make_plan):
     )
     text = "\n".join(" ".join(line.split()[:-1]) for line in planning.describe(plan).splitlines()[1:])
     assert text == (Path(__file__).parent.parent / "data/plan_golden.txt").read_text().rstrip("\n")
+
+
+def test_combinations_that_differ_only_in_paths_are_refused(make_plan, tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name / "cifar-10-batches-py").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="only in paths"):
+        make_plan(*[["workload=resnet26_cifar10", f"data.root={tmp_path / n}"] for n in ("here", "there")], device=GPU)
 
 
 def test_a_thousand_groups_are_planned_in_seconds(compose):

@@ -132,6 +132,44 @@ def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client
     assert [run.info.status for run, _ in groups(client)] == ["FINISHED", "FAILED", "FAILED", "FAILED"]
 
 
+def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
+    grid = ["-m", *TOY, *SHORT, "degree=2", "scenario=naive,serial", "order=listed"]
+    assert run(*grid, "time_limit_s=0.1")[0] == 1  # a study that was cut has groups without a result
+    ((naive, _),) = groups(client)
+    assert "speedup_vs_serial_ratio" not in naive.data.metrics
+    status, out, err = run(*grid, "resume=true")
+    assert status == 0, err
+    assert "1 of 2 groups are finished" in err
+    assert client.get_run(naive.info.run_id).data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.2)
+    assert out.count("naive-2x-toy") == 1  # the table holds the whole study
+
+
+def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, client):
+    status, _, err = run("-m", *TOY, *SHORT, "hydra/launcher=basic", "workload.args=[well],[raises],[well]")
+    assert status == 1, err
+    assert [run.data.tags["collocation.result"] for run, _ in groups(client)] == ["ok", "failed", "ok"]
+    assert len({run.data.tags["collocation.study"] for run, _ in groups(client)}) == 3
+
+
+def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(*TOY, "window.seconds=1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with when_training(tmp_path, process):
+        process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+
+
+def test_a_script_that_runs_out_of_memory_is_a_finding(run, client, tmp_path):
+    (tmp_path / "train.py").write_text("raise MemoryError('CUDA out of memory. Tried to allocate 9 GiB')")
+    status, out, _ = run("workload=script", "workload.script=train.py")
+    assert status == 0
+    assert "oom" in out and "Tried to allocate 9 GiB" in out
+
+
 def test_findings_alone_end_with_status_0(run):
     assert run(*TOY, *SHORT, "workload.args=[out_of_memory]")[0] == 0
 
@@ -148,6 +186,9 @@ def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
     ("arguments", "words"),
     [
         (["degree=x"], "degree"),
+        (["seed=-1"], "seed"),
+        (["window.seconds=inf"], "finite"),
+        (["-m", "listeners=[],[host]"], "cannot be swept"),
         (["wrong_key=1"], "wrong_key"),
         (["scenario=absent"], "scenario/absent"),
         (["workload=resnet26_cifar10"], "data.root=FOLDER"),

@@ -1,0 +1,86 @@
+"""The record on disk: folders that no two starts share, rows that are whole, samples that survive."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from rows import group
+
+from pipeline import leftovers, spool_format
+from pipeline.schema import Config, ScenarioConfig
+from pipeline.spool import Spool
+from pipeline.types import GroupResult, JobResult, Result, Sample
+
+
+class Recorded:
+    """Stands in the sender's place and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Path]] = []
+
+    def begin(self, folder):
+        self.asked.append(("begin", folder))
+
+    def send(self, folder):
+        self.asked.append(("send", folder))
+
+
+CONFIG = Config(scenario=ScenarioConfig(name="naive", _target_="x.Y"), workload={})
+
+
+@pytest.fixture
+def a_group():
+    return dataclasses.replace(group("a", "b"), config=CONFIG)
+
+
+def test_two_starts_in_the_same_second_never_share_a_folder(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        studies = list(pool.map(lambda _: Spool(tmp_path, Recorded(), {}, {}).study, range(64)))
+    assert len(set(studies)) == 64
+
+
+def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
+    sender = Recorded()
+    spool = Spool(tmp_path, sender, {"host": "h", "command_line": "run.py"}, {"plan.txt": "the plan"})
+    with spool.open(a_group) as run:
+        assert leftovers.scratch_folder(run.spool_id).is_dir()
+        run.sink.put(Sample(source="host", t_ns=5, values={"load_1min": 1.5}))
+        jobs = [
+            JobResult(job=job, result=Result.OK, reason="", metrics={"loss": 1.0}, start_ns=7, end_ns=9)
+            for job in a_group.jobs
+        ]
+        run.close(
+            GroupResult(group=a_group, result=Result.OK, reason="", jobs=tuple(jobs), metrics={"makespan_s": 2.0})
+        )
+        folder = run.folder
+    assert [what for what, _ in sender.asked] == ["begin", "send"]
+    assert not leftovers.scratch_folder(run.spool_id).exists()
+    record = spool_format.read(folder)
+    assert (record.state, record.parent.status, record.parent.metrics) == ("closed", "FINISHED", {"makespan_s": 2.0})
+    assert record.parent.tags["collocation.host"] == "h" and record.parent.tags["mlflow.source.name"] == "run.py"
+    assert [(c.status, c.start_ns, c.end_ns) for c in record.children] == [("FINISHED", 7, 9)] * 2
+    assert json.loads((folder / "samples.jsonl").read_text())["values"] == {"load_1min": 1.5}
+    assert {p.name for p in (folder / "artifacts").iterdir()} == {"plan.txt", "group.json", "config.yaml"}
+
+
+def test_a_group_that_is_left_without_a_row_is_closed_as_interrupted_by_the_next_start(tmp_path, a_group):
+    spool = Spool(tmp_path, Recorded(), {}, {})
+    with pytest.raises(RuntimeError), spool.open(a_group):
+        raise RuntimeError("the orchestrator itself broke")
+    (folder,) = spool_format.recover(tmp_path / "spool")
+    record = spool_format.read(folder)
+    assert [run.status for run in (record.parent, *record.children)] == ["KILLED"] * 3
+
+
+def test_jobs_that_never_ran_are_told_apart(tmp_path, a_group):
+    spool = Spool(tmp_path, Recorded(), {}, {})
+    with spool.open(a_group) as run:
+        run.close(GroupResult(group=a_group, result=Result.SKIPPED, reason="no partition holds this mix"))
+        folder = run.folder
+    record = spool_format.read(folder)
+    assert record.parent.tags["collocation.reason"] == "no partition holds this mix"
+    assert [c.tags["collocation.reason"] for c in record.children] == ["did not run"] * 2
