@@ -1,0 +1,144 @@
+"""What can be asked of a GPU from the command line: `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`.
+
+A command is one entry of `COMMANDS`. The exit status is 2 when the question cannot be answered as it was put.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import CollocationError, ConfigError
+from pipeline.gpu import partitions, profiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a command found: for programs, and for people."""
+
+    data: dict[str, object]
+    text: str
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One question. `answer` gets the parsed arguments; every command has `gpu` among them."""
+
+    answer: Callable[[argparse.Namespace], Answer]
+    about: str
+    flags: tuple[tuple[str, str], ...] = ()
+
+
+def show_profiles(arguments: argparse.Namespace) -> Answer:
+    """The MIG profiles of a GPU; what is not known is null, and `-` in the text.
+
+    Raises:
+        ConfigError: there is no such GPU, or it has no MIG.
+    """
+    gpu = profiles.find_gpu(arguments.gpu)
+    rows = [
+        {
+            "name": profile.name,
+            "id": profile.profile_id,
+            "compute_slices": profile.compute_slices,
+            "memory_slices": profile.memory_slices,
+            "starts": list(profile.starts),
+            "max_instances": profile.max_instances,
+            "multiprocessors": profile.multiprocessors,
+            "ideal_ratio": gpu.ideal_ratio(profile),
+            "memory_mib": profile.memory_mib,
+        }
+        for profile in gpu.profiles
+    ]
+    data = {
+        "gpu": gpu.name,
+        "compute_slices": gpu.compute_slices,
+        "memory_slices": gpu.memory_slices,
+        "multiprocessors": gpu.multiprocessors,
+        "profiles": rows,
+    }
+    head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB"]
+    lines = [head, *([_cell(value) for value in row.values()] for row in rows)]
+    return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{_columns(lines)}")
+
+
+def show_partitions(arguments: argparse.Namespace) -> Answer:
+    """Every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number.
+
+    Raises:
+        ConfigError: there is no such GPU, or it has no MIG.
+    """
+    gpu = profiles.find_gpu(arguments.gpu)
+    pool = partitions.plain_profiles(gpu) if arguments.double_memory else partitions.slice_profiles(gpu)
+    combinations = partitions.maximal_combinations(gpu, pool)
+    num_layouts = len(partitions.maximal_layouts(gpu, pool))
+    data = {
+        "gpu": gpu.name,
+        "count": len(combinations),
+        "combinations": [list(names) for names in combinations],
+        "num_layouts": num_layouts,
+    }
+    last = f"{len(combinations)} combinations; {num_layouts} layouts, if the places of the instances tell them apart"
+    return Answer(data=data, text="\n".join([gpu.name, *map(" ".join, combinations), last]))
+
+
+COMMANDS = {
+    "profiles": Command(answer=show_profiles, about="the MIG profiles of a GPU, with placements and SMs"),
+    "partitions": Command(
+        answer=show_partitions,
+        about="every combination of MIG instances to which none can be added",
+        flags=(("--double-memory", "count the plain profiles with twice the memory for their slices as well"),),
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer one command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        answer = COMMANDS[arguments.command].answer(arguments)
+    except CollocationError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    sys.stdout.write((json.dumps(answer.data) if arguments.json else answer.text) + "\n")
+    return answer.status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.gpu", description="What a GPU offers.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    models = ", ".join(profiles.SIMULATED + name for name in profiles.model_names())
+    for name, command in COMMANDS.items():
+        each = commands.add_parser(name, help=command.about, description=f"Show {command.about}.")
+        each.add_argument("--gpu", default="0", help=f"index or UUID of a GPU of this machine, or one of {models}")
+        each.add_argument("--json", action="store_true", help="print JSON")
+        for flag, about in command.flags:
+            each.add_argument(flag, action="store_true", help=about)
+    return parser
+
+
+def _slices(gpu: profiles.MigGpu) -> str:
+    return f"{gpu.compute_slices} compute slices, {gpu.memory_slices} memory slices, {_cell(gpu.multiprocessors)} SMs"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return "-" if value is None else str(value)
+
+
+def _columns(lines: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
