@@ -87,36 +87,6 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     )
 
 
-def compare(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
-    """Figures against the serial baseline and normalised by it; absent where a baseline is absent.
-
-    Args:
-        row: a group that ended well.
-        solo: by workload digest: samples/s alone in a steady window, seconds alone in a work window.
-        serial_makespan_s: of the same jobs really executed one after another, if that was measured.
-    """
-    is_steady = row.group.window.kind is WindowKind.STEADY
-    if is_steady and row.group.sequential and len(row.jobs) > 1:
-        return {}  # each had the device to itself for a window of its own: there is no common rate to compare
-    progress = []
-    for job in row.jobs:
-        alone = solo.get(job.job.workload.digest)
-        together = job.metrics.get("throughput_samples_per_s" if is_steady else "makespan_s")
-        if not alone or not together:
-            return {}
-        progress.append(together / alone if is_steady else alone / together)
-    if is_steady:
-        speedup = sum(progress)
-    else:
-        serial_s = serial_makespan_s or sum(solo[job.job.workload.digest] for job in row.jobs)
-        speedup = serial_s / row.metrics["makespan_s"]
-    return {
-        "speedup_vs_serial_ratio": speedup,
-        "slowdown_worst_ratio": 1 / min(progress),
-        "fairness_jain_ratio": sum(progress) ** 2 / (len(progress) * sum(p * p for p in progress)),
-    }
-
-
 def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> tuple[int, int] | None:
     """The measured interval of jobs that ran together: steady, or from the first start to the last end."""
     starts = [log.started_ns for log in logs if log.started_ns is not None]

@@ -10,7 +10,6 @@ import dataclasses
 import enum
 import hashlib
 import json
-import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -18,20 +17,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import build
+from pipeline import build, check
 from pipeline.errors import ConfigError
 from pipeline.inventory import Inventory, chosen_workloads
 from pipeline.schema import (
     Baseline,
     Config,
-    Dataset,
-    DataSource,
-    GpuKind,
     ListenerConfig,
     Order,
-    Precision,
-    StepMode,
-    TrainTimmConfig,
     WorkloadConfig,
 )
 from pipeline.types import (
@@ -48,10 +41,6 @@ from pipeline.types import (
     Workload,
 )
 
-_MIN_INTERVAL_MS = 200
-# Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
-_GPU_ONLY_PX = 224
-_FIXED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
 _WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
 # Paths say where things lie on this machine, not what is computed.
 _PATH_KEYS = frozenset({"data_root", "cache_root"})
@@ -88,7 +77,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     blocks: dict[int, dict[str, Group]] = {}
     notes: list[str] = []
     for config in configs:
-        _check(config)
+        check.settings(config)
         groups = _groups(config, inventory, notes, is_sweep=is_sweep)
         for block in range(1, config.repeats + 1):
             for group in groups:
@@ -135,31 +124,6 @@ def _length(group: Group) -> str:
     return "until the jobs end" if group.jobs[0].workload.ends_by_itself else f"{group.window.epochs} epochs"
 
 
-def _check(config: Config) -> None:
-    positive = {
-        "repeats": config.repeats,
-        "window.seconds": config.window.seconds,
-        "window.epochs": config.window.epochs,
-        "limits.ready_s": config.limits.ready_s,
-        "limits.group_s": config.limits.group_s,
-        "limits.stop_s": config.limits.stop_s,
-        "tracking.series_points": config.tracking.series_points,
-        "time_limit_s": config.time_limit_s,
-    }
-    for key, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{key}={value}: must be greater than 0, and finite")
-    for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{key}={value}: must not be negative, and finite")
-    for name, listener in config.listeners.items():
-        if listener.interval_ms < _MIN_INTERVAL_MS:
-            raise ConfigError(
-                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {_MIN_INTERVAL_MS} ms, "
-                "because sampling faster would disturb what is measured"
-            )
-
-
 def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:
     """How a configuration shares the device, and who observes it."""
     sharing = build.spec_of(config.scenario, without=frozenset({"name", "sequential"}))
@@ -181,7 +145,7 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
     device = inventory.devices[(config.gpu.kind, config.gpu.device)]
     workloads = chosen_workloads(config)
     for workload in workloads:
-        _check_workload(workload, config, device)
+        check.workload(workload, config, device)
     window = _window(config, workloads, notes)
     sizes: list[str] | list[None] = config.mix or [None] * len(workloads)
     jobs = tuple(
@@ -205,39 +169,6 @@ def _distinct(jobs: Sequence[Job]) -> list[Job]:
     first = {job.workload.digest: job for job in reversed(jobs)}
     ordered = sorted(first.values(), key=lambda job: job.index)
     return [dataclasses.replace(job, index=0) for job in ordered]
-
-
-def _check_workload(workload: WorkloadConfig, config: Config, device: Device) -> None:
-    if not isinstance(workload, TrainTimmConfig):
-        return
-    for key in ("batch_size", "image_px", "num_classes", "samples", "threads"):
-        value = getattr(workload, key)
-        if value is not None and value < 1:
-            raise ConfigError(f"workload {workload.name}: {key}={value} must be at least 1")
-    for key in ("loader_workers", "warmup_steps"):
-        if getattr(workload, key) < 0:
-            raise ConfigError(f"workload {workload.name}: {key}={getattr(workload, key)} must not be negative")
-    if _FIXED_PX.get(workload.dataset, workload.image_px) != workload.image_px:
-        raise ConfigError(
-            f"workload {workload.name}: the images of {workload.dataset.name} have {_FIXED_PX[workload.dataset]} "
-            f"pixels, not image_px={workload.image_px}"
-        )
-    if workload.samples is not None and workload.source is DataSource.disk:
-        raise ConfigError(f"workload {workload.name}: samples is for synthetic data; a data set on disk is used whole")
-    if workload.step_mode is StepMode.cuda_graph and not device.is_gpu:
-        raise ConfigError(
-            f"workload {workload.name}: step_mode=cuda_graph needs a GPU, and this study runs on {device.name}"
-        )
-    if workload.step_mode is StepMode.cuda_graph and workload.precision is Precision.fp16:
-        raise ConfigError(
-            f"workload {workload.name}: step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "
-            "scaling reads the device in every step; use bf16"
-        )
-    if workload.image_px >= _GPU_ONLY_PX and not device.is_gpu and config.gpu.kind is GpuKind.auto:
-        raise ConfigError(
-            f"workload {workload.name} trains on {workload.image_px}-pixel images and no GPU was found; "
-            "say gpu=cpu if you mean to do that on CPUs"
-        )
 
 
 def _window(config: Config, workloads: Sequence[WorkloadConfig], notes: list[str]) -> Window:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from rows import S, group, state, steps
 
-from pipeline import measure
+from pipeline import compare, measure
 from pipeline.measure import Batch, Observation
 from pipeline.types import GroupResult, JobResult, Result, Sample, WindowKind
 
@@ -166,7 +166,7 @@ def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> Grou
 
 
 def test_steady_comparison_normalises_each_job_by_itself_alone():
-    figures = measure.compare(rated(group("a", "b"), 50, 30), {"digest-a": 100, "digest-b": 40}, None)
+    figures = compare.against_baseline(rated(group("a", "b"), 50, 30), {"digest-a": 100, "digest-b": 40}, None)
     assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert figures["slowdown_worst_ratio"] == pytest.approx(2)
     assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
@@ -175,13 +175,13 @@ def test_steady_comparison_normalises_each_job_by_itself_alone():
 def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
     row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
     solo = {"digest-a": 8.0, "digest-b": 16.0}
-    assert measure.compare(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
-    assert measure.compare(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
+    assert compare.against_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert compare.against_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
 
 
 def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
     mix = rated(group("a", "b", sequential=True), 100, 40)
-    assert measure.compare(mix, {"digest-a": 100, "digest-b": 40}, None) == {}
+    assert compare.against_baseline(mix, {"digest-a": 100, "digest-b": 40}, None) == {}
 
 
 def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
@@ -193,5 +193,5 @@ def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
 
 
 def test_without_a_baseline_there_is_no_comparison():
-    assert measure.compare(rated(group("a", "b"), 50, 30), {"digest-a": 100}, None) == {}
+    assert compare.against_baseline(rated(group("a", "b"), 50, 30), {"digest-a": 100}, None) == {}
     assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}

@@ -1,0 +1,91 @@
+"""What is refused before anything is touched. Pure: it looks at values, not at the machine."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.errors import ConfigError
+from pipeline.schema import (
+    Config,
+    Dataset,
+    DataSource,
+    GpuKind,
+    Precision,
+    StepMode,
+    TrainTimmConfig,
+    WorkloadConfig,
+)
+from pipeline.types import Device
+
+_MIN_INTERVAL_MS = 200
+# Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
+_GPU_ONLY_PX = 224
+_FIXED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
+
+
+def settings(config: Config) -> None:
+    """Refuse numbers that no study can run with.
+
+    Raises:
+        ConfigError: names the key, its value and what it must be.
+    """
+    positive = {
+        "repeats": config.repeats,
+        "window.seconds": config.window.seconds,
+        "window.epochs": config.window.epochs,
+        "limits.ready_s": config.limits.ready_s,
+        "limits.group_s": config.limits.group_s,
+        "limits.stop_s": config.limits.stop_s,
+        "tracking.series_points": config.tracking.series_points,
+        "time_limit_s": config.time_limit_s,
+    }
+    for key, value in positive.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{key}={value}: must be greater than 0, and finite")
+    for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{key}={value}: must not be negative, and finite")
+    for name, listener in config.listeners.items():
+        if listener.interval_ms < _MIN_INTERVAL_MS:
+            raise ConfigError(
+                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {_MIN_INTERVAL_MS} ms, "
+                "because sampling faster would disturb what is measured"
+            )
+
+
+def workload(chosen: WorkloadConfig, config: Config, device: Device) -> None:
+    """Refuse a workload that cannot run on the device, or whose settings exclude each other.
+
+    Raises:
+        ConfigError: says what to change.
+    """
+    if not isinstance(chosen, TrainTimmConfig):
+        return
+    for key in ("batch_size", "image_px", "num_classes", "samples", "threads"):
+        value = getattr(chosen, key)
+        if value is not None and value < 1:
+            raise ConfigError(f"workload {chosen.name}: {key}={value} must be at least 1")
+    for key in ("loader_workers", "warmup_steps"):
+        if getattr(chosen, key) < 0:
+            raise ConfigError(f"workload {chosen.name}: {key}={getattr(chosen, key)} must not be negative")
+    if _FIXED_PX.get(chosen.dataset, chosen.image_px) != chosen.image_px:
+        raise ConfigError(
+            f"workload {chosen.name}: the images of {chosen.dataset.name} have {_FIXED_PX[chosen.dataset]} "
+            f"pixels, not image_px={chosen.image_px}"
+        )
+    if chosen.samples is not None and chosen.source is DataSource.disk:
+        raise ConfigError(f"workload {chosen.name}: samples is for synthetic data; a data set on disk is used whole")
+    if chosen.step_mode is StepMode.cuda_graph and not device.is_gpu:
+        raise ConfigError(
+            f"workload {chosen.name}: step_mode=cuda_graph needs a GPU, and this study runs on {device.name}"
+        )
+    if chosen.step_mode is StepMode.cuda_graph and chosen.precision is Precision.fp16:
+        raise ConfigError(
+            f"workload {chosen.name}: step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "
+            "scaling reads the device in every step; use bf16"
+        )
+    if chosen.image_px >= _GPU_ONLY_PX and not device.is_gpu and config.gpu.kind is GpuKind.auto:
+        raise ConfigError(
+            f"workload {chosen.name} trains on {chosen.image_px}-pixel images and no GPU was found; "
+            "say gpu=cpu if you mean to do that on CPUs"
+        )
