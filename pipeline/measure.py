@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,20 @@ MIN_OVERLAP_RATIO = 0.95
 COMPARED = ("throughput_samples_per_s", "makespan_s")
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
+# Figures of the whole device inside the window; of two sources of the same one, the later entry wins.
+_DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
+    ("nvml", "power_w", "power_mean_w", statistics.fmean),
+    ("nvml", "sm_clock_mhz", "sm_clock_mean_mhz", statistics.fmean),
+    ("nvml", "memory_clock_mhz", "memory_clock_mean_mhz", statistics.fmean),
+    ("nvml", "temperature_c", "temperature_max_c", max),
+    ("nvml", "utilization_gpu_pct", "utilization_gpu_mean_pct", statistics.fmean),
+    *(
+        (source, f"{name}_ratio", f"{name}_mean_ratio", statistics.fmean)
+        for source in ("gpm", "dcgm")
+        for name in ("gract", "smact", "smocc", "tensor_active", "dram_active")
+    ),
+)
+_DEVICE_SOURCES = {source for source, *_ in _DEVICE_FIGURES}
 # Which failing job names the group's result, most telling first.
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT)
 
@@ -278,19 +292,14 @@ def _device_metrics(
     seen: Observation, windows: Sequence[tuple[int, int]], metrics: dict[str, float]
 ) -> dict[str, float]:
     """Energy, clocks, temperature, power and memory of the device inside the window."""
-    nvml = [s for s in seen.samples if s.source == "nvml" and s.job is None]
-    inside = [s.values for s in nvml if any(_inside(s.t_ns, window) for window in windows)]
+    device = [s for s in seen.samples if s.source in _DEVICE_SOURCES and s.job is None and s.gi_id is None]
+    inside = [s for s in device if any(_inside(s.t_ns, window) for window in windows)]
     found: dict[str, float] = {}
-    for field, metric, summarise in (
-        ("power_w", "power_mean_w", statistics.fmean),
-        ("sm_clock_mhz", "sm_clock_mean_mhz", statistics.fmean),
-        ("memory_clock_mhz", "memory_clock_mean_mhz", statistics.fmean),
-        ("temperature_c", "temperature_max_c", max),
-        ("utilization_gpu_pct", "utilization_gpu_mean_pct", statistics.fmean),
-    ):
-        values = [v[field] for v in inside if field in v]
+    for source, field, metric, summarise in _DEVICE_FIGURES:
+        values = [s.values[field] for s in inside if s.source == source and field in s.values]
         if values:
             found[metric] = summarise(values)
+    nvml = [s for s in device if s.source == "nvml"]
     # Memory peaks while models are built and kernels are tuned too, so the whole life of the group counts.
     memory = [s.values["memory_used_mib"] for s in nvml if "memory_used_mib" in s.values]
     if memory:

@@ -28,6 +28,8 @@ _COLUMNS = (
     ("overlap", "overlap_ratio", "{:.3f}"),
     ("skew ms", "start_skew_ms", "{:.1f}"),
     ("GPU MiB", "memory_peak_mib", "{:.0f}"),
+    ("GRACT", "gract_mean_ratio", "{:.2f}"),
+    ("SMACT", "smact_mean_ratio", "{:.2f}"),
     ("J/sample", "energy_per_sample_j", "{:.4f}"),
     ("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),
 )

@@ -150,6 +150,21 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     assert row.metrics["sm_clock_mean_mhz"] == 1980
 
 
+def test_utilisation_is_the_mean_of_the_whole_gpu_inside_the_window(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), stopped_ns=11 * S)
+    samples = [
+        Sample(source="gpm", t_ns=0, values={"gract_ratio": 0.0}),
+        Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": 0.8, "smact_ratio": 0.3}),
+        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 0.6}),
+        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 1.0}, gi_id=3),
+    ]
+    metrics = judge(tmp_path, alone, good, samples=samples).metrics
+    assert metrics["gract_mean_ratio"] == pytest.approx(0.7)
+    assert metrics["smact_mean_ratio"] == pytest.approx(0.3)
+    assert "dram_active_mean_ratio" not in metrics
+
+
 def test_what_was_not_read_is_missing(tmp_path):
     alone = group("a")
     row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), stopped_ns=11 * S))
