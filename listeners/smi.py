@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
-import selectors
 import shutil
-import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, cast
 
 from listeners.base import StopSignal, ThreadedListener, scaled
+from listeners.program import Program, running
 from pipeline.errors import ListenerError
 from pipeline.protocols import Watch
 from pipeline.types import Field, Sample
@@ -25,7 +21,6 @@ _log = logging.getLogger(__name__)
 _INVALID_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _NOT_AVAILABLE = re.compile(r"\[.*\]|N/A|")
-_END_LIMIT_S = 2.0
 
 
 class SmiListener(ThreadedListener):
@@ -83,33 +78,26 @@ class SmiListener(ThreadedListener):
             query = f"--query-gpu={','.join(columns)}"
             argv = [program, query, "--format=csv,nounits", "-i", device.uuid, "-lms", str(self.interval_ms)]
             try:
-                with self._started(argv) as (process, pipe):
-                    yield from self._samples(process, pipe, columns, stop)
+                with self._started(argv) as nvidia_smi:
+                    yield from self._samples(nvidia_smi, columns, stop)
             except _InvalidColumnError as error:
                 _log.warning("listener smi: %s does not know %s, which is left out", program, error.column)
                 columns.remove(error.column)
 
     @contextmanager
-    def _started(self, argv: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-        # One pipe for both streams: nobody has to drain a second one, and complaints stay in order. If this process is
-        # killed, the pipe has no reader any more and nvidia-smi's next line ends it by SIGPIPE.
-        with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        ) as process:
-            self._running = (process.pid,)
+    def _started(self, argv: Sequence[str]) -> Iterator[Program]:
+        with running(argv) as nvidia_smi:
+            self._running = (nvidia_smi.pid,)
             try:
-                yield process, cast(IO[bytes], process.stdout)
+                yield nvidia_smi
             finally:
                 self._running = ()
-                _end(process)
 
-    def _samples(
-        self, process: subprocess.Popen[bytes], pipe: IO[bytes], columns: list[str], stop: StopSignal
-    ) -> Iterator[Iterable[Sample]]:
+    def _samples(self, nvidia_smi: Program, columns: list[str], stop: StopSignal) -> Iterator[Iterable[Sample]]:
         silence_s = self.start_limit_s + self.interval_ms / 1e3
         table = _Table(columns)
         last_ns = time.monotonic_ns()
-        for t_ns, line in _lines(pipe, stop, silence_s):
+        for t_ns, line in nvidia_smi.lines(stop, silence_s):
             readings = table.read(line)
             if readings is not None:
                 last_ns = t_ns
@@ -122,9 +110,9 @@ class SmiListener(ThreadedListener):
         for column in _INVALID_FIELD.findall(said):
             if column in columns:
                 raise _InvalidColumnError(column)
-        status = _status(process)
+        status = nvidia_smi.status()
         outcome = f"gave no row for {silence_s:g} s" if status is None else f"ended with status {status}"
-        raise ListenerError(f"listener {self.name}: {process.args!r} {outcome}; it said: {said}")
+        raise ListenerError(f"listener {self.name}: {' '.join(nvidia_smi.argv)} {outcome}; it said: {said}")
 
 
 class _InvalidColumnError(Exception):
@@ -171,39 +159,3 @@ class _Table:
             self._unreadable.add(column)
             _log.warning("listener smi: %r in column %s is no number and is left out", cell, column)
         return None
-
-
-def _lines(pipe: IO[bytes], stop: StopSignal, silence_s: float) -> Iterator[tuple[int, str]]:
-    """Lines with the instant of their arrival, until the pipe ends, `stop` is set, or nothing came for `silence_s`."""
-    pending = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stop, selectors.EVENT_READ)
-        selector.register(pipe, selectors.EVENT_READ)
-        while True:
-            ready = [key.fileobj for key, _ in selector.select(silence_s)]
-            if stop in ready or not ready:
-                return
-            chunk = os.read(pipe.fileno(), 65536)
-            t_ns = time.monotonic_ns()
-            *lines, pending = (pending + chunk).split(b"\n") if chunk else (pending, b"")
-            for line in lines:
-                yield t_ns, line.decode(errors="replace")
-            if not chunk:
-                return
-
-
-def _status(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit status of a process whose output has ended; `None` if it goes on all the same."""
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(_END_LIMIT_S)
-    return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_LIMIT_S)

@@ -1,4 +1,4 @@
-"""The one module that reads NVML. It changes nothing on the GPU: writes go through nvidia-smi.
+"""The one module that reads NVML, but for the counters of `listeners.gpm`; writes go through nvidia-smi.
 
 What a GPU, its driver or our permissions do not offer is absent from the answers; anything else that goes wrong is an
 error. A driver that does not work is never taken for a machine without a GPU.

@@ -14,8 +14,8 @@ def forbid(event, args):
     if event in ("subprocess.Popen", "os.posix_spawn", "os.fork", "socket.connect"):
         raise RuntimeError(f"an import caused {event}")
 sys.addaudithook(forbid)
-import listeners.host, listeners.nvml, listeners.smi, workloads.client
-import pipeline.study, pipeline.tracking, pipeline.results, pipeline.gpu.nvml
+import listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.smi, workloads.client
+import pipeline.gpu.partitions, pipeline.study, pipeline.tracking, pipeline.results, pipeline.gpu.nvml
 heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "transformers", "rich", "pynvml"} & set(sys.modules)
 assert not heavy, heavy
 """
@@ -34,6 +34,6 @@ def test_help_shows_the_groups_within_half_a_second():
             [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
         )
         times.append(time.monotonic() - begin)
-    for words in ("scenario: naive, serial", "workload:", "listeners: host, nvml, smi", "degree: 2"):
+    for words in ("naive, serial", "workload:", "listeners: dcgm, gpm, host, nvml, smi", "degree: 2"):
         assert words in done.stdout
     assert min(times) < 0.5

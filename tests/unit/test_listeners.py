@@ -37,6 +37,7 @@ GPU = Device(kind="nvidia", uuid=UUID, name="NVIDIA H100 80GB HBM3", index=0)
 CPU = Device(kind="cpu", uuid="CPU-here", name="this machine")
 # How a name must end for each unit.
 SUFFIXES = {
+    "ratio": "_ratio",
     "W": "_w",
     "J": "_j",
     "MHz": "_mhz",
@@ -809,7 +810,7 @@ class TestSmiListener(ListenerContract):
 
     def test_one_that_falls_silent_is_an_error(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SmiListener, "start_limit_s", 1.0)
-        monkeypatch.setattr("listeners.smi._END_LIMIT_S", 0.2)
+        monkeypatch.setattr("listeners.program._END_LIMIT_S", 0.2)
         listener = SmiListener(200, program=program.write())
         with pytest.raises(ListenerError, match=r"no row for 1\.2 s"), listener.observe(OneDevice(), Collected()):
             (pid,) = listener.pids()
@@ -818,7 +819,7 @@ class TestSmiListener(ListenerContract):
         assert read_process(pid) is None
 
     def test_one_that_ignores_sigterm_is_killed(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("listeners.smi._END_LIMIT_S", 0.2)
+        monkeypatch.setattr("listeners.program._END_LIMIT_S", 0.2)
         program.ignore_term = True
         listener = SmiListener(60_000, program=program.write())
         with listener.observe(OneDevice(), Collected()):

@@ -1,0 +1,335 @@
+"""What the GPU's units do, through the text of one long-running `dcgmi dmon`, which asks DCGM's host engine.
+
+Reads the whole GPU and each GPU instance that a job runs in. Makes no DCGM group and changes no setting of the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import shutil
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from listeners.base import StopSignal, ThreadedListener, scaled
+from listeners.program import Program, running
+from pipeline import command
+from pipeline.errors import CommandError, ListenerError
+from pipeline.protocols import Watch
+from pipeline.types import Device, Field, Sample
+
+_log = logging.getLogger(__name__)
+_MIB = 2**20
+# Source: short names of dcgm_fields.cpp, DCGM 4.6, by field id.
+_COLUMNS = {
+    "1001": "GRACT",
+    "1002": "SMACT",
+    "1003": "SMOCC",
+    "1004": "TENSO",
+    "1005": "DRAMA",
+    "1006": "FP64A",
+    "1007": "FP32A",
+    "1008": "FP16A",
+    "1009": "PCITX",
+    "1010": "PCIRX",
+    "1011": "NVLTX",
+    "1012": "NVLRX",
+}
+# Source: dcgm_fields.h: doubles from here on mean blank, not found, not supported, not permitted.
+_BLANK = 2.0**47
+_HEADER = re.compile(r"\s*#\s*Entity\b")
+_UNITS = re.compile(r"\s*I[Dd]\b")
+_ROW = re.compile(r"\s*(GPU(?:-C?I)?)\s+(\d+)(?!\S)")
+_CELL = re.compile(r"\S+")
+_LISTED_GPU = re.compile(r"\|\s*(\d+)\s*\|[^+]*?Device UUID:\s*(\S+)")
+_HIERARCHY = re.compile(
+    r"\|\s*GPU\s+\d+\s*\|\s*GPU\s+(?P<uuid>\S+)"
+    r"|\bI\s+\d+/(?P<gi>\d+)\s*\|\s*GPU Instance\s*\(EntityID:\s*(?P<entity>\d+)"
+)
+_COMMAND_LIMIT_S = 5.0
+# The host engine sees a new instance a second or two after it was made (NVIDIA/DCGM#230).
+_NEW_INSTANCE_LIMIT_S = 6.0
+_NEW_INSTANCE_RETRY_S = 0.5
+
+Entity = tuple[str, int]
+"""What dmon names its rows by: `GPU` or `GPU-I`, and DCGM's own entity id, which is not that of NVML."""
+
+
+class DcgmListener(ThreadedListener):
+    """Samples the whole GPU and the GPU instances of the slots with `dcgmi dmon`, stamped when each line arrives.
+
+    Fields have the names of listener gpm, so that both can be compared. Ratios of a GPU instance are relative to that
+    instance. In layouts of mixed sizes DCGM may cap a larger instance at a smaller one's share (NVIDIA/DCGM#248). A
+    field that the host engine refuses is reported as a warning and is absent.
+
+    Args:
+        interval_ms: given to dcgmi, which prints that often.
+        program: dcgmi's path; if not given, the one on PATH, for a real GPU only.
+        options: none more.
+    """
+
+    name = "dcgm"
+    fields = (
+        Field(source_id="1001", name="gract_ratio", unit="ratio"),
+        Field(source_id="1002", name="smact_ratio", unit="ratio"),
+        Field(source_id="1003", name="smocc_ratio", unit="ratio"),
+        Field(source_id="1004", name="tensor_active_ratio", unit="ratio"),
+        Field(source_id="1005", name="dram_active_ratio", unit="ratio"),
+        Field(source_id="1006", name="fp64_active_ratio", unit="ratio"),
+        Field(source_id="1007", name="fp32_active_ratio", unit="ratio"),
+        Field(source_id="1008", name="fp16_active_ratio", unit="ratio"),
+        # Bytes in a second, in spite of their names in DCGM (DCGM_FI_PROF_PCIE_TX_BYTES ...).
+        Field(source_id="1009", name="pcie_tx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
+        Field(source_id="1010", name="pcie_rx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
+        Field(source_id="1011", name="nvlink_tx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
+        Field(source_id="1012", name="nvlink_rx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
+    )
+    # Enough for an engine that has yet to load its profiling module, and for trying fields one by one.
+    start_limit_s = 30.0
+
+    def __init__(self, interval_ms: int, program: str | None = None, **options: object) -> None:
+        super().__init__(interval_ms, **options)
+        self._program = program
+        self._running: tuple[int, ...] = ()
+
+    def pids(self) -> tuple[int, ...]:
+        """dcgmi, while it runs. The host engine is not ours and is not counted."""
+        return self._running
+
+    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+        """One sample a line: of the GPU, or of one GPU instance.
+
+        Raises:
+            ListenerError: the device is no GPU, dcgmi is missing, its host engine does not answer or refuses every
+                field, or dcgmi ends or falls silent.
+        """
+        dcgmi = _dcgmi(self._program, watch.device)
+        entities = _find(dcgmi, watch, stop)
+        fields = list(self.fields)
+        while not stop.is_set():
+            try:
+                with self._started(_dmon(dcgmi, fields, entities, self.interval_ms)) as program:
+                    yield from self._samples(program, _Table(fields), entities, stop)
+            except _RefusedError as refusal:
+                fields = _accepted(dcgmi, fields, entities, str(refusal), stop)
+
+    @contextmanager
+    def _started(self, argv: Sequence[str]) -> Iterator[Program]:
+        with running(argv) as program:
+            self._running = (program.pid,)
+            try:
+                yield program
+            finally:
+                self._running = ()
+
+    def _samples(
+        self, program: Program, table: _Table, entities: Mapping[Entity, int | None], stop: StopSignal
+    ) -> Iterator[Iterable[Sample]]:
+        silence_s = self.start_limit_s + self.interval_ms / 1e3
+        last_ns, has_rows = time.monotonic_ns(), False
+        for t_ns, line in program.lines(stop, silence_s):
+            row = table.read(line)
+            if row is not None and row.entity in entities:
+                last_ns, has_rows = t_ns, True
+                values = scaled(row.readings, self.fields)
+                yield (Sample(source=self.name, t_ns=t_ns, values=values, gi_id=entities[row.entity]),)
+            elif t_ns - last_ns > silence_s * 1e9:
+                break  # it goes on about something else
+        if stop.is_set():
+            return
+        status = program.status()
+        # A status of 0 proves nothing; below 0 it is a signal, which is no refusal.
+        if status is not None and status >= 0 and not has_rows:
+            raise _RefusedError(table.said)
+        outcome = f"gave no row for {silence_s:g} s" if status is None else f"ended with status {status}"
+        raise ListenerError(f"listener {self.name}: `{' '.join(program.argv)}` {outcome}; it said: {table.said}")
+
+
+class _RefusedError(Exception):
+    """The host engine does not watch these fields of these entities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One line of values: DCGM field id to value, without what dcgmi calls not available."""
+
+    entity: Entity
+    readings: dict[str, float]
+
+
+class _Table:
+    """The table of dmon. A header line says which column is which; it may come again, and change."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self._asked = {_COLUMNS[field.source_id]: field.source_id for field in fields}
+        self._header: list[re.Match[str]] = []
+        self._complaints: deque[str] = deque(maxlen=5)
+        self._warned: set[str] = set()
+
+    @property
+    def said(self) -> str:
+        """The last lines that belong to no table."""
+        return " ".join(self._complaints) or "nothing"
+
+    def read(self, line: str) -> _Row | None:
+        """What a row holds; `None` for every other line."""
+        header, row = _HEADER.match(line), _ROW.match(line)
+        if header is not None:
+            self._header = list(_CELL.finditer(line, header.end()))
+            missing = self._asked.keys() - {cell[0] for cell in self._header}
+            for column in sorted(missing):
+                self._warn(column, f"dcgmi prints no column {column}, which is left out: {line.strip()}")
+        elif row is not None and (cells := self._by_column(list(_CELL.finditer(line, row.end())))) is not None:
+            known = {self._asked[name]: cell for name, cell in cells.items() if name in self._asked}
+            values = {field_id: self._number(field_id, cell) for field_id, cell in known.items()}
+            readings = {field_id: value for field_id, value in values.items() if value is not None}
+            return _Row(entity=(row[1], int(row[2])), readings=readings)
+        elif line.strip() and _UNITS.match(line) is None:
+            self._complaints.append(line.strip())
+        return None
+
+    def _by_column(self, cells: list[re.Match[str]]) -> dict[str, str] | None:
+        """Column name to cell; `None` if it cannot be told which cell belongs to which column.
+
+        With a cell for each column there is no doubt. Otherwise some are blank, and cells stand below the left (DCGM
+        3 and later) or the right edge (before) of their column's name.
+        """
+        if len(cells) == len(self._header):
+            return {column[0]: cell[0] for column, cell in zip(self._header, cells, strict=True)}
+        for edge in (re.Match.start, re.Match.end):
+            columns = {edge(column): column[0] for column in self._header}
+            if all(edge(cell) in columns for cell in cells):
+                return {columns[edge(cell)]: cell[0] for cell in cells}
+        return None
+
+    def _number(self, field_id: str, cell: str) -> float | None:
+        if cell == "N/A":
+            return None
+        with suppress(ValueError):
+            value = float(cell)
+            if math.isfinite(value):
+                return value if value < _BLANK else None
+        self._warn(field_id, f"{cell!r} in column {_COLUMNS[field_id]} is no number and is left out")
+        return None
+
+    def _warn(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            _log.warning("listener dcgm: %s", message)
+
+
+def _dcgmi(program: str | None, device: Device) -> str:
+    """The program to ask about a device."""
+    if not device.is_gpu:
+        raise ListenerError(f"listener dcgm cannot observe {device.name}: it is not a GPU")
+    if program is None and device.kind != "nvidia":  # a simulated GPU must never reach the program of a real one
+        raise ListenerError(f"listener dcgm: the simulated {device.name} has no dcgmi; leave dcgm out")
+    path = shutil.which(program or "dcgmi")
+    if path is None:
+        raise ListenerError(
+            f"listener dcgm needs {program or 'dcgmi, which is not on PATH'}: install NVIDIA DCGM (package "
+            "datacenter-gpu-manager) and start its host engine, or leave dcgm out"
+        )
+    return path
+
+
+def _dmon(dcgmi: str, fields: Sequence[Field], entities: Iterable[Entity], interval_ms: int) -> list[str]:
+    ids = ",".join(field.source_id for field in fields)
+    targets = ",".join(f"{'gpu' if kind == 'GPU' else 'i'}:{number}" for kind, number in entities)
+    return [dcgmi, "dmon", "-e", ids, "-i", targets, "-d", str(interval_ms)]
+
+
+def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None]:
+    """DCGM's entity of the GPU and of each GPU instance of the slots, with the NVML id of the instance.
+
+    DCGM counts on its own: its ids need not be NVML's, and those of instances change with the layout.
+    """
+    uuid = watch.device.uuid
+    listed = _answer(dcgmi, "discovery", "-l")
+    gpu = next((int(number) for number, listed_uuid in _LISTED_GPU.findall(listed) if listed_uuid == uuid), None)
+    if gpu is None:
+        raise ListenerError(
+            f"listener dcgm: DCGM's host engine knows no GPU {uuid}; `{dcgmi} discovery -l` says: {_flat(listed)}"
+        )
+    wanted = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
+    found: dict[int, int] = {}
+    deadline = time.monotonic() + _NEW_INSTANCE_LIMIT_S
+    while not wanted <= found.keys():
+        found = _instances(_answer(dcgmi, "discovery", "-c"), uuid)
+        if time.monotonic() > deadline or (not wanted <= found.keys() and stop.wait(_NEW_INSTANCE_RETRY_S)):
+            break
+    for gi_id in sorted(wanted - found.keys()):
+        _log.warning("listener dcgm: DCGM's host engine knows no GPU instance %d of %s: it is left out", gi_id, uuid)
+    return {("GPU", gpu): None, **{("GPU-I", found[gi_id]): gi_id for gi_id in sorted(wanted & found.keys())}}
+
+
+def _instances(hierarchy: str, uuid: str) -> dict[int, int]:
+    """NVML's id of each GPU instance of one GPU to DCGM's entity id, from `dcgmi discovery -c`."""
+    found: dict[int, int] = {}
+    is_ours = False
+    for match in _HIERARCHY.finditer(hierarchy):
+        if match["uuid"] is not None:
+            is_ours = match["uuid"] == uuid
+        elif is_ours:
+            found[int(match["gi"])] = int(match["entity"])
+    return found
+
+
+def _answer(dcgmi: str, *arguments: str) -> str:
+    try:
+        return command.run([dcgmi, *arguments], timeout_s=_COMMAND_LIMIT_S).stdout
+    except CommandError as error:
+        raise ListenerError(
+            f"listener dcgm: {_flat(str(error))}. dcgmi needs DCGM's host engine: start it as root, with "
+            "`systemctl start nvidia-dcgm` or `nv-hostengine`, or leave dcgm out"
+        ) from error
+
+
+def _accepted(
+    dcgmi: str, fields: Sequence[Field], entities: Mapping[Entity, int | None], said: str, stop: StopSignal
+) -> list[Field]:
+    """The fields without those that the host engine refuses: it refuses all for one and does not say which.
+
+    Raises:
+        ListenerError: it refuses every field.
+    """
+    refusals: dict[str, str] = {}
+    for field in fields:
+        if stop.is_set():
+            return list(fields)
+        refusal = _refusal(dcgmi, field, entities)
+        if refusal is not None:
+            refusals[field.source_id] = refusal
+    if not refusals:
+        # Each alone, but not all at once. The least telling ones come last.
+        refusals[fields[-1].source_id] = f"not together with the others: {said}"
+    if len(refusals) == len(fields):
+        raise ListenerError(
+            f"listener dcgm: DCGM's host engine refuses every field: {said}. It must run as root, on a GPU with "
+            "profiling counters, which no other profiler (ncu, nsys) may hold; `dcgmi profile -l` lists what it offers"
+        )
+    for field_id, refusal in refusals.items():
+        _log.warning(
+            "listener dcgm: DCGM refuses field %s (%s), which is left out: %s", field_id, _COLUMNS[field_id], refusal
+        )
+    return [field for field in fields if field.source_id not in refusals]
+
+
+def _refusal(dcgmi: str, field: Field, entities: Mapping[Entity, int | None]) -> str | None:
+    """What is said when only this field is asked for; `None` if it is given."""
+    argv = [*_dmon(dcgmi, [field], entities, interval_ms=100), "-c", "1"]
+    try:
+        done = command.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)
+    except CommandError as error:
+        return _flat(str(error))
+    table = _Table([field])
+    rows = [table.read(line) for line in f"{done.stdout}\n{done.stderr}".splitlines()]
+    return None if done.status == 0 and any(rows) else table.said
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split()) or "nothing"
