@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.protocols import Sharing
 from pipeline.types import Plan, Spec
 
 
@@ -35,13 +36,14 @@ def instance(spec: Spec, **arguments: object) -> Any:
 
 
 def check(plan: Plan) -> None:
-    """Build every class that a plan names once, so that a wrong name or option is refused before anything happens.
+    """Build every class that a plan names, so that what is wrong with it is refused before anything happens.
 
     Raises:
-        ConfigError: what `instance` says.
+        ConfigError: what `instance` or the sharing mode says.
     """
-    for sharing in dict.fromkeys(group.sharing for group in plan.groups):
-        instance(sharing)
+    for group in plan.groups:
+        sharing: Sharing = instance(group.sharing)
+        sharing.check(group)
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)
 

@@ -33,6 +33,18 @@ class Slots(Protocol):
 class Sharing(Protocol):
     """How the device is shared: naive, MPS, MIG, ..."""
 
+    def check(self, group: Group) -> None:
+        """Check what can be checked without touching anything.
+
+        Raises:
+            ConfigError: the group cannot be shared like this.
+        """
+        ...
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """What a user should know before the group runs."""
+        ...
+
     def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
         """Set the device up for the group; on exit, put back what was found.
 

@@ -148,6 +148,32 @@ class ScenarioConfig:
 
 
 @dataclass
+class MpsConfig(ScenarioConfig):
+    """MPS. Each option is one value for all jobs, or a list by position of the job.
+
+    Attributes:
+        pinned_mem_limit: device memory that a job may allocate, such as `10G`; no limit if not given.
+        priority: 0 (normal) or 1 (below normal).
+        program: path of nvidia-cuda-mps-control; looked for on PATH if not given.
+    """
+
+    pinned_mem_limit: Any = None
+    priority: Any = None
+    program: str | None = None
+
+
+@dataclass
+class MpsPercentConfig(MpsConfig):
+    """MPS with a cap on the multiprocessors of each job.
+
+    Attributes:
+        active_thread_pct: the cap in per cent; one number, or a list by position; equal shares if not given.
+    """
+
+    active_thread_pct: Any = None
+
+
+@dataclass
 class GpuConfig:
     """Which device.
 
@@ -282,6 +308,8 @@ def register() -> None:
     store.store(name="config_schema", node=Config)
     for name, node in (
         ("scenario", ScenarioConfig),
+        ("mps", MpsConfig),
+        ("mps_percent", MpsPercentConfig),
         ("workload", WorkloadConfig),
         ("train_timm", TrainTimmConfig),
         ("script", ScriptConfig),

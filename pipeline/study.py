@@ -18,6 +18,7 @@ from pipeline.executor import Executor
 from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
+from pipeline.journal import Journal, replay
 from pipeline.schema import Config
 from pipeline.sender import Sender
 from pipeline.spool import Spool
@@ -102,9 +103,15 @@ class _Study:
         global _started
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(self.config.gpu.lock_dir)))
+        # What a killed orchestrator left is cleared before anybody is called a stranger.
+        waiting = spool_format.recover(self.root / "spool")
+        for device in self.plan.devices:
+            undone = replay(Journal(Path(self.config.gpu.lock_dir), device.uuid))
+            if undone:
+                terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")
             lease.refuse_strangers(device, self.config.gpu.tolerate)
         store = self.sender.open(self.plan.experiment)
-        self._finish_what_others_left()
+        self._send_what_others_left(waiting)
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume:
             finished = self.sender.finished(self.plan.experiment)
@@ -143,9 +150,9 @@ class _Study:
         for changed in comparison.add(row):
             spool.amend(changed, changed.metrics)
 
-    def _finish_what_others_left(self) -> None:
-        """Close and send the groups that earlier starts could not, their stray processes included."""
-        for folder in spool_format.recover(self.root / "spool"):
+    def _send_what_others_left(self, waiting: Sequence[Path]) -> None:
+        """Send the groups, and the late figures, that earlier starts could not."""
+        for folder in waiting:
             self.sender.send(folder)
         for file in spool_format.amendments(self.root / "spool"):
             self.sender.amend(file)

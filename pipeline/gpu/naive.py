@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import SharingError
+from pipeline.errors import ConfigError
 from pipeline.types import Device, Group, Slot
 
 
@@ -24,6 +24,23 @@ class WholeDevice:
 class Naive:
     """Also the serial baseline: then there is one job at a time."""
 
+    def check(self, group: Group) -> None:
+        """Check that the whole device can be used.
+
+        Raises:
+            ConfigError: MIG mode is on.
+        """
+        device = group.device
+        if device.mig_enabled:
+            raise ConfigError(
+                f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
+                f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
+            )
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """Nothing is known to go wrong."""
+        return ()
+
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
         """One slot a job; on a GPU with an MPS pipe folder that no daemon serves.
@@ -31,16 +48,12 @@ class Naive:
         A machine-wide MPS daemon would otherwise turn "naive" into MPS, and nothing would say so.
 
         Raises:
-            SharingError: MIG mode is on, so that no job could use the whole GPU.
+            ConfigError: as `check`.
         """
+        self.check(group)
         if not device.is_gpu:
             yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs))
             return
-        if device.mig_enabled:
-            raise SharingError(
-                f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
-                f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
-            )
         pipes = scratch / "no-mps"
         pipes.mkdir()
         environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
