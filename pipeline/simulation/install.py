@@ -1,0 +1,72 @@
+"""Puts the simulated driver in place: its library beneath pynvml, its programs into a folder.
+
+Nothing here looks for a program on PATH, becomes another user or starts anything: a simulated device cannot reach a
+real driver.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.simulation.nvml_library import NvmlLibrary
+
+_PROJECT_DIR = Path(__file__).resolve().parents[2]
+# The folder is named here and not in PYTHONPATH, so that no other package of this name can come before it.
+_START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
+_PROGRAMS = {"nvidia-smi": "pipeline.simulation.nvidia_smi"}
+
+
+@contextmanager
+def installed(state_file: Path) -> Iterator[NvmlLibrary]:
+    """Let pynvml, in this process, speak to the machine of this file. Afterwards pynvml is as it was.
+
+    Sessions that are still open at the end are closed.
+    """
+    import pynvml
+
+    from pipeline.simulation.nvml_library import NvmlLibrary
+
+    library = NvmlLibrary(state_file)
+    # pynvml keeps every function that it has looked up: those of another library must not be called.
+    cache = pynvml._nvmlGetFunctionPointer_cache
+    before = pynvml.nvmlLib, dict(cache)
+    cache.clear()
+    pynvml.nvmlLib = library
+    try:
+        yield library
+    finally:
+        library.close_all()
+        pynvml.nvmlLib = before[0]
+        cache.clear()
+        cache.update(before[1])
+
+
+def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
+    """Write the programs that show and change the machine of this file.
+
+    They need no environment of their own and ignore the one they get.
+
+    Args:
+        folder: for the programs; made if it is not there.
+        state_file: the machine.
+
+    Returns:
+        Absolute path by the name of the real program, as `nvidia-smi`.
+    """
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    programs = {}
+    for name, module in _PROGRAMS.items():
+        argv = [sys.executable, "-E", "-s", "-P", "-c", _START.format(project=str(_PROJECT_DIR), module=module)]
+        command = shlex.join([*argv, "--state-file", str(state_file.absolute())])
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+        programs[name] = program
+    return programs
