@@ -55,7 +55,7 @@ class StudyLauncher(Launcher):
         self.composed: dict[tuple[str, ...], DictConfig] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the study. Its exit status is kept in `pipeline.study`, for `run.py`."""
+        """Run the study. Its exit status is kept in `pipeline.outcome`, for `run.py`."""
         setup_globals()
         configs = [self.compose(list(overrides)) for overrides in job_overrides]
 

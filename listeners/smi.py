@@ -30,7 +30,7 @@ class SmiListener(ThreadedListener):
 
     Args:
         interval_ms: given to nvidia-smi, which prints that often.
-        program: nvidia-smi's name or path.
+        program: nvidia-smi's name or path; a simulated GPU has its own instead.
         options: none more.
     """
 
@@ -66,7 +66,9 @@ class SmiListener(ThreadedListener):
         device = watch.device
         if not device.is_gpu:
             raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")
-        program = shutil.which(self._program)
+        # On a simulated GPU, what PATH finds would show real ones.
+        wanted = dict(device.programs).get("nvidia-smi", "") if device.is_simulated else self._program
+        program = shutil.which(wanted)
         if program is None:
             raise ListenerError(
                 f"listener {self.name} needs {self._program}, which is not on PATH: install it or leave smi out"

@@ -21,6 +21,8 @@ _MIN_INTERVAL_MS = 200
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
 _GPU_ONLY_PX = 224
 _FIXED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
+# Sharing modes that need nothing of a job: one on the CPU is no client of MPS.
+_REHEARSED = frozenset({"pipeline.gpu.naive.Naive"})
 
 
 def settings(config: Config) -> None:
@@ -52,6 +54,30 @@ def settings(config: Config) -> None:
                 "because sampling faster would disturb what is measured"
             )
 
+    if config.gpu.kind is GpuKind.simulated:
+        _rehearsal(config)
+
+
+def _rehearsal(config: Config) -> None:
+    """Refuse what a simulated GPU cannot do, and what could reach a real program."""
+    if config.gpu.device != "0":
+        raise ConfigError(f"gpu.device={config.gpu.device}: a simulated GPU is chosen by gpu.model, so leave it at 0")
+    if config.gpu.job_memory_mib < 1:
+        raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
+    programs = {
+        f"listeners.{name}.options.program": each.options.get("program") for name, each in config.listeners.items()
+    }
+    for key, program in ({"scenario.program": getattr(config.scenario, "program", None)} | programs).items():
+        if program is not None:
+            raise ConfigError(
+                f"{key}={program}: a simulated GPU has its own programs and never uses another; leave it out"
+            )
+    if config.scenario._target_ not in _REHEARSED:
+        raise ConfigError(
+            f"scenario={config.scenario.name} cannot be rehearsed on a simulated GPU yet: its jobs run on the CPU and "
+            "cannot be placed as that scenario does; choose scenario=serial or naive, or gpu=nvidia"
+        )
+
 
 def workload(chosen: WorkloadConfig, config: Config, device: Device) -> None:
     """Refuse a workload that cannot run on the device, or whose settings exclude each other.
@@ -75,10 +101,9 @@ def workload(chosen: WorkloadConfig, config: Config, device: Device) -> None:
         )
     if chosen.samples is not None and chosen.source is DataSource.disk:
         raise ConfigError(f"workload {chosen.name}: samples is for synthetic data; a data set on disk is used whole")
-    if chosen.step_mode is StepMode.cuda_graph and not device.is_gpu:
-        raise ConfigError(
-            f"workload {chosen.name}: step_mode=cuda_graph needs a GPU, and this study runs on {device.name}"
-        )
+    if chosen.step_mode is StepMode.cuda_graph and (not device.is_gpu or device.is_simulated):
+        where = f"a simulated {device.name}" if device.is_simulated else device.name
+        raise ConfigError(f"workload {chosen.name}: step_mode=cuda_graph needs a GPU, and this study runs on {where}")
     if chosen.step_mode is StepMode.cuda_graph and chosen.precision is Precision.fp16:
         raise ConfigError(
             f"workload {chosen.name}: step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "

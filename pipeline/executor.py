@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -28,6 +29,9 @@ from pipeline.protocols import Listener, Sharing
 from pipeline.sender import Sender
 from pipeline.spool import SampleFile, Spool, SpoolRun
 from pipeline.types import Device, Group, GroupResult, ListenerSpec, Required, Result, Slot
+
+if TYPE_CHECKING:
+    from pipeline.rehearsal import Rehearsal
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class Executor:
         sender: rests while a window is open.
         idle_w: lowest power read before jobs started, by device.
         view: called with what is being watched, for the time that a group runs.
+        rehearsal: the machine of a study on simulated GPUs.
     """
 
     inventory: Inventory
@@ -63,6 +68,7 @@ class Executor:
     sender: Sender
     idle_w: dict[str, float] = field(default_factory=dict)
     view: Callable[[Group, Watched], AbstractContextManager[None]] = lambda group, watched: nullcontext()
+    rehearsal: Rehearsal | None = None
 
     def run(self, group: Group) -> GroupResult:
         """Run one group and record its row.
@@ -153,7 +159,7 @@ class _Execution:
             with UndoStack() as processes:
                 running = JobGroup(
                     jobs,
-                    [slots.slots[job.index] for job in jobs],
+                    [_as_seen_by_jobs(slots.slots[job.index], group.device) for job in jobs],
                     interpreter,
                     self.run.folder,
                     group.limits,
@@ -165,6 +171,10 @@ class _Execution:
                 processes.enter_context(running)
                 watched.running = running
                 running.wait_ready()
+                if self.executor.rehearsal is not None:
+                    memory_mib = group.config.gpu.job_memory_mib
+                    program = str(interpreter.python)
+                    self.executor.rehearsal.charge(running.states, slots.slots, program, memory_mib)
                 slots.verify(running.pids())
                 self.executor.sender.rest()
                 with self._own_cost():
@@ -209,3 +219,8 @@ class _Execution:
                 continue
             total += times.user + times.system
         return total
+
+
+def _as_seen_by_jobs(slot: Slot, device: Device) -> Slot:
+    """The slot without its device if that is simulated: CUDA must neither look for it nor find a real one."""
+    return dataclasses.replace(slot, visible_devices="") if device.is_simulated else slot

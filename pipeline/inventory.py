@@ -29,14 +29,18 @@ class Inventory:
     """The facts that a plan depends on beside its configuration.
 
     Attributes:
-        devices: by what was asked for (kind and selector).
+        devices: by what was asked for (kind, selector and simulated model).
         interpreters: by the environment that was asked for.
         scripts: absolute path and content digest of each script, by the path in the configuration.
     """
 
-    devices: dict[tuple[GpuKind, str], Device]
+    devices: dict[tuple[GpuKind, str, str | None], Device]
     interpreters: dict[Spec, Interpreter]
     scripts: dict[str, tuple[Path, str]]
+
+    def device_of(self, gpu: GpuConfig) -> Device:
+        """The device that a configuration asks for."""
+        return self.devices[_asked_for(gpu)]
 
 
 def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] | None = None) -> Inventory:
@@ -44,16 +48,16 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] |
 
     Args:
         configs: what was asked for.
-        find_device: finds a device; the default asks NVML.
+        find_device: finds a device; the default asks NVML, and knows no simulated one.
 
     Raises:
         ConfigError: a device, script or data set that is named is not there.
     """
-    devices: dict[tuple[GpuKind, str], Device] = {}
+    devices: dict[tuple[GpuKind, str, str | None], Device] = {}
     interpreters: dict[Spec, Interpreter] = {}
     scripts: dict[str, tuple[Path, str]] = {}
     for config in configs:
-        gpu = (config.gpu.kind, config.gpu.device)
+        gpu = _asked_for(config.gpu)
         if gpu not in devices:
             devices[gpu] = (find_device or _find_device)(config.gpu)
         env = build.spec_of(config.env)
@@ -95,9 +99,14 @@ def cpu_device() -> Device:
     return Device(kind="cpu", uuid=f"CPU-{platform.node()}", name=_cpu_model())
 
 
+def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
+    return gpu.kind, gpu.device, gpu.model
+
+
 def _find_device(config: GpuConfig) -> Device:
     if config.kind is GpuKind.cpu:
         return cpu_device()
+    assert config.kind is not GpuKind.simulated, "NVML would answer with a real GPU"
     from pipeline.gpu import nvml
 
     device = nvml.find_device(config.device)

@@ -23,6 +23,7 @@ from pipeline.inventory import Inventory, chosen_workloads
 from pipeline.schema import (
     Baseline,
     Config,
+    GpuKind,
     ListenerConfig,
     Order,
     WorkloadConfig,
@@ -53,14 +54,17 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     Raises:
         ConfigError: a mandatory key is missing, or a value cannot be used.
     """
-    typed = []
+    typed: list[Config] = []
     for config in configs:
         try:
-            typed.append(OmegaConf.to_object(config))
+            typed.append(OmegaConf.to_object(config))  # type: ignore[arg-type]
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "?"
             raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
-    return typed  # type: ignore[return-value]
+    for each in typed:
+        if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
+            each.gpu.admin = []  # whatever a file says that was written for a real GPU
+    return typed
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
@@ -107,7 +111,9 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
 
 def describe(plan: Plan) -> str:
     """The plan as text: one line a group."""
-    devices = ", ".join(f"{device.name} ({device.uuid})" for device in plan.devices)
+    devices = ", ".join(
+        f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
+    )
     lines = [f"{len(plan.groups)} groups on {devices}, plan {plan.digest[:12]}"]
     for group in plan.groups:
         length = f"{group.window.kind.value}, {_length(group)}"
@@ -142,7 +148,12 @@ def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
 
 def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
     """The groups of one configuration, without block and number, and its baselines."""
-    device = inventory.devices[(config.gpu.kind, config.gpu.device)]
+    device = inventory.device_of(config.gpu)
+    if device.is_simulated:
+        notes.append(
+            f"{device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
+            f"{config.gpu.job_memory_mib} MiB, and the figures tell nothing about a real GPU"
+        )
     workloads = chosen_workloads(config)
     for workload in workloads:
         check.workload(workload, config, device)
@@ -197,7 +208,7 @@ def _workload(
     flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
-        flags["device"] = "cuda" if device.is_gpu else "cpu"
+        flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
         flags["epochs"] = 0 if window.kind is WindowKind.STEADY else window.epochs
     return Workload(
         name=workload.name,
@@ -260,7 +271,8 @@ def _group(
         "scenario": scenario,
         "sharing": dataclasses.asdict(sharing),
         "window": _window_facts(window),
-        "device": [device.kind, device.name],
+        # On a simulated GPU, the declared memory decides which groups run out of it.
+        "device": [device.kind, device.name, *([config.gpu.job_memory_mib] if device.is_simulated else [])],
         "env": inventory.interpreters[env].lock_digest,
         "seed": config.seed,
         "pin_cpus": pin_cpus,

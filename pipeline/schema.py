@@ -32,11 +32,12 @@ class Order(enum.Enum):
 
 
 class GpuKind(enum.Enum):
-    """`auto` takes an NVIDIA GPU if NVML answers, else the CPUs."""
+    """`auto` takes an NVIDIA GPU if NVML answers, else the CPUs; `simulated` needs no hardware."""
 
     auto = 0
     nvidia = 1
     cpu = 2
+    simulated = 3
 
 
 class DataSource(enum.Enum):
@@ -182,6 +183,8 @@ class GpuConfig:
         admin: prefix of the commands that change the GPU's settings; `null` forbids them. No scenario needs one yet.
         tolerate: names of programs of others that may stay on the GPU (a desktop's Xorg, say).
         lock_dir: where the lock of each device lies; the same for every user of the machine.
+        model: the simulated GPU, as `a100_40gb`; only for `kind: simulated`.
+        job_memory_mib: what each job holds on a simulated GPU, in MiB.
     """
 
     kind: GpuKind = GpuKind.auto
@@ -189,6 +192,8 @@ class GpuConfig:
     admin: list[str] | None = field(default_factory=list)
     tolerate: list[str] = field(default_factory=list)
     lock_dir: str = "/tmp"  # noqa: S108  one place for all users, whatever TMPDIR says
+    model: str | None = None
+    job_memory_mib: int = 512
 
 
 @dataclass

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,65 +25,79 @@ _OPEN_LIMIT_S = 120.0
 _SEND_LIMIT_S = 300.0
 _END_LIMIT_S = 30.0
 
+# Command lines that end before anything is sent.
+_WITHOUT_STORE = frozenset({"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "dry_run=true"})
+
 log = logging.getLogger(__name__)
 
 
 class Sender:
-    """A context in which the sender process lives.
+    """A context in which the sender process lives. It imports MLflow at once and touches nothing before `open`."""
 
-    Args:
-        root: folder of the store and of the spool.
-        uri: tracking server, or `None` for the store in `root`.
-        series_points: how many points of a series MLflow gets.
-    """
-
-    def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
-        self._argv = [sys.executable, "-m", "pipeline.tracking", "serve", "--root", str(root)]
-        self._argv += ["--series-points", str(series_points), *(["--uri", uri] if uri else [])]
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
         self._pending: deque[dict[str, Any]] = deque()
         self._buffer = b""
         self._was_asked = False
         self.unsent: dict[Path, str] = {}
 
-    def __enter__(self) -> Sender:
-        """Start the process; it imports MLflow at once and touches nothing before `open`."""
+    def start(self) -> None:
+        """Start the process, if it does not run yet."""
+        if self._process is not None:
+            return
+        argv = [sys.executable, "-m", "pipeline.tracking", "serve"]
         environ = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "MLFLOW_DISABLE_TELEMETRY": "true",
         }
-        self._process = subprocess.Popen(  # noqa: S603: our own module under our own interpreter
-            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
         )
+
+    def __enter__(self) -> Sender:
+        """Start the process, if that was not done early."""
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Let it finish what it was asked, then end it; at once if it was asked nothing."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None and process.stdout is not None
         if not self._was_asked:
-            self._process.kill()  # it would finish importing MLflow first
+            process.kill()  # it would finish importing MLflow first
         try:
-            self._process.stdin.close()
-            self._process.wait(_END_LIMIT_S)
+            process.stdin.close()
+            process.wait(_END_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
         finally:
-            self._process.stdout.close()
+            process.stdout.close()
 
     @property
     def pid(self) -> int:
         """Of the sender process."""
+        assert self._process is not None
         return self._process.pid
 
-    def open(self, experiment: str) -> dict[str, Any]:
-        """Open the store; returns what the sender says of it (experiment_id, tracking_uri).
+    def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> dict[str, Any]:
+        """Open the store; returns what the sender says of it (experiment_id, uri, kind).
+
+        Args:
+            experiment: MLflow experiment.
+            root: folder of the store and of the spool.
+            uri: tracking server, or `None` for the store in `root`.
+            series_points: how many points of a series MLflow gets.
 
         Raises:
             TrackingError: the store cannot be used.
         """
-        return self._call({"op": "open", "experiment": experiment}, _OPEN_LIMIT_S)
+        where = {"root": str(root), "uri": uri, "series_points": series_points}
+        return self._call({"op": "open", "experiment": experiment, **where}, _OPEN_LIMIT_S)
 
     def finished(self, experiment: str) -> list[dict[str, Any]]:
         """The finished groups in the store, for `resume`.
@@ -121,7 +136,7 @@ class Sender:
         return reply
 
     def _ask(self, request: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+        assert self._process is not None and self._process.stdin is not None
         self._pending.append(request)
         self._was_asked = True
         try:
@@ -143,7 +158,7 @@ class Sender:
 
     def _reply(self, deadline: float) -> dict[str, Any]:
         """The next reply; one that says so if the process is gone or silent."""
-        assert self._process.stdout is not None
+        assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
@@ -157,3 +172,28 @@ class Sender:
         line, self._buffer = self._buffer.split(b"\n", 1)
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+
+_early: list[Sender] = []
+
+
+def start_early(arguments: Sequence[str]) -> None:
+    """Start a sender before the configuration is known: MLflow takes longest to import, so it begins first.
+
+    `take` hands it to the study; if there is none, `end_early` ends it.
+    """
+    if not _WITHOUT_STORE.intersection(arguments):
+        sender = Sender()
+        sender.start()
+        _early.append(sender)
+
+
+def take() -> Sender:
+    """The sender that was started early, or else a new one."""
+    return _early.pop() if _early else Sender()
+
+
+def end_early() -> None:
+    """End the sender that was started early, if no study took it."""
+    while _early:
+        _early.pop().__exit__(None, None, None)

@@ -173,6 +173,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
         "collocation.scenario": group.scenario,
         "collocation.gpu_uuid": group.device.uuid,
         "collocation.device": group.device.name,
+        **({"collocation.simulated": "true"} if group.device.is_simulated else {}),
         **{f"collocation.{key}": value for key, value in (facts | dict(group.device.details)).items()},
         **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
     }

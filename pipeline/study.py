@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from pipeline import build, interrupts, provenance, resume, spool_format, terminal, tracking
+from pipeline import build, interrupts, outcome, provenance, rehearsal, resume, spool_format, terminal, tracking
 from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
@@ -19,8 +19,10 @@ from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, replay
+from pipeline.rehearsal import Rehearsal
 from pipeline.schema import Config
 from pipeline.sender import Sender
+from pipeline.sender import take as take_sender
 from pipeline.spool import Spool
 from pipeline.types import GroupResult, Plan
 
@@ -28,18 +30,6 @@ log = logging.getLogger(__name__)
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = ("tracking", "listeners", "order", "resume", "dry_run", "time_limit_s")
-_started = False
-_statuses: list[int] = []
-
-
-def has_started() -> bool:
-    """Whether a group has begun: from then on the exit status speaks of groups, before it of the configuration."""
-    return _started
-
-
-def exit_status() -> int:
-    """The worst status of the studies that this process ran; Hydra drops what its task function returns."""
-    return max(_statuses, default=0)
 
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
@@ -51,14 +41,14 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
 
     Returns:
         0 when every group ended in a result; 1 when some failed, timed out or were left for later by `time_limit_s`;
-        2 when nothing could be started. It is also kept for `exit_status`.
+        2 when nothing could be started. It is also kept in `pipeline.outcome`.
 
     Raises:
         Interrupted: after the user's signal, once everything is cleaned up and recorded.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     status = _execute(configs, is_sweep=is_sweep)
-    _statuses.append(status)
+    outcome.study_ended(status)
     return status
 
 
@@ -71,18 +61,19 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
             sender = None
             if not first.dry_run:
-                root = Path(first.tracking.root).expanduser().resolve()
-                sender = stack.enter_context(Sender(root, first.tracking.uri, first.tracking.series_points))
-            inventory = take(typed)
+                sender = stack.enter_context(take_sender())
+            simulated = stack.enter_context(rehearsal.prepared(typed))
+            inventory = take(typed, simulated.find_device if simulated else None)
             plan = planning.build_plan(typed, inventory, is_sweep=is_sweep)
             build.check(plan)
             if sender is None:
                 sys.stdout.write(planning.describe(plan) + "\n")
                 return 0
-            return _Study(first, plan, inventory, sender, root).run(stack)
+            root = Path(first.tracking.root).expanduser().resolve()
+            return _Study(first, plan, inventory, sender, root, simulated).run(stack)
     except CollocationError as error:
         terminal.say(f"error: {error}")
-        return 1 if _started else 2
+        return 1 if outcome.has_started() else 2
 
 
 def _check_same(configs: Sequence[Config]) -> None:
@@ -94,13 +85,21 @@ def _check_same(configs: Sequence[Config]) -> None:
 class _Study:
     """A plan on its way through the machine."""
 
-    def __init__(self, config: Config, plan: Plan, inventory: Inventory, sender: Sender, root: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        inventory: Inventory,
+        sender: Sender,
+        root: Path,
+        simulated: Rehearsal | None,
+    ) -> None:
         self.config, self.plan, self.inventory, self.sender, self.root = config, plan, inventory, sender, root
+        self.simulated = simulated
         self.rows: list[GroupResult] = []
 
     def run(self, stack: UndoStack) -> int:
         """Take the devices, open the store, run what is to run, show what was found."""
-        global _started
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(self.config.gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
@@ -110,7 +109,8 @@ class _Study:
             if undone:
                 terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")
             lease.refuse_strangers(device, self.config.gpu.tolerate)
-        store = self.sender.open(self.plan.experiment)
+        tracking_to = self.config.tracking
+        store = self.sender.open(self.plan.experiment, self.root, tracking_to.uri, tracking_to.series_points)
         self._send_what_others_left(waiting)
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume:
@@ -124,7 +124,7 @@ class _Study:
         for note in self.plan.notes:
             terminal.say(f"note: {note}")
         view = terminal.make_view(len(groups))
-        executor = Executor(self.inventory, spool, self.sender, view=view.watch)
+        executor = Executor(self.inventory, spool, self.sender, view=view.watch, rehearsal=self.simulated)
         comparison = Comparison()
         limit_s = self.config.time_limit_s
         begin_s = time.monotonic()
@@ -135,7 +135,7 @@ class _Study:
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
                     terminal.say(f"time_limit_s={limit_s:g} is over; `resume=true` runs the rest")
                     break
-                _started = True
+                outcome.group_begins()
                 row = executor.run(group)
                 view.done(row)
                 self._take_in(row, comparison, spool)

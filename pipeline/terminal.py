@@ -186,6 +186,9 @@ def table(rows: Sequence[GroupResult]) -> str:
     ]
     notes = [f"* {row.group.name}: {row.tags['collocation.flag']}" for row in rows if "collocation.flag" in row.tags]
     notes += [f"{row.group.name}: {row.reason}" for row in rows if row.result is not Result.OK and row.reason]
+    simulated = dict.fromkeys(row.group.device.name for row in rows if row.group.device.is_simulated)
+    if simulated:
+        notes.append(f"simulated: {', '.join(simulated)}; the jobs ran on the CPU, so no figure speaks of a real GPU")
     return "\n".join([*text, *notes])
 
 

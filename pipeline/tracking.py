@@ -3,7 +3,8 @@
 `serve` is the one process that talks to MLflow for an orchestrator, which asks it to between measurements: one JSON
 object a line on stdin, one answer a line on stdout, in order.
 
-    {"op": "open", "experiment": NAME}   -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
+    {"op": "open", "experiment": NAME, "root": FOLDER, "uri": URI or null, "series_points": N}
+                                         -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
     {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
     {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
@@ -97,7 +98,8 @@ class Sender:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to one request, without `ok`."""
         match request:
-            case {"op": "open", "experiment": str(experiment)}:
+            case {"op": "open", "experiment": str(experiment), **where}:
+                self._turn_to(**where)
                 store = self._open()
                 return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": store.kind}
             case {"op": "begin", "spool": str(folder)}:
@@ -113,6 +115,12 @@ class Sender:
 
                 return {"groups": [dataclasses.asdict(g) for g in results.find_finished_in(self._open(), experiment)]}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
+
+    def _turn_to(self, root: str | None = None, uri: str | None = None, series_points: int | None = None) -> None:
+        """Use another store from now on; what is not given stays."""
+        if root is not None:
+            self._root, self._uri, self._store = Path(root), uri, None
+        self._series_points = series_points or self._series_points
 
     def send(self, folder: Path) -> str | None:
         """Send one spool folder; the id of the group's run, or `None` if it was sent before."""

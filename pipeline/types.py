@@ -130,12 +130,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What jobs run on: one NVIDIA GPU, or the CPUs of this machine.
+    """What jobs run on: one NVIDIA GPU, real or simulated, or the CPUs of this machine.
 
     Attributes:
+        kind: `nvidia`, `simulated` or `cpu`.
         uuid: the GPU's UUID, or `CPU-<host name>`.
         memory_mib: of the device; `None` for the CPU.
         details: what else identifies it, for provenance (driver, CUDA version, ...).
+        programs: absolute path by name of the programs that a simulated GPU has; no other may be run for it.
     """
 
     kind: str
@@ -145,11 +147,17 @@ class Device:
     memory_mib: int | None = None
     mig_enabled: bool = False
     details: tuple[tuple[str, str], ...] = ()
+    programs: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_gpu(self) -> bool:
         """Whether this is a GPU, real or simulated."""
         return self.kind != "cpu"
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether this is a simulated GPU, whose jobs run on the CPU."""
+        return self.kind == "simulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ def test_imports_are_light_and_without_side_effects():
 
 def test_help_shows_the_groups_within_half_a_second():
     times = []
-    for _ in range(3):
+    for _ in range(5):
         begin = time.monotonic()
         done = subprocess.run(
             [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60

@@ -18,6 +18,7 @@ import pytest
 
 from pipeline import spool_format, upload
 from pipeline.errors import TrackingError
+from pipeline.spool_format import Amendment, Record, write_amendment
 from pipeline.store import Store, open_store
 from pipeline.tracking import ui_hint, ui_link
 from tests.tracking_cases import (
@@ -41,6 +42,10 @@ pytest_plugins = ["tests.tracking_fixtures"]
 def flush(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(root), *arguments]
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+
+
+def of_a_group(plain: Record) -> Record:
+    return replace(plain, parent=replace(plain.parent, tags={**plain.parent.tags, "collocation.role": "group"}))
 
 
 def by_name(tracking: Any) -> dict[str, Any]:
@@ -120,15 +125,34 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
 
 
 def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_sent(root: Path, serve) -> None:
-    folder = make_spool(root, record(()))
+    folder = make_spool(root, tagged := of_a_group(record(())))
     sender = serve("--root", root)
-    assert sender.ask("amend", spool=folder, metrics={"early_ratio": 1.5})["ok"]
+
+    def amend(**metrics: float) -> bool:
+        amendment = Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics=metrics)
+        file = write_amendment(root / "spool", amendment)
+        is_added = bool(sender.ask("amend", spool=file)["ok"])
+        assert file.exists() != is_added  # it waits until the store has it
+        return is_added
+
+    assert not amend(early_ratio=1.5)
     sender.ask("send", spool=folder)
-    assert sender.ask("amend", spool=folder, metrics={"late_ratio": 2.5})["ok"]
+    assert amend(early_ratio=1.5)
+    assert amend(late_ratio=2.5)
     [run] = runs_of(client(root))
     assert run.data.metrics == {"makespan_s": 60.25, "early_ratio": 1.5, "late_ratio": 2.5}
-    unknown = sender.ask("amend", spool=folder.with_name("0002-never"), metrics={"x": 1.0})
-    assert unknown["ok"] is False
+
+
+def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
+    tagged = of_a_group(record(()))
+    make_spool(root, tagged)
+    write_amendment(
+        root / "spool", Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics={"late_ratio": 2.5})
+    )
+    assert flush(root).returncode == 0
+    [run] = runs_of(client(root))
+    assert run.data.metrics["late_ratio"] == 2.5
+    assert not (root / "spool").exists()
 
 
 def test_the_sender_finishes_the_group_of_an_orchestrator_that_died(root: Path, serve) -> None:

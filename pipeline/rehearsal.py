@@ -1,0 +1,161 @@
+"""A study on simulated GPUs: its machine, made for it and removed with it, and the memory of its jobs.
+
+Jobs run on the CPU and know nothing of this. What a job would hold on the GPU is declared and charged to the simulated
+driver when the job stands at the barrier, where a real job holds its memory as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.errors import ConfigError, LaunchError, SharingError
+from pipeline.gpu import nvml
+from pipeline.jobs import JobState
+from pipeline.schema import Config, GpuConfig, GpuKind
+from pipeline.simulation import codes, models
+from pipeline.simulation.clients import Clients
+from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.state import StateFile, start_ticks
+from pipeline.types import Device, Slot
+
+_PREFIX = "colloc-simulated-"
+
+
+class Rehearsal:
+    """The simulated machine of one study.
+
+    Args:
+        state_file: the machine.
+        model_names: of its GPUs, by index.
+        programs: absolute path by the name of the real program.
+    """
+
+    def __init__(self, state_file: StateFile, model_names: Sequence[str], programs: Mapping[str, Path]) -> None:
+        self._clients = Clients(state_file)
+        self._model_names = model_names
+        self._programs = tuple((name, str(path)) for name, path in programs.items())
+
+    def find_device(self, config: GpuConfig) -> Device:
+        """The simulated GPU that a configuration asks for.
+
+        Raises:
+            ConfigError: no such model can be simulated.
+        """
+        index = self._model_names.index(_model_name(config))
+        device = nvml.find_device(str(index))
+        assert device is not None
+        return dataclasses.replace(device, kind="simulated", programs=self._programs)
+
+    def charge(self, states: Sequence[JobState], slots: Sequence[Slot], program: str, memory_mib: int) -> None:
+        """Let each job hold memory on the device of its slot, from now until it ends.
+
+        A job that finds no room gets the error event that it would write on a real GPU, so that its row is `oom`.
+
+        Args:
+            states: jobs that stand at the barrier.
+            slots: by index of the job.
+            program: what the process lists show.
+            memory_mib: of each job, in MiB.
+
+        Raises:
+            LaunchError: the device of a job has no room for it.
+            SharingError: a slot names no device that can be computed on.
+        """
+        charged: list[str] = []
+        for state in states:
+            assert state.pid is not None
+            uuid = slots[state.job.index].visible_devices
+            try:
+                self._clients.hold(uuid, state.pid, program, memory_mib)
+            except codes.DriverError as error:
+                if start_ticks(state.pid) is None:
+                    continue  # it has just ended, which the group notices
+                if error.code != codes.MEMORY:
+                    raise SharingError(
+                        f"job {state.job.name} cannot use the simulated device {uuid}: {error}"
+                    ) from error
+                beside = charged.count(uuid)
+                message = (
+                    f"simulated GPU out of memory: no room for {memory_mib} MiB (gpu.job_memory_mib) on {uuid} "
+                    f"beside {beside} jobs that hold {beside * memory_mib} MiB"
+                )
+                _report_out_of_memory(state, message)
+                raise LaunchError(f"job {state.job.name}: {message}") from error
+            charged.append(uuid)
+
+
+@contextmanager
+def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
+    """The machine that the configurations rehearse on, beneath pynvml in this process; `None` if they rehearse nothing.
+
+    Raises:
+        ConfigError: some configurations are rehearsed and others are not, no such model can be simulated, or there is
+            no place for the machine's files.
+    """
+    simulated = [config.gpu for config in configs if config.gpu.kind is GpuKind.simulated]
+    if not simulated:
+        yield None
+        return
+    if len(simulated) < len(configs):
+        # NVML can stand for one machine only; and figures of both in one table would be compared.
+        raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
+    model_names = list(dict.fromkeys(_model_name(gpu) for gpu in simulated))
+    with _own_folder() as folder:
+        state_file = StateFile(folder / "machine.json")
+        state_file.create(model_names)
+        programs = write_programs(folder / "bin", state_file.path)
+        with installed(state_file.path):
+            yield Rehearsal(state_file, model_names, programs)
+
+
+def _model_name(config: GpuConfig) -> str:
+    if config.model is None:
+        raise ConfigError(f"gpu.kind=simulated needs gpu.model=NAME, one of {', '.join(models.models())}")
+    return models.find(config.model).name
+
+
+def _report_out_of_memory(state: JobState, message: str) -> None:
+    event = {"event": "error", "t_ns": time.monotonic_ns(), "type": "OutOfMemoryError", "message": message}
+    # The job waits at the barrier, so nothing of its own comes between.
+    with (state.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """A folder for the machine's files, locked while it is in use; also removes those that killed studies left."""
+    try:
+        parent = Path(tempfile.gettempdir())
+        for other in parent.glob(f"{_PREFIX}*"):
+            _remove_if_abandoned(other)
+        # It is locked before it has the name that others look for, so nobody takes it for abandoned.
+        unnamed = Path(tempfile.mkdtemp(prefix="new-"))
+        lock = os.open(unnamed, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = unnamed.rename(parent / f"{_PREFIX}{unnamed.name.removeprefix('new-')}")
+    except OSError as error:
+        raise ConfigError(f"there is no place for a simulated machine in {tempfile.gettempdir()}: {error}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    with suppress(OSError):  # another user's, or locked by a study that runs
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)

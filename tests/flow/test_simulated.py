@@ -1,0 +1,267 @@
+"""`gpu=simulated_*`: the commands of a real GPU, rehearsed to their end, and no real program ever started."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import GPU
+from rows import group
+
+from pipeline import plan as planning
+from pipeline import rehearsal
+from pipeline.errors import ConfigError, SharingError
+from pipeline.inventory import PROJECT_DIR
+from pipeline.jobs import JobState
+from pipeline.schema import Config, GpuConfig, GpuKind, ScenarioConfig
+from pipeline.types import Slot
+
+pytest_plugins = ["tests.tracking_fixtures"]
+TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
+SHORT = ["window.seconds=1.2", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+DECOYS = ("nvidia-smi", "dcgmi", "nvidia-cuda-mps-control", "nvidia-persistenced", "sudo")
+CHOICES = sorted(path.stem for path in (PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
+SIMULATED = dataclasses.replace(GPU, kind="simulated")
+
+
+@pytest.fixture
+def decoys(tmp_path) -> Path:
+    """Programs of a real driver that come first on PATH and leave a note when they are run."""
+    folder = tmp_path / "decoys"
+    folder.mkdir()
+    for name in DECOYS:
+        (folder / name).write_text(f'#!/bin/sh\necho "$0 $@" >> {tmp_path}/decoys-ran\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, template_store, decoys) -> Callable[..., tuple[int, str, str]]:
+    """Run run.py on a simulated A100, with the decoys first on PATH: exit status, output, errors."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    (tmp_path / "tmp").mkdir()
+    environ = {
+        "PATH": f"{decoys}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path / "tmp"),
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+
+    def to_the_end(*arguments: str) -> tuple[int, str, str]:
+        argv = [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, "gpu=simulated_a100_40gb"]
+        done = subprocess.run(
+            [*argv, f"gpu.lock_dir={tmp_path}"],
+            cwd=tmp_path,
+            env=os.environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return to_the_end
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """A temporary folder of the test's own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def stored(folder: Path):
+    """The runs in the store: of groups, and of jobs."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("collocation")
+    return [
+        client.search_runs(
+            [experiment.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["start_time ASC"]
+        )
+        for role in ("group", "job")
+    ]
+
+
+def configs(*models: str, **changes: object) -> list[Config]:
+    scenario = ScenarioConfig(name="naive", _target_="pipeline.gpu.naive.Naive")
+    gpus = [GpuConfig(kind=GpuKind.simulated, model=model, **changes) for model in models]
+    return [Config(scenario=scenario, workload={}, gpu=gpu) for gpu in gpus]
+
+
+def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, tmp_path, decoys):
+    often = ["listeners.nvml.interval_ms=300", "listeners.smi.interval_ms=300"]
+    status, out, err = run("-m", *TOY, *SHORT, *often, "scenario=serial,naive", "degree=2", "gpu.job_memory_mib=700")
+    assert status == 0, err
+    assert "note: NVIDIA A100-SXM4-40GB is simulated: jobs run on the CPU" in err
+    assert "simulated: NVIDIA A100-SXM4-40GB; the jobs ran on the CPU" in out
+    groups, jobs = stored(tmp_path)
+    assert sorted(run_.data.tags["collocation.scenario"] for run_ in groups) == ["naive", "serial"]
+    assert len(jobs) == 3
+    for run_ in (*groups, *jobs):
+        assert run_.data.tags["collocation.simulated"] == "true"
+        assert run_.data.tags["collocation.device"] == "NVIDIA A100-SXM4-40GB"
+        invented = [name for name in run_.data.metrics if "power" in name or "clock" in name or "energy" in name]
+        assert not invented
+    assert [job.data.metrics["memory_peak_mib"] for job in jobs] == [700] * 3
+    naive = next(run_ for run_ in groups if run_.data.tags["collocation.scenario"] == "naive")
+    assert naive.data.metrics["memory_peak_mib"] == 1400
+    assert {"system/nvml/memory_used_mib", "system/smi/memory_used_mib"} <= naive.data.metrics.keys()
+
+    assert not (tmp_path / "decoys-ran").exists()
+    subprocess.run([decoys / "nvidia-smi"], check=True)
+    assert (tmp_path / "decoys-ran").exists()  # a decoy that is run does tell
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not (tmp_path / "mlruns/spool").exists()
+
+
+def test_jobs_see_no_gpu(run, tmp_path):
+    text = "import os, pathlib\npathlib.Path('seen').write_text(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
+    (tmp_path / "train.py").write_text(text)
+    status, _, err = run("workload=script", "workload.script=train.py", "degree=1")
+    assert status == 0, err
+    assert (tmp_path / "seen").read_text() == "''"
+
+
+def test_too_much_memory_is_a_row_oom_and_the_next_group_is_unharmed(run, tmp_path):
+    memory = "gpu.job_memory_mib=20000,300"
+    status, out, err = run("-m", *TOY, *SHORT, "degree=3", memory, "order=listed", "baseline=never")
+    assert status == 0, err
+    groups, jobs = stored(tmp_path)
+    assert [run_.data.tags["collocation.result"] for run_ in groups] == ["oom", "ok"]
+    assert "no room for 20000 MiB (gpu.job_memory_mib)" in groups[0].data.tags["collocation.reason"]
+    assert "beside 2 jobs that hold 40000 MiB" in out
+    assert sorted(job.data.tags["collocation.result"] for job in jobs) == ["interrupted"] * 2 + ["ok"] * 3 + ["oom"]
+
+
+def test_a_dry_run_leaves_nothing(run, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = run("-m", "degree=1,2", "dry_run=true")
+    assert status == 0, err
+    assert "groups on simulated NVIDIA A100-SXM4-40GB" in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_finds_its_gpu(compose, temporary, choice):
+    typed = planning.read(compose([f"gpu={choice}"]))
+    assert f"simulated_{typed[0].gpu.model}" == choice
+    with rehearsal.prepared(typed) as simulated:
+        device = simulated.find_device(typed[0].gpu)
+    assert device.is_simulated and device.is_gpu
+    assert device.memory_mib > 20_000
+
+
+def test_a_study_may_rehearse_on_several_models(temporary):
+    both = configs("a100_40gb", "h100_80gb")
+    with rehearsal.prepared(both) as simulated:
+        a100, h100 = (simulated.find_device(config.gpu) for config in both)
+    assert (a100.name, h100.name) == ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3")
+    assert a100.uuid != h100.uuid
+
+
+def test_the_machine_goes_with_its_study(temporary):
+    import pynvml
+
+    library = pynvml.nvmlLib
+    with pytest.raises(RuntimeError), rehearsal.prepared(configs("a100_40gb")):
+        assert pynvml.nvmlLib is not library
+        (folder,) = temporary.iterdir()
+        assert (folder / "machine.json").is_file()
+        raise RuntimeError
+    assert pynvml.nvmlLib is library
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
+    text = (
+        "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.schema import *\n"
+        "gpu = GpuConfig(kind=GpuKind.simulated, model='a30_24gb')\n"
+        "with rehearsal.prepared([Config(gpu=gpu)]):\n    print('there', flush=True); time.sleep(60)\n"
+    )
+    environ = os.environ | {"TMPDIR": str(temporary)}
+    other = subprocess.Popen(
+        [sys.executable, "-c", text], cwd=PROJECT_DIR, env=environ, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "there\n"
+        (left,) = temporary.iterdir()
+        with rehearsal.prepared(configs("a100_40gb")):
+            assert left.is_dir()
+    finally:
+        other.kill()
+        other.communicate()
+    assert left.is_dir()
+    with rehearsal.prepared(configs("a100_40gb")):
+        assert not left.exists()
+
+
+def test_nothing_real_is_mixed_in(temporary):
+    real = Config(gpu=GpuConfig(kind=GpuKind.auto))
+    with pytest.raises(ConfigError, match="not on both"), rehearsal.prepared([*configs("a100_40gb"), real]):
+        pass
+    with rehearsal.prepared([real]) as simulated:
+        assert simulated is None
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_unknown_model_is_refused_with_those_that_are_known(temporary):
+    for model in ("v100", None):
+        with pytest.raises(ConfigError, match="a100_40gb"), rehearsal.prepared(configs(model)):
+            pass
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temporary, tmp_path):
+    job = group("a").jobs[0]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (config,) = configs("a100_40gb")
+    with rehearsal.prepared([config]) as simulated:
+        uuid = simulated.find_device(config.gpu).uuid
+        slots = [Slot(visible_devices=uuid)]
+        simulated.charge([JobState(job=job, folder=tmp_path, pid=ended.pid)], slots, "python", 10)
+        here = JobState(job=job, folder=tmp_path, pid=os.getpid())
+        with pytest.raises(SharingError, match="GPU-absent: Not Found"):
+            simulated.charge([here], [Slot(visible_devices="GPU-absent")], "python", 10)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["scenario=mps"], "scenario=mps cannot be rehearsed"),
+        (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "has its own programs"),
+        (["gpu.device=1"], "chosen by gpu.model"),
+        (["gpu.job_memory_mib=0"], "at least 1"),
+        (["+listeners.smi.options.program=/usr/bin/nvidia-smi"], "has its own programs"),
+        (["workload.step_mode=cuda_graph"], "this study runs on a simulated NVIDIA H100"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused(make_plan, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        make_plan(["gpu=simulated_h100_80gb", *overrides], device=SIMULATED)
+
+
+def test_a_simulated_device_needs_no_privilege_and_may_be_forbidden_to_change(make_plan):
+    admin = {
+        given: make_plan(["gpu=simulated_h100_80gb", f"gpu.admin={given}"], device=SIMULATED).groups[0].config.gpu.admin
+        for given in ("[sudo,-n]", "null")
+    }
+    assert admin == {"[sudo,-n]": [], "null": None}
+
+
+def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_plan):
+    plans = [
+        make_plan(["gpu=simulated_h100_80gb", f"gpu.job_memory_mib={mib}"], device=SIMULATED) for mib in (512, 513)
+    ]
+    argv = plans[0].groups[0].jobs[0].workload.argv
+    assert argv[argv.index("--device") + 1] == "cpu"
+    real = make_plan([], device=GPU)
+    assert "simulated" not in planning.describe(real)
+    assert len({plan.groups[0].digest for plan in (*plans, real)}) == 3
