@@ -35,17 +35,31 @@ def instance(spec: Spec, **arguments: object) -> Any:
         raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
 
 
-def check(plan: Plan) -> None:
-    """Build every class that a plan names, so that what is wrong with it is refused before anything happens.
+def checked(plan: Plan) -> Plan:
+    """The plan, with every class that it names built once: what is wrong is refused before anything happens.
+
+    A group that its sharing mode cannot hold is refused if it is alone; among others it is marked to be skipped, with
+    the reason, because that is a finding of the study.
 
     Raises:
-        ConfigError: what `instance` or the sharing mode says.
+        ConfigError: a class or an option is wrong, or no group at all can run.
     """
-    for group in plan.groups:
-        sharing: Sharing = instance(group.sharing)
-        sharing.check(group)
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)
+    groups = []
+    refusal: ConfigError | None = None
+    for group in plan.groups:
+        sharing: Sharing = instance(group.sharing)
+        try:
+            sharing.check(group)
+        except ConfigError as error:
+            refusal = error
+            groups.append(dataclasses.replace(group, skip_reason=str(error)))
+        else:
+            groups.append(group)
+    if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
+        raise refusal  # baselines alone would answer nothing
+    return dataclasses.replace(plan, groups=tuple(groups))
 
 
 def freeze(value: object) -> object:

@@ -22,7 +22,7 @@ _MIN_INTERVAL_MS = 200
 _GPU_ONLY_PX = 224
 _FIXED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
 # Sharing modes that need nothing of a job: one on the CPU is no client of MPS.
-_REHEARSED = frozenset({"pipeline.gpu.naive.Naive"})
+_REHEARSED = frozenset({"pipeline.gpu.naive.Naive", "pipeline.gpu.mig.Mig"})
 
 
 def settings(config: Config) -> None:

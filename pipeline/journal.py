@@ -27,7 +27,11 @@ from pipeline.interrupts import UndoStack
 # Kind of step -> the function that undoes it, called with the step's arguments. Each is safe to repeat, is content with
 # what is gone already, and raises a CollocationError when something is left. By name, so that whoever replays a journal
 # needs not import every sharing mode first; and not in the journal itself, whose lines would then be programs.
-UNDO_FUNCTIONS = {"mps_daemon": "pipeline.gpu.mps_daemon.end_daemon"}
+UNDO_FUNCTIONS = {
+    "mps_daemon": "pipeline.gpu.mps_daemon.end_daemon",
+    "mig_mode": "pipeline.gpu.mig_control.switch_off",
+    "mig_instance": "pipeline.gpu.mig_control.destroy_instance",
+}
 
 
 class JournalError(CollocationError):

@@ -175,12 +175,29 @@ class MpsPercentConfig(MpsConfig):
 
 
 @dataclass
+class MigConfig(ScenarioConfig):
+    """MIG. `profiles` decides if given, then `profile`, then `size_profile` for a mix.
+
+    Attributes:
+        profile: one for all jobs, by slices (`2g`) or in full (`2g.10gb`), or `auto`.
+        profiles: one a job, by position.
+        size_profile: by mix letter.
+        program: path of nvidia-smi; looked for on PATH if not given.
+    """
+
+    profile: str = "auto"
+    profiles: list[str] | None = None
+    size_profile: dict[str, str] = field(default_factory=dict)
+    program: str | None = None
+
+
+@dataclass
 class GpuConfig:
     """Which device.
 
     Attributes:
         device: index or UUID of the GPU.
-        admin: prefix of the commands that change the GPU's settings; `null` forbids them. No scenario needs one yet.
+        admin: prefix of the commands that change the GPU's settings; `null` forbids them.
         tolerate: names of programs of others that may stay on the GPU (a desktop's Xorg, say).
         lock_dir: where the lock of each device lies; the same for every user of the machine.
         model: the simulated GPU, as `a100_40gb`; only for `kind: simulated`.
@@ -315,6 +332,7 @@ def register() -> None:
         ("scenario", ScenarioConfig),
         ("mps", MpsConfig),
         ("mps_percent", MpsPercentConfig),
+        ("mig", MigConfig),
         ("workload", WorkloadConfig),
         ("train_timm", TrainTimmConfig),
         ("script", ScriptConfig),

@@ -65,7 +65,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             simulated = stack.enter_context(rehearsal.prepared(typed))
             inventory = take(typed, simulated.find_device if simulated else None)
             plan = planning.build_plan(typed, inventory, is_sweep=is_sweep)
-            build.check(plan)
+            plan = build.checked(plan)
             if sender is None:
                 sys.stdout.write(planning.describe(plan) + "\n")
                 return 0
@@ -105,7 +105,10 @@ class _Study:
         # What a killed orchestrator left is cleared before anybody is called a stranger.
         waiting = spool_format.recover(self.root / "spool")
         for device in self.plan.devices:
-            undone = replay(Journal(Path(self.config.gpu.lock_dir), device.uuid))
+            journal = Journal(Path(self.config.gpu.lock_dir), device.uuid)
+            if device.is_simulated:
+                journal.path.unlink(missing_ok=True)  # the machine that it speaks of went with its study
+            undone = replay(journal)
             if undone:
                 terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")
             lease.refuse_strangers(device, self.config.gpu.tolerate)

@@ -45,8 +45,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
         configs = planning.read(compose(*overrides))
         sweep = len(overrides) > 1 if is_sweep is None else is_sweep
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
-        build.check(plan)
-        return plan
+        return build.checked(plan)
 
     return make
 

@@ -1,0 +1,270 @@
+"""MIG: each job has a GPU instance of its own, made for the group and destroyed after it.
+
+What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from pipeline.errors import ConfigError, SharingError
+from pipeline.gpu import nvml, partitions, profiles
+from pipeline.gpu.mig_control import Control, boot_id
+from pipeline.gpu.mig_state import GpuInstance, MigState, processes_on
+from pipeline.gpu.partitions import AUTO, SIZE_PROFILE, Layout
+from pipeline.interrupts import UndoStack
+from pipeline.journal import Journal
+from pipeline.types import Device, Group, Job, Slot
+
+log = logging.getLogger(__name__)
+
+_PROGRAM = "nvidia-smi"
+
+
+class MigSlots:
+    """One slot a job, each on a MIG device of its own.
+
+    Args:
+        slots: in the order of the jobs.
+        jobs: who takes them.
+    """
+
+    def __init__(self, slots: Sequence[Slot], jobs: Sequence[Job]) -> None:
+        self.slots = slots
+        self._names = {job.index: job.name for job in jobs}
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check that no job is on the MIG device of another, or under an MPS server of the machine.
+
+        A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a
+        container its PIDs are not the driver's.
+
+        Raises:
+            SharingError: a job is elsewhere than on its own device.
+            NvmlError: the processes cannot be listed.
+        """
+        trees = {index: _tree(pid) for index, pid in pids.items()}
+        for owner, slot in enumerate(self.slots):
+            there, clients = processes_on(slot.visible_devices)
+            for index, tree in trees.items():
+                where = f"job {self._names[index]} (pid {pids[index]})"
+                if index != owner and tree & there:
+                    raise SharingError(
+                        f"{where} runs on {slot.visible_devices}, the MIG device of {self._names[owner]}: "
+                        "it must keep the CUDA_VISIBLE_DEVICES that it is given"
+                    )
+                if tree & clients:
+                    raise SharingError(
+                        f"{where} is the client of an MPS server on {slot.visible_devices}: it must keep the "
+                        "CUDA_MPS_PIPE_DIRECTORY that it is given"
+                    )
+
+
+class Mig:
+    """Each job has a MIG instance.
+
+    Args:
+        profile: one for all jobs, by slices (`2g`) or in full (`2g.10gb`); `auto` leaves it to the sizes of a mix or,
+            without a mix, takes the largest plain profile that fits so often.
+        profiles: one a job, by position; decides if it is given.
+        size_profile: profile by mix letter, in place of those of `partitions.SIZE_PROFILE`.
+        program: path of nvidia-smi; looked for on PATH if not given. A simulated GPU has its own instead.
+    """
+
+    def __init__(
+        self,
+        profile: str = AUTO,
+        profiles: Sequence[str] | None = None,
+        size_profile: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
+        program: str | None = None,
+    ) -> None:
+        self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
+        self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
+        self._program = program
+
+    def check(self, group: Group) -> None:
+        """Check that the GPU can be divided as asked for; reads it and touches nothing.
+
+        Raises:
+            ConfigError: the device has no MIG, the layout is not legal, or `gpu.admin` forbids to change the GPU.
+            NvmlError: the GPU does not answer.
+        """
+        device, what = group.device, f"scenario={group.scenario}"
+        if not device.is_gpu:
+            raise ConfigError(
+                f"{what} needs an NVIDIA GPU with MIG, not {device.name}: choose another scenario, or rehearse on a "
+                "simulated GPU"
+            )
+        if group.config.gpu.admin is None:
+            raise ConfigError(
+                f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "
+                "allows it to root, gpu.admin=[sudo,-n] to others"
+            )
+        if not device.details:
+            return  # no GPU that was read: what it can do is not known before it is
+        if "mig_mode_current" not in dict(device.details):
+            raise ConfigError(
+                f"{what}: {device.name} ({device.uuid}) has no MIG; choose another GPU with gpu.device, or scenario=mps"
+            )
+        self._layout(group)
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """What a user should know before the group runs: compute slices that no job gets.
+
+        Raises:
+            ConfigError: as `check`.
+            NvmlError: the GPU does not answer.
+        """
+        self.check(group)
+        if not group.device.details:
+            return ()
+        num_slices = profiles.read_gpu(group.device.uuid).compute_slices
+        num_used = sum(instance.profile.compute_slices for instance in self._layout(group).instances)
+        if num_used == num_slices:
+            return ()
+        return (f"{num_slices - num_used} of {num_slices} compute slices of {group.device.name} stay without a job",)
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[MigSlots]:
+        """Switch MIG mode on if it is off, make an instance a job, and put everything back in the end.
+
+        Raises:
+            ConfigError: as `check`.
+            SharingError: the GPU is in use, divided already or between two modes, we have no permission, or it does
+                not become what was asked for; at the end, it is not as it was found, and the journal says what is left.
+            JournalError: the journal cannot be written.
+            NvmlError: the GPU does not answer.
+        """
+        for warning in self.warnings(group):
+            log.warning("%s", warning)
+        layout = self._layout(group)
+        control = Control(uuid=device.uuid, program=self._find(device, group), admin=_admin(device, group))
+        before = control.read()
+        _refuse_what_is_not_ours(device, before)
+        journal = Journal(Path(group.config.gpu.lock_dir), device.uuid)
+        with UndoStack() as last, UndoStack() as stack:
+            last.callback(_compare, control, before)
+            if not before.is_on:
+                stack.enter_context(journal.undoing("mig_mode", **control.arguments()))
+                control.switch_on()
+            made = _make(control, layout, journal, stack)
+            yield MigSlots(_slots(control, made, scratch), group.jobs)
+
+    def _layout(self, group: Group) -> Layout:
+        gpu = profiles.read_gpu(group.device.uuid)
+        chosen = partitions.choose_profiles(
+            gpu,
+            [job.size for job in group.jobs],
+            profiles=self._profiles,
+            profile=self._profile,
+            size_profile=self._size_profile,
+        )
+        return partitions.plan_layout(gpu, chosen)
+
+    def _find(self, device: Device, group: Group) -> str:
+        """Absolute path of nvidia-smi: sudo looks elsewhere for programs than we do."""
+        if device.is_simulated:  # it must never reach the program of a real one
+            program = dict(device.programs).get(_PROGRAM)
+        else:
+            program = self._program or shutil.which(_PROGRAM)
+        if program is None or not os.access(program, os.X_OK) or not Path(program).is_file():
+            raise SharingError(
+                f"scenario={group.scenario} on {device.name} needs the program {_PROGRAM}, but "
+                f"{program or 'it'} is not there or cannot be run: it comes with the driver; or name it with "
+                "scenario.program=/path/to/it"
+            )
+        return str(Path(program).absolute())
+
+
+def _admin(device: Device, group: Group) -> tuple[str, ...]:
+    """The prefix of privileged commands. A simulated GPU has no use for one, and nobody becomes root for it."""
+    return () if device.is_simulated else tuple(group.config.gpu.admin or ())
+
+
+def _refuse_what_is_not_ours(device: Device, state: MigState) -> None:
+    which = f"{device.name} ({device.uuid})"
+    if not state.is_settled:
+        wanted, there = ("on", "off") if state.is_pending_on else ("off", "on")
+        raise SharingError(
+            f"MIG mode of {which} is {there} and waits to be switched {wanted} by a reset, which somebody else asked "
+            f"for; an administrator can reset it: nvidia-smi -i {device.uuid} --gpu-reset"
+        )
+    if state.instances:
+        ids = ", ".join(str(instance.gi_id) for instance in state.instances)
+        raise SharingError(
+            f"{which} has the GPU instances {ids}, which this run did not make: choose another GPU with gpu.device, or "
+            "let their owner destroy them; those of an earlier run that was killed: python -m pipeline.gpu clean"
+        )
+    if clients := nvml.processes(device.uuid):
+        listed = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in clients)
+        raise SharingError(
+            f"{which} cannot be divided while it is in use by {listed}: end them, gpu.tolerate does not help here; or "
+            "choose another GPU with gpu.device"
+        )
+
+
+def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
+    """Make the instances, larger first, each in the journal before it is made; returns them in the order of the jobs.
+
+    Raises:
+        SharingError: one was not made, or they are not what is there then.
+    """
+    made: dict[int, GpuInstance] = {}
+    for instance in layout.in_creation_order:
+        place = {"profile_id": instance.profile.profile_id, "start": instance.start}
+        step = stack.enter_context(journal.undoing("mig_instance", **control.arguments(), **place, boot=boot_id()))
+        made[instance.job] = control.create(**place)
+        journal.amend(step, gi_id=made[instance.job].gi_id)
+    there = set(control.read().instances or ())
+    if there != set(made.values()):
+        raise SharingError(
+            f"{control.uuid} was divided into {sorted(made.values(), key=lambda i: i.start)}, but NVML lists "
+            f"{sorted(there, key=lambda i: i.start)}: somebody else changes it at the same time"
+        )
+    return [made[job] for job in sorted(made)]
+
+
+def _slots(control: Control, made: Sequence[GpuInstance], scratch: Path) -> tuple[Slot, ...]:
+    pipes = scratch / "no-mps"  # without it a daemon of the machine would turn MIG into MPS inside MIG, and say nothing
+    pipes.mkdir()
+    environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
+    devices = {device.gi_id: device for device in control.read().devices}
+    return tuple(
+        Slot(
+            visible_devices=devices[instance.gi_id].uuid,
+            environ=environ,
+            gpu_uuid=control.uuid,
+            gi_id=instance.gi_id,
+            ci_id=devices[instance.gi_id].ci_id,
+        )
+        for instance in made
+    )
+
+
+def _compare(control: Control, before: MigState) -> None:
+    """Check that the GPU is as it was found.
+
+    Raises:
+        SharingError: it is not.
+    """
+    after = control.read()
+    if after != before:
+        raise SharingError(
+            f"{control.uuid} is not as it was found: before {before}, now {after}; if the journal still holds steps: "
+            "python -m pipeline.gpu clean"
+        )
+
+
+def _tree(pid: int) -> set[int]:
+    """The process and all its descendants; what has just ended is not among them."""
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.Error:
+        return {pid}
