@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 PROTOCOL = 1
+_CLEARANCE_S = 0.002
 FOLDER_VARIABLE = "COLLOCATION_JOB"
 
 
@@ -161,6 +162,9 @@ class Job(NullJob):
                 time.sleep(delay)
         started = time.monotonic_ns()
         self._event("started", t_ns=started)
+        # Where there are fewer CPUs than jobs, the first to work would keep the others from leaving the barrier for
+        # a scheduler's slice each. So nobody works before everybody had the time to leave.
+        time.sleep(_CLEARANCE_S)
         return started
 
     def until_stop(self, items: Iterable[T]) -> Iterator[T]:
