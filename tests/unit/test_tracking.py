@@ -465,6 +465,7 @@ def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
 
 
 def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     page = "#/experiments/3/runs?workflowType=machine_learning"
     assert ui_link("http://host:80/", "3") == f"http://host:80/{page}"
     monkeypatch.chdir(tmp_path)
