@@ -188,7 +188,6 @@ class _Execution:
             self.tags[f"collocation.listener.{spec.name}"] = "left out: no GPU"
             return
         listener: Listener = build.instance(spec.build, interval_ms=spec.interval_ms)
-
         try:
             stack.enter_context(listener.observe(watched, self.run.sink))
         except ListenerError as error:

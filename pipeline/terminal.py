@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pipeline import events
 from pipeline.types import Group, GroupResult, Result, WindowKind
@@ -48,18 +48,6 @@ class Progress:
             return ""
         mean_s = (time.monotonic() - self._begin_s) / self.num_done
         return f" ({duration(mean_s * (self.num_groups - self.num_done))} left)"
-
-
-class View(Protocol):
-    """How progress is shown."""
-
-    def watch(self, group: Group, watched: Watched) -> object:
-        """Show one group while it runs."""
-        ...
-
-    def done(self, row: GroupResult) -> None:
-        """Show that one group has ended."""
-        ...
 
 
 class PlainView:

@@ -21,6 +21,7 @@ import psutil
 
 from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu.mps_daemon import MpsDaemon, daemon
+from pipeline.gpu.naive import refuse_mig
 from pipeline.journal import Journal
 from pipeline.types import Device, Group, Job, Slot
 
@@ -153,11 +154,7 @@ class Mps:
         device, what = group.device, f"scenario={group.scenario}"
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
-        if device.mig_enabled:
-            raise ConfigError(
-                f"{what} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
-                f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
-            )
+        refuse_mig(group)
         for position in range(group.degree):
             self._variables(position, group.degree)
 

@@ -21,6 +21,20 @@ class WholeDevice:
         """Nothing can be misplaced on a device that is not divided."""
 
 
+def refuse_mig(group: Group) -> None:
+    """Check that the whole device can be used.
+
+    Raises:
+        ConfigError: MIG mode is on.
+    """
+    device = group.device
+    if device.mig_enabled:
+        raise ConfigError(
+            f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
+            f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
+        )
+
+
 class Naive:
     """Also the serial baseline: then there is one job at a time."""
 
@@ -30,12 +44,7 @@ class Naive:
         Raises:
             ConfigError: MIG mode is on.
         """
-        device = group.device
-        if device.mig_enabled:
-            raise ConfigError(
-                f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
-                f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
-            )
+        refuse_mig(group)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         """Nothing is known to go wrong."""
