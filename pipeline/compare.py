@@ -6,8 +6,17 @@ Within a block the order is random, so a baseline may run after the groups that 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+from collections.abc import Sequence
 
+from pipeline.measure import FIRST_LOSSES_TAG
 from pipeline.types import Group, GroupResult, Result, WindowKind
+
+# How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
+# the largest difference between equal jobs that computed correctly: two models, four precisions, seven jobs at once on
+# an H100. The first loss comes from one forward pass; later ones multiply differences of rounding.
+_LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +28,14 @@ class Baseline:
         solo: by workload digest: samples/s (steady) or seconds (work) of the workload alone.
         jobs: workload digests of all its jobs, sorted.
         makespan_s: of the whole group.
+        losses: by workload digest: losses of the first steps.
     """
 
     key: tuple[object, ...]
     solo: dict[str, float]
     jobs: tuple[str, ...]
     makespan_s: float | None
+    losses: dict[str, list[float]]
 
 
 class Comparison:
@@ -36,9 +47,10 @@ class Comparison:
         self._compared: set[str] = set()
 
     def add(self, row: GroupResult) -> list[GroupResult]:
-        """Take in a row; returns those whose figures against the baseline are known from now on.
+        """Take in a row; returns those of which more is known from now on.
 
-        The rows returned hold these figures only; `latest` has them beside the others.
+        That is their figures against the baseline, or that they learn otherwise than the same jobs alone, which makes
+        them `wrong_results`. The rows returned hold these figures only; `latest` has them beside the others.
         """
         self._rows[row.group.digest] = row
         if row.group.sequential and row.result is Result.OK:
@@ -46,6 +58,11 @@ class Comparison:
         changed = []
         for digest, other in self._rows.items():
             if digest in self._compared or other.result is not Result.OK:
+                continue
+            if difference := self._loss_difference(other):
+                wrong = dataclasses.replace(other, result=Result.WRONG_RESULTS, reason=difference)
+                self._rows[digest] = wrong
+                changed.append(dataclasses.replace(wrong, metrics={}))
                 continue
             metrics = self._against_baseline(other)
             if metrics and metrics.items() <= other.metrics.items():
@@ -60,8 +77,19 @@ class Comparison:
         """The row with every figure that is known now."""
         return self._rows.get(row.group.digest, row)
 
+    def _usable(self, row: GroupResult) -> list[Baseline]:
+        return [baseline for baseline in self._baselines if baseline.key == comparable(row.group)]
+
+    def _loss_difference(self, row: GroupResult) -> str | None:
+        alone = {digest: losses for baseline in self._usable(row) for digest, losses in baseline.losses.items()}
+        for job in row.jobs:
+            together = _losses(row).get(job.job.index, [])
+            if difference := loss_difference(together, alone.get(job.job.workload.digest, [])):
+                return f"job {job.job.name} learns otherwise than alone: {difference}"
+        return None
+
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
-        usable = [baseline for baseline in self._baselines if baseline.key == comparable(row.group)]
+        usable = self._usable(row)
         solo: dict[str, float] = {}
         for baseline in usable:
             solo |= baseline.solo
@@ -100,6 +128,21 @@ def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s
     }
 
 
+def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+    """In words, the first step whose loss is not that of the same job alone; `None` if rounding explains them all.
+
+    Args:
+        together: losses of the first steps in the group.
+        alone: those of the baseline. Steps that both have are compared.
+    """
+    for step, (loss, wanted) in enumerate(zip(together, alone, strict=False)):
+        if not math.isfinite(wanted) or step >= len(_LOSS_TOLERANCES):
+            return None
+        if not abs(loss - wanted) <= _LOSS_TOLERANCES[step] * abs(wanted):
+            return f"loss {loss:.6g} instead of {wanted:.6g} in step {step + 1}"
+    return None
+
+
 def baseline_of(row: GroupResult) -> Baseline:
     """What a serial row says of its workloads."""
     name = "throughput_samples_per_s" if row.group.window.kind is WindowKind.STEADY else "makespan_s"
@@ -108,7 +151,13 @@ def baseline_of(row: GroupResult) -> Baseline:
         solo={job.job.workload.digest: job.metrics[name] for job in row.jobs if name in job.metrics},
         jobs=_digests(row),
         makespan_s=row.metrics.get("makespan_s"),
+        losses={job.job.workload.digest: _losses(row).get(job.job.index, []) for job in row.jobs},
     )
+
+
+def _losses(row: GroupResult) -> dict[int, list[float]]:
+    """Losses of the first steps by index of the job."""
+    return {int(index): values for index, values in json.loads(row.tags.get(FIRST_LOSSES_TAG, "{}")).items()}
 
 
 def _digests(row: GroupResult) -> tuple[str, ...]:

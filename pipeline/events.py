@@ -36,7 +36,12 @@ class Epoch:
 
 @dataclass(slots=True)
 class Events:
-    """Everything that one job reported. `damaged` counts lines that are no event (a torn last line is normal)."""
+    """Everything that one job reported.
+
+    Attributes:
+        wrong: results that the job found to be wrong, in words.
+        damaged: number of lines that are no event (a torn last line is normal).
+    """
 
     started_ns: int | None = None
     steps: Steps = field(default_factory=Steps)
@@ -44,6 +49,7 @@ class Events:
     metrics: list[tuple[str, int, int, float]] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
     errors: list[dict[str, str]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
     damaged: int = 0
 
 
@@ -109,5 +115,7 @@ def _add(events: Events, event: dict[str, object]) -> None:
         events.params.update(event["params"])  # type: ignore[call-overload]
     elif kind == "error":
         events.errors.append(event)  # type: ignore[arg-type]
+    elif kind == "wrong":
+        events.wrong.append(str(event["what"]))
     elif kind == "started":
         events.started_ns = event["t_ns"]  # type: ignore[assignment]

@@ -5,6 +5,7 @@ Pure: it reads the event files of a group that is over, and computes. Rules of m
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from bisect import bisect_right
@@ -37,7 +38,9 @@ _DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...
 )
 _DEVICE_SOURCES = {source for source, *_ in _DEVICE_FIGURES}
 # Which failing job names the group's result, most telling first.
-_SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT)
+_SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
+_HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
+FIRST_LOSSES_TAG = "collocation.first_losses"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +83,11 @@ def judge(group: Group, seen: Observation) -> GroupResult:
             windows.append(window)
         jobs += [_job(group, state, log, window, seen) for state, log in zip(batch.states, logs, strict=True)]
     result, reason = _outcome(jobs, seen, expected=len(group.jobs))
-    metrics = _group_metrics(group, jobs, windows, seen) if result is Result.OK else {}
+    metrics = _group_metrics(group, jobs, windows, seen) if result in _HAS_FIGURES else {}
     metrics |= _device_metrics(seen, windows, metrics)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
-    tags = dict(seen.tags)
+    tags = dict(seen.tags) | _first_losses(jobs)
     if windows:
         tags["collocation.window_start_ns"] = str(min(begin for begin, _ in windows))
         tags["collocation.window_end_ns"] = str(max(end for _, end in windows))
@@ -162,6 +165,15 @@ def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | N
 
 
 def _ending(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
+    result, reason = _end(state, log, seen)
+    diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
+    if log.wrong and (result is Result.OK or diverged):
+        further = f" (and {len(log.wrong) - 1} more)" if len(log.wrong) > 1 else ""
+        return Result.WRONG_RESULTS, f"computes wrong results: {log.wrong[0]}{further}"
+    return result, reason
+
+
+def _end(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
     if state.overdue is not None:
         return Result.TIMEOUT, state.overdue
     if log.errors:
@@ -182,6 +194,13 @@ def _ending(state: JobState, log: Events, seen: Observation) -> tuple[Result, st
     how = f"status {state.exit_status}" if state.exit_status > 0 else f"signal {-state.exit_status}"
     words = _last_words(state.folder / "stderr.log")
     return (Result.OOM if _tells_oom(words) else Result.FAILED), f"ended with {how}{words}"
+
+
+def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
+    """The losses of the first steps by index of the job, as a tag of the row: comparisons need them after a resume."""
+    losses = {job.job.index: [value for _, _, value in sorted(job.series.get("first_loss", ()))] for job in jobs}
+    known = {index: values for index, values in losses.items() if values}
+    return {FIRST_LOSSES_TAG: json.dumps(known)} if known else {}
 
 
 def _tells_oom(text: str) -> bool:

@@ -38,6 +38,8 @@ class FinishedGroup:
     run_id: str
     spool_id: str | None
     metrics: dict[str, float]
+    reason: str | None = None
+    first_losses: str | None = None
 
 
 def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGroup]:
@@ -70,6 +72,8 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
                 run_id=run.info.run_id,
                 spool_id=tags.get("collocation.spool_id"),
                 metrics=_figures(run),
+                reason=tags.get("collocation.reason"),
+                first_losses=tags.get("collocation.first_losses"),
             )
         )
     return finished

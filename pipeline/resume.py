@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.measure import COMPARED
+from pipeline.measure import COMPARED, FIRST_LOSSES_TAG
 from pipeline.types import Group, GroupResult, JobResult, Plan, Result
 
 
@@ -19,7 +19,8 @@ def remaining(
 
     Args:
         plan: the whole study.
-        finished: groups with a result in the store: digest, result, gpu_uuid, boot_id, spool_id, metrics.
+        finished: groups with a result in the store: digest, result, reason, gpu_uuid, boot_id, spool_id, metrics,
+            first_losses.
         boot_id: of this machine now.
     """
     found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
@@ -57,6 +58,13 @@ def _row(group: Group, entry: dict[str, Any]) -> GroupResult:
         )
         for job in group.jobs
     )
+    losses = entry.get("first_losses")
     return GroupResult(
-        group=group, result=result, reason="", jobs=jobs, metrics=metrics, spool_id=entry.get("spool_id")
+        group=group,
+        result=result,
+        reason=entry.get("reason") or "",
+        jobs=jobs,
+        metrics=metrics,
+        tags={FIRST_LOSSES_TAG: losses} if losses else {},
+        spool_id=entry.get("spool_id"),
     )

@@ -106,6 +106,7 @@ class TrainTimmConfig(WorkloadConfig):
         samples: training samples an epoch for synthetic data; the real data set's number if not given.
         loader_workers: data loader processes of each job.
         threads: CPU threads of each job's framework; the framework's own choice if not given.
+        canary: check before the run that the job's products and convolutions come out right (docs/method.md).
         validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
     """
 
@@ -127,6 +128,7 @@ class TrainTimmConfig(WorkloadConfig):
     loader_workers: int = 2
     threads: int | None = None
     warmup_steps: int = 10
+    canary: bool = True
     validate: bool = False
 
 

@@ -137,10 +137,16 @@ class Spool:
             sink.close()
             os.close(lock)
 
-    def amend(self, row: GroupResult, metrics: dict[str, float]) -> None:
-        """Add figures that became known later: those against a baseline that ran after the group."""
+    def amend(self, row: GroupResult) -> None:
+        """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""
         if row.spool_id is not None:
-            amendment = Amendment(experiment=row.group.experiment, spool_id=row.spool_id, metrics=metrics)
+            amendment = Amendment(
+                experiment=row.group.experiment,
+                spool_id=row.spool_id,
+                metrics=row.metrics,
+                result=row.result.value,
+                reason=row.reason,
+            )
             self._sender.amend(spool_format.write_amendment(self._folder.parent, amendment))
 
     def unsent_amendments(self) -> list[Path]:

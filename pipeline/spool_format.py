@@ -116,11 +116,13 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """Metrics that became known after a group's record was closed: those against a baseline that ran later."""
+    """What became known of a group after its record was closed, by comparison with a baseline."""
 
     experiment: str
     spool_id: str
     metrics: dict[str, float]
+    result: str
+    reason: str
 
 
 AnyRun = TypeVar("AnyRun", bound=RunRecord)

@@ -24,7 +24,7 @@ from pipeline.schema import Config
 from pipeline.sender import Sender
 from pipeline.sender import take as take_sender
 from pipeline.spool import Spool
-from pipeline.types import GroupResult, Plan
+from pipeline.types import GroupResult, Plan, Result
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,9 @@ class _Study:
     def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
         self.rows.append(row)
         for changed in comparison.add(row):
-            spool.amend(changed, changed.metrics)
+            spool.amend(changed)
+            if changed.result is not Result.OK:
+                terminal.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
 
     def _send_what_others_left(self, waiting: Sequence[Path]) -> None:
         """Send the groups, and the late figures, that earlier starts could not."""

@@ -23,6 +23,7 @@ from pipeline.script_runs import read_script_runs
 from pipeline.series import Origin, Series
 from pipeline.spool_format import ChildRecord, Record, RunRecord
 from pipeline.store import Store
+from pipeline.types import Result
 
 RUN_IDS = "mlflow.json"
 SEND_LOCK = "send.lock"
@@ -88,7 +89,7 @@ def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
 
 
 def amend(store: Store, file: Path) -> None:
-    """Add an amendment's metrics to its group's run, and remove it; one that is gone was added before.
+    """Add an amendment's metrics and result to its group's run, and remove it; one that is gone was added before.
 
     Raises:
         TrackingError: the store has no run of that group yet.
@@ -100,8 +101,14 @@ def amend(store: Store, file: Path) -> None:
     runs = store.client.search_runs([store.experiment_id(amendment.experiment)], wanted, max_results=1)
     if not runs:
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
+    run_id, result = runs[0].info.run_id, Result(amendment.result)
     for name, value in amendment.metrics.items():
-        store.client.log_metric(runs[0].info.run_id, name, value)
+        store.client.log_metric(run_id, name, value)
+    if runs[0].data.tags.get("collocation.result") != result:
+        store.client.set_tag(run_id, "collocation.result", result.value)
+        store.client.set_tag(run_id, "collocation.reason", amendment.reason)
+        # The time of its end stays: MLflow would otherwise write down the present one.
+        store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
     file.unlink(missing_ok=True)
 
 

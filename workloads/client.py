@@ -86,6 +86,9 @@ class NullJob:
     def metric(self, name: str, value: float, step: int = 0) -> None:
         """Do nothing."""
 
+    def wrong(self, what: str) -> None:
+        """Do nothing."""
+
     def step(self, samples: int, epoch: int | None = None, t_ns: int | None = None) -> None:
         """Do nothing."""
 
@@ -185,6 +188,10 @@ class Job(NullJob):
     def metric(self, name: str, value: float, step: int = 0) -> None:
         """Record one figure; its unit is part of its name."""
         self._event("metric", name=name, value=float(value), step=int(step))
+
+    def wrong(self, what: str) -> None:
+        """Say that this process computes wrong results. Its figures are kept and shown, and never compared."""
+        self._event("wrong", what=what)
 
     def step(self, samples: int, epoch: int | None = None, t_ns: int | None = None) -> None:
         """Record that a step over `samples` samples was complete at `t_ns` (now, if not given)."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from workloads.steps import Step, Training
 
 _MOMENTUM = 0.9
+_log = logging.getLogger(__name__)
 
 
 class UsageError(SystemExit):
@@ -94,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--loader-workers", type=_count, default=2, help="loader processes; 0 loads in this one")
     flag("--threads", type=_positive, help="CPU threads of torch (default: its own choice)")
     flag("--warmup-steps", type=_count, default=10, help="real steps before the run, which they do not change")
+    flag("--canary", action=on_off, default=True, help="check first that products and convolutions come out right")
     flag("--validate", action=on_off, default=False, help="measure the accuracy; synthetic data has none")
     flag("--seed", type=_count, default=0)
     flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
@@ -152,7 +154,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     training = _build(args, device)
     _describe(args, job, training)
     job.phase("warmup")
-    step = _warm_up(args, training, data.train)
+    step = _warm_up(args, job, training, data.train)
     job.ready()
     job.phase("train")
     Trainer(job, training, data, step, epochs=args.epochs, validates=args.validate).train()
@@ -218,8 +220,8 @@ def _build(args: argparse.Namespace, device: torch.device) -> Training:
     )
 
 
-def _warm_up(args: argparse.Namespace, training: Training, batches: Batches) -> Step:
-    """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned."""
+def _warm_up(args: argparse.Namespace, job: client.NullJob, training: Training, batches: Batches) -> Step:
+    """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned. Also runs the canary."""
     from workloads import steps
 
     with steps.undone(training):
@@ -231,7 +233,29 @@ def _warm_up(args: argparse.Namespace, training: Training, batches: Batches) -> 
             step = steps.eager_step(training)
         for images, labels in _endless(batches, args.warmup_steps):
             step(images, labels)
+        if args.canary:
+            _check_results(job, training, next(batches.epoch(1)))
     return step
+
+
+def _check_results(job: client.NullJob, training: Training, batch: Batch) -> None:
+    """Check what this process computes: on a GPU delicate products, and everywhere an eager step of its own."""
+    import torch
+
+    from workloads import canary, steps
+
+    products, own = canary.Canary(), canary.Canary()
+    if training.device.type == "cuda":
+        products.check_products(training.device, training.autocast or torch.float32)
+    step = steps.eager_step(training)
+    with own.watching():
+        step(*batch)
+    for what in (*products.wrong, *own.wrong):
+        _log.warning("wrong result: %s", what)
+        job.wrong(what)
+    job.metric("canary_checked_count", products.num_checked + own.num_checked)
+    job.metric("canary_left_out_count", products.num_left_out + own.num_left_out)
+    job.metric("canary_s", products.spent_s + own.spent_s)
 
 
 def _endless(batches: Batches, count: int) -> Iterator[Batch]:
@@ -254,6 +278,8 @@ def _describe(args: argparse.Namespace, job: client.NullJob, training: Training)
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
     }
     if training.device.type == "cuda":
+        # Under an MPS percentage, and on a MIG device, this is what the job has of them.
+        facts["multiprocessors"] = torch.cuda.get_device_properties(training.device).multi_processor_count
         facts["gpu_name"] = torch.cuda.get_device_name(training.device)
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]

@@ -33,7 +33,9 @@ _LOOK_S = 0.05
 _WATCH_S = 0.5
 # Multiprocessors left to a client at which fp16 and bf16 matrix products came out wrong or unwritten, with no error.
 # Source: measured on an H100 80GB HBM3 (132 multiprocessors, driver 580.159.04, torch 2.11.0+cu130); docs/mps.md.
-_FAULTY_MULTIPROCESSORS = frozenset({18, 20, 22, 26, 28, 36, 46, 52, 58, 68, 72, 86, 92, 98, 104, 112, 116})
+_FAULTY_MULTIPROCESSORS = frozenset(
+    {18, 20, 22, 26, 28, 36, 38, 42, 46, 52, 54, 58, 68, 72, 78, 86, 92, 98, 104, 112, 116}
+)
 _MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from rows import group
 
 from pipeline import resume
-from pipeline.compare import Comparison
+from pipeline.compare import Comparison, loss_difference
 from pipeline.types import GroupResult, JobResult, Plan, Result, WindowKind
 
 
@@ -111,3 +112,51 @@ def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
         comparison.add(earlier)
     (changed,) = comparison.add(row(plan.groups[1], 60, 60))
     assert changed.metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
+
+
+def learned(the_group, *losses) -> GroupResult:
+    """A row whose jobs had these losses in their first steps."""
+    values = {job.index: list(each) for job, each in zip(the_group.jobs, losses, strict=True)}
+    tags = {"collocation.first_losses": json.dumps(values)}
+    return dataclasses.replace(row(the_group, *[60.0] * len(losses)), tags=tags)
+
+
+ALONE = (2.3, 2.2, 2.0, 1.9)
+
+
+@pytest.mark.parametrize("baseline_first", [True, False])
+def test_a_group_that_learns_otherwise_than_its_baseline_has_wrong_results(baseline_first):
+    wrong = learned(group("a", "a"), ALONE, (2.3, 2.5, 2.0, 1.9))
+    both = [learned(group("a", sequential=True), ALONE), wrong]
+    comparison = Comparison()
+    changed = [c for each in (both if baseline_first else both[::-1]) for c in comparison.add(each)]
+    assert [(c.group.name, c.result) for c in changed if c.result is not Result.OK] == [("naive-a+a", "wrong_results")]
+    final = comparison.latest(wrong)
+    assert final.result is Result.WRONG_RESULTS
+    assert final.reason == "job 1-a learns otherwise than alone: loss 2.5 instead of 2.2 in step 2"
+    assert "speedup_vs_serial_ratio" not in final.metrics
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_same"),
+    [
+        (ALONE, True),
+        ((2.304, 2.23, 2.1, 1.8), True),
+        ((2.31, 2.2, 2.0, 1.9), False),
+        ((2.3, float("nan"), 2.0, 1.9), False),
+        ((2.3,), True),
+        ((), True),
+    ],
+)
+def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, is_same):
+    assert (loss_difference(losses, ALONE) is None) == is_same
+
+
+def test_losses_outlive_a_resume(plan):
+    stored = [entry(plan.groups[0]), entry(plan.groups[1])]
+    stored[0]["first_losses"] = json.dumps({0: list(ALONE)})
+    stored[1]["first_losses"] = json.dumps({0: list(ALONE), 1: [2.9]})
+    _, known = resume.remaining(plan, stored, HERE)
+    comparison = Comparison()
+    changed = [c for each in known for c in comparison.add(each)]
+    assert [(c.group.number, c.result) for c in changed] == [(2, Result.WRONG_RESULTS)]

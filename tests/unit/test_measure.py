@@ -210,3 +210,39 @@ def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
 def test_without_a_baseline_there_is_no_comparison():
     assert compare.against_baseline(rated(group("a", "b"), 50, 30), {"digest-a": 100}, None) == {}
     assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
+
+
+WRONG = {"event": "wrong", "what": "mm of 1x4096 by 4096x4096 in bfloat16: off by inf times what rounding explains"}
+
+
+def test_what_a_job_finds_wrong_is_kept_and_shown_but_not_ok(tmp_path):
+    pair = group("a", "b")
+    events = [WRONG, WRONG, *steps(0, 11, 0.5, 4)]
+    states = [
+        state(tmp_path, pair.jobs[0], steps(0, 11, 0.5, 4), stopped_ns=11 * S),
+        state(tmp_path, pair.jobs[1], events, stopped_ns=11 * S),
+    ]
+    row = judge(tmp_path, pair, *states)
+    assert row.result is Result.WRONG_RESULTS
+    assert row.reason.startswith("job 1-b: computes wrong results: mm of 1x4096 by 4096x4096 in bfloat16")
+    assert row.reason.endswith("(and 1 more)")
+    assert [job.result for job in row.jobs] == [Result.OK, Result.WRONG_RESULTS]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [("NonFiniteLossError", Result.WRONG_RESULTS), ("OutOfMemoryError", Result.OOM), ("ValueError", Result.FAILED)],
+)
+def test_wrong_results_explain_a_loss_that_is_no_number_and_nothing_else(tmp_path, error, result):
+    alone = group("a")
+    events = [WRONG, {"event": "error", "type": error, "message": "m", "traceback": ""}]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, bye="error", exit_status=1))
+    assert row.result is result
+
+
+def test_the_first_losses_stay_with_the_row(tmp_path):
+    alone = group("a")
+    losses = [{"event": "metric", "name": "first_loss", "t_ns": S, "step": i, "value": 2.0 - i} for i in (1, 0)]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], [*losses, *steps(0, 11, 0.5, 4)], stopped_ns=11 * S))
+    assert row.tags["collocation.first_losses"] == '{"0": [2.0, 1.0]}'

@@ -129,7 +129,7 @@ def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_
     sender = serve("--root", root)
 
     def amend(**metrics: float) -> bool:
-        amendment = Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics=metrics)
+        amendment = Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics=metrics, result="ok", reason="")
         file = write_amendment(root / "spool", amendment)
         is_added = bool(sender.ask("amend", spool=file)["ok"])
         assert file.exists() != is_added  # it waits until the store has it
@@ -146,12 +146,15 @@ def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_
 def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
     tagged = of_a_group(record(()))
     make_spool(root, tagged)
-    write_amendment(
-        root / "spool", Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics={"late_ratio": 2.5})
-    )
+    late = {"metrics": {"late_ratio": 2.5}, "result": "wrong_results", "reason": "learns otherwise"}
+    write_amendment(root / "spool", Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, **late))
     assert flush(root).returncode == 0
     [run] = runs_of(client(root))
     assert run.data.metrics["late_ratio"] == 2.5
+    assert run.data.tags["collocation.result"] == "wrong_results"
+    assert run.data.tags["collocation.reason"] == "learns otherwise"
+    assert run.info.status == "FAILED"
+    assert run.info.end_time == tagged.clock.to_wall_ms(tagged.parent.end_ns)
     assert not (root / "spool").exists()
 
 

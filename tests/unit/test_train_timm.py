@@ -13,7 +13,7 @@ from job_server import JobServer, wait_until
 
 from pipeline import schema
 from pipeline.inventory import PROJECT_DIR
-from workloads import client, train_timm
+from workloads import canary, client, train_timm
 from workloads.epochs import NonFiniteLossError
 from workloads.steps import LossRecord, StepClock, compiled_step
 
@@ -32,6 +32,8 @@ class Notebook(client.NullJob):
         self.metrics: dict[str, tuple[float, int]] = {}
         self.steps: list[tuple[int, int | None, int | None]] = []
         self.phases: list[str] = []
+        self.canary: dict[str, float] = {}
+        self.wrongs: list[str] = []
         self._stop_after = stop_after
 
     @property
@@ -51,8 +53,13 @@ class Notebook(client.NullJob):
         if name == "first_loss":
             assert step == len(self.losses)
             self.losses.append(value)
+        elif name.startswith("canary"):
+            self.canary[name] = value
         else:
             self.metrics[name] = (value, step)
+
+    def wrong(self, what):
+        self.wrongs.append(what)
 
     def step(self, samples, epoch=None, t_ns=None):
         self.steps.append((samples, epoch, t_ns))
@@ -165,6 +172,23 @@ def test_an_endless_run_ends_at_the_stop_without_its_last_epoch():
 def test_a_stop_within_the_first_epoch_still_reports_the_first_losses():
     job = train("--epochs", "0", stop_after=4)
     assert (len(job.steps), len(job.losses), job.epochs, job.metrics) == (4, 4, [], {})
+
+
+def test_the_canary_checks_a_step_leaves_no_trace_and_can_be_left_out():
+    checked, unchecked = train("--epochs", "1"), train("--epochs", "1", "--no-canary")
+    assert checked.canary["canary_checked_count"] > 5
+    assert checked.canary["canary_left_out_count"] == 0
+    assert checked.wrongs == []
+    assert unchecked.canary == {}
+    assert checked.losses == unchecked.losses
+
+
+def test_a_job_says_what_it_computes_wrong_and_goes_on(monkeypatch):
+    monkeypatch.setattr(canary, "_TOLERANCE", -1.0)
+    job = train("--epochs", "1")
+    assert len(job.wrongs) == job.canary["canary_checked_count"]
+    assert any(what.startswith("convolution of ") for what in job.wrongs)
+    assert len(job.epochs) == 1
 
 
 @pytest.mark.parametrize("stop_after", [None, 8])

@@ -1,0 +1,246 @@
+"""Is what this process computes right? A short check of products and convolutions, before it is measured.
+
+A GPU that is shared can compute wrong values without an error: under some MPS percentages matrix products in bf16 and
+fp16 come out wrong, or are not written at all (docs/mps.md). So each kind of result is compared with what it must be,
+in float64 and with elementwise kernels only, since matrix kernels are what is under suspicion:
+
+- A product C = AB by Freivalds' check: Cx = A(Bx) for a random vector x of signs.
+- A convolution in the same way: a random signed sum of its output channels is a convolution with one output channel.
+
+Every output that is checked lands where NaN was written before, so what is left unwritten is seen too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Products [rows, inner, columns], each with plain and transposed factors as in forward and backward passes: those of
+# single vectors, classifiers and attention layers, and a large square. Which ones fail depends on the share of the
+# multiprocessors; on an H100 every faulty percentage fails some (docs/mps.md).
+PRODUCTS = (
+    (1, 4096, 4096),
+    (64, 256, 2048),
+    (128, 1024, 1000),
+    (1000, 1024, 256),
+    (2048, 768, 2304),
+    (2048, 2048, 2048),
+)
+# How far a check may be off, in units of the error that rounding alone would make. Rounding stays below 2 on every GPU
+# and CPU tried; a single wrong element of a row of 4096 makes about 8.
+_TOLERANCE = 4.0
+_CHUNK_ELEMENTS = 1 << 22
+_NUM_IMAGES = 2
+_ATEN = torch.ops.aten
+
+
+@dataclass(slots=True)
+class Canary:
+    """Collects what was checked.
+
+    Attributes:
+        limit_s: after this many seconds nothing more is checked. Unit: s.
+        wrong: what came out wrong, in words.
+        num_checked: results that were compared.
+        num_left_out: results for which no time was left.
+        spent_s: time that the checks took. Unit: s.
+    """
+
+    limit_s: float = 1.0
+    seed: int = 0
+    wrong: list[str] = field(default_factory=list)
+    num_checked: int = 0
+    num_left_out: int = 0
+    spent_s: float = 0.0
+    _seen: set[object] = field(default_factory=set)
+
+    def check_products(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Compute the products of `PRODUCTS` in a precision, and check them."""
+        generator = torch.Generator(device).manual_seed(self.seed)
+        for rows, inner, columns in PRODUCTS:
+            a, a_flipped = (_random(shape, device, dtype, generator) for shape in ((rows, inner), (inner, rows)))
+            b, b_flipped = (_random(shape, device, dtype, generator) for shape in ((inner, columns), (columns, inner)))
+            for left, right in ((a, b), (a, b_flipped.T), (a_flipped.T, b)):
+                self.run(_ATEN.mm.default, (left, right), {})
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Check each product and convolution that is computed in this context once for each shape, backward passes too.
+
+        The gradients of convolutions are not checked: the losses of the first steps depend on them.
+        """
+        with _Watch(self):
+            yield
+
+    def run(self, operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Compute an operator of `aten` and return its result, checked if it has a check and its kind is new."""
+        check = _CHECKS.get(operator)
+        kind = (operator, *(_kind(argument) for argument in arguments))
+        if check is None or kind in self._seen:
+            return operator(*arguments, **options)
+        if self.spent_s > self.limit_s:
+            self.num_left_out += kind not in self._seen
+            self._seen.add(kind)
+            return operator(*arguments, **options)
+        self._seen.add(kind)
+        began = time.monotonic()
+        result = operator(*arguments, **options)
+        _fill_next(result)
+        result = operator(*arguments, **options)
+        error = check(result, *arguments, **options)
+        self.num_checked += 1
+        if not error <= _TOLERANCE:
+            self.wrong.append(f"{_name(operator, arguments)}: off by {error:.3g} times what rounding explains")
+        self.spent_s += time.monotonic() - began
+        return result
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands each operator to a canary, below autograd and autocast, where types and shapes are the real ones."""
+
+    def __init__(self, canary: Canary) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._canary = canary
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._canary.run(func, args, kwargs or {})
+
+
+def _fill_next(like: Tensor) -> None:
+    """Write NaN where the allocator puts the next tensor of this size."""
+    torch.empty_like(like).fill_(float("nan"))
+
+
+def _check_mm(c: Tensor, a: Tensor, b: Tensor) -> float:
+    return _check_bmm(c[None], a[None], b[None])
+
+
+def _check_addmm(c: Tensor, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> float:
+    if alpha != 1 or beta != 1:
+        return 0.0
+    return _check_bmm(c[None], a[None], b[None], bias.expand_as(c)[None])
+
+
+def _check_bmm(c: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> float:
+    """Freivalds' check of c = ab + bias, [batch, rows, columns]; only the first products of a large batch."""
+    if not _is_written(c):
+        return float("inf")
+    batch = max(1, _CHUNK_ELEMENTS // c[0].numel())
+    c, a, b = c[:batch], a[:batch], b[:batch]
+    signs = _signs(c.shape[2], c.device)
+    got, got_norm = _times(c, signs), _norm(c)
+    wanted = _times(a, _times(b, signs))
+    if bias is not None:
+        wanted = wanted + _times(bias[:batch], signs)
+    unit = _rounding(a) * (got_norm + _norm(a) * b.double().norm(dim=(1, 2))[:, None])
+    return _largest(got - wanted, unit)
+
+
+def _check_convolution(
+    out: Tensor,
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> float:
+    """A signed sum of the output channels of the first and last images against a convolution made of sums."""
+    if not _is_written(out):
+        return float("inf")
+    if transposed or out.ndim != 4:
+        return 0.0
+    few = torch.cat([images[:_NUM_IMAGES], images[-_NUM_IMAGES:]]).double()
+    few = torch.nn.functional.pad(few, (padding[1], padding[1], padding[0], padding[0]))
+    got_all = torch.cat([out[:_NUM_IMAGES], out[-_NUM_IMAGES:]]).double()
+    signs = _signs(weight.shape[0], out.device)
+    got = (got_all * signs[:, None, None]).sum(1)
+    if bias is not None:
+        got = got - (bias.double() * signs).sum()
+    # Output channel o sees the input channels of its group only.
+    mixed = (weight.double() * signs[:, None, None, None]).view(groups, -1, *weight.shape[1:]).sum(1).flatten(0, 1)
+    wanted, energy = torch.zeros_like(got), torch.zeros_like(got)
+    height, width = out.shape[2:]
+    for y in range(weight.shape[2]):
+        for x in range(weight.shape[3]):
+            top, left = y * dilation[0], x * dilation[1]
+            seen = few[:, :, top : top + stride[0] * height : stride[0], left : left + stride[1] * width : stride[1]]
+            wanted += (seen * mixed[:, y, x][:, None, None]).sum(1)
+            energy += (seen * seen).sum(1)
+    unit = _rounding(images) * (got_all.norm(dim=1) + energy.sqrt() * weight.double().norm() / groups**0.5)
+    return _largest(got - wanted, unit)
+
+
+_CHECKS: dict[Any, Callable[..., float]] = {
+    _ATEN.mm.default: _check_mm,
+    _ATEN.addmm.default: _check_addmm,
+    _ATEN.bmm.default: _check_bmm,
+    _ATEN.convolution.default: _check_convolution,
+}
+
+
+def _random(shape: tuple[int, int], device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, device=device, generator=generator).to(dtype)
+
+
+def _signs(count: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return (torch.randint(0, 2, (count,), generator=generator) * 2 - 1).to(device, torch.float64)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Matrices [batch, rows, columns] by vectors [columns] or [batch, columns], without a matrix kernel."""
+    vector = vector if vector.ndim == 2 else vector[None]
+    rows = max(1, _CHUNK_ELEMENTS // (matrix.shape[0] * matrix.shape[2]))
+    return torch.cat([(part.double() * vector[:, None]).sum(2) for part in torch.split(matrix, rows, 1)], 1)
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    """Length of each row."""
+    length: Tensor = torch.linalg.vector_norm(matrix, dim=2, dtype=torch.float64)
+    return length
+
+
+def _is_written(result: Tensor) -> bool:
+    """Whether every element is a number. Infinity is one in fp16, where a scaled gradient may overflow."""
+    bad = result.isnan() if result.dtype == torch.float16 else ~result.isfinite()
+    return not bool(bad.any())
+
+
+def _rounding(factor: Tensor) -> float:
+    """Relative error that rounding to the type of a factor makes; of fp32, of its products as the settings allow."""
+    if factor.dtype == torch.bfloat16:
+        return 2.0**-9
+    if factor.dtype == torch.float16:
+        return 2.0**-11
+    uses_tf32 = factor.is_cuda and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
+    # Without TF32 the sums over thousands of terms lose more than the rounding of one.
+    return 2.0**-11 if uses_tf32 else 2.0**-19
+
+
+def _largest(difference: Tensor, unit: Tensor) -> float:
+    """Largest difference in units of the explained one. Infinite values, which fp16 may have, prove nothing."""
+    ratio = difference.abs() / unit.clamp_min(torch.finfo(torch.float64).tiny)
+    return float(ratio[unit.isfinite()].max()) if bool(unit.isfinite().any()) else 0.0
+
+
+def _kind(argument: Any) -> object:
+    if isinstance(argument, Tensor):
+        return (argument.dtype, tuple(argument.shape), argument.stride())
+    return tuple(argument) if isinstance(argument, list) else argument
+
+
+def _name(operator: Any, arguments: Sequence[Any]) -> str:
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)][-2:]
+    shapes = " by ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
+    return f"{operator.overloadpacket.__name__} of {shapes} in {str(tensors[0].dtype).removeprefix('torch.')}"
