@@ -56,6 +56,10 @@ def settings(config: Config) -> None:
 
     if config.gpu.kind is GpuKind.simulated:
         _rehearsal(config)
+    elif config.gpu.machine is not None:
+        raise ConfigError(
+            f"gpu.machine={config.gpu.machine}: only a simulated GPU has one; choose gpu=simulated_a100_40gb"
+        )
 
 
 def _rehearsal(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""A study on simulated GPUs: its machine, made for it and removed with it, and the memory of its jobs.
+"""A study on simulated GPUs: its machine, which is removed with it unless it is kept, and the memory of its jobs.
 
 Jobs run on the CPU and know nothing of this. What a job would hold on the GPU is declared and charged to the simulated
 driver when the job stands at the barrier, where a real job holds its memory as well.
@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,12 +110,39 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
         # NVML can stand for one machine only; and figures of both in one table would be compared.
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
     model_names = list(dict.fromkeys(_model_name(gpu) for gpu in simulated))
-    with _own_folder() as folder:
-        state_file = StateFile(folder / "machine.json")
-        state_file.create(model_names)
-        programs = write_programs(folder / "bin", state_file.path)
+    with _machine({gpu.machine for gpu in simulated}, model_names) as (state_file, there):
+        programs = write_programs(programs_folder(state_file.path), state_file.path)
         with installed(state_file.path):
-            yield Rehearsal(state_file, model_names, programs)
+            yield Rehearsal(state_file, there, programs)
+
+
+def programs_folder(state_file: Path) -> Path:
+    """Where the programs of a machine lie: beside it, so that later starts understand a journal that names them."""
+    return state_file.with_name(f"{state_file.name}.bin")
+
+
+@contextmanager
+def _machine(kept: set[str | None], model_names: Sequence[str]) -> Iterator[tuple[StateFile, Sequence[str]]]:
+    """The machine's file, and the models of its GPUs by index."""
+    if len(kept) > 1:
+        raise ConfigError("gpu.machine holds for the whole study and cannot be swept; give it one value")
+    (path,) = kept
+    if path is None:
+        with _own_folder() as folder:
+            state_file = StateFile(folder / "machine.json")
+            state_file.create(model_names)
+            yield state_file, model_names
+        return
+    state_file = StateFile(Path(path).expanduser())
+    if not state_file.path.exists():
+        state_file.create(model_names, identity=uuid.uuid4().hex)
+    there = [gpu.model for gpu in state_file.read().gpus]
+    if missing := [name for name in model_names if name not in there]:
+        raise ConfigError(
+            f"gpu.machine={path} has the GPUs {', '.join(there)}, but not {', '.join(missing)}: choose one of them, or "
+            "another file"
+        )
+    yield state_file, there
 
 
 def _model_name(config: GpuConfig) -> str:

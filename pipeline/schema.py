@@ -204,6 +204,8 @@ class GpuConfig:
         lock_dir: where the lock of each device lies; the same for every user of the machine.
         model: the simulated GPU, as `a100_40gb`; only for `kind: simulated`.
         job_memory_mib: what each job holds on a simulated GPU, in MiB.
+        machine: file of a simulated machine that outlives its study, made if it is not there; if not given, the machine
+            is removed with the study.
     """
 
     kind: GpuKind = GpuKind.auto
@@ -213,6 +215,7 @@ class GpuConfig:
     lock_dir: str = "/tmp"  # noqa: S108  one place for all users, whatever TMPDIR says
     model: str | None = None
     job_memory_mib: int = 512
+    machine: str | None = None
 
 
 @dataclass

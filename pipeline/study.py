@@ -106,7 +106,7 @@ class _Study:
         waiting = spool_format.recover(self.root / "spool")
         for device in self.plan.devices:
             journal = Journal(Path(self.config.gpu.lock_dir), device.uuid)
-            if device.is_simulated:
+            if device.is_simulated and self.config.gpu.machine is None:
                 journal.path.unlink(missing_ok=True)  # the machine that it speaks of went with its study
             undone = replay(journal)
             if undone:

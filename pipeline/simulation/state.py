@@ -169,18 +169,19 @@ class StateFile:
             finally:
                 self._write(cell.state)
 
-    def create(self, model_names: Iterable[str], faults: Iterable[Fault] = ()) -> State:
+    def create(self, model_names: Iterable[str], faults: Iterable[Fault] = (), *, identity: str = "") -> State:
         """Write a machine with these GPUs, in place of what the file may hold.
 
         Args:
             model_names: one a GPU, as `a100_40gb`.
             faults: what shall fail.
+            identity: tells the GPUs of this machine from equal ones of another: their UUIDs depend on it.
 
         Raises:
             ConfigError: a model cannot be simulated, or the file cannot be written there.
         """
         state = State(
-            gpus=tuple(_new_gpu(index, models.find(name)) for index, name in enumerate(model_names)),
+            gpus=tuple(_new_gpu(index, models.find(name), identity) for index, name in enumerate(model_names)),
             faults=tuple(faults),
         )
         with self._locked():
@@ -221,10 +222,10 @@ def mig_uuid(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:
     return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
 
 
-def _new_gpu(index: int, model: models.Model) -> Gpu:
+def _new_gpu(index: int, model: models.Model, identity: str) -> Gpu:
     return Gpu(
         model=model.name,
-        uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{model.name}/{index}')}",
+        uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{model.name}/{index}{identity}')}",
         bus_id=f"00000000:00:{_FIRST_PCI_DEVICE + index:02X}.0",
     )
 

@@ -179,6 +179,33 @@ def test_the_machine_goes_with_its_study(temporary):
     assert list(temporary.iterdir()) == []
 
 
+def test_a_machine_that_is_kept_is_found_as_it_was_left(temporary):
+    kept = configs("a100_40gb", machine=str(temporary / "a.json"))
+    other = configs("a100_40gb", machine=str(temporary / "b.json"))
+    with rehearsal.prepared(kept) as simulated:
+        first = simulated.find_device(kept[0].gpu)
+        smi = dict(first.programs)["nvidia-smi"]
+        subprocess.run([smi, "-i", first.uuid, "-mig", "1"], check=True, capture_output=True)
+    with rehearsal.prepared(kept) as simulated:
+        again = simulated.find_device(kept[0].gpu)
+    with rehearsal.prepared(other) as simulated:
+        assert simulated.find_device(other[0].gpu).uuid != first.uuid
+    assert (again.uuid, again.programs) == (first.uuid, first.programs)
+    assert (first.mig_enabled, again.mig_enabled) == (False, True)
+
+
+def test_a_kept_machine_has_the_gpus_that_it_was_made_with_and_is_one_for_a_study(temporary):
+    with rehearsal.prepared(configs("a100_40gb", machine=str(temporary / "a.json"))):
+        pass
+    for wanted in (
+        configs("h100_80gb", machine=str(temporary / "a.json")),
+        [*configs("a100_40gb"), *configs("a100_40gb", machine=str(temporary / "a.json"))],
+        configs("a100_40gb", machine=str(temporary / "absent/a.json")),
+    ):
+        with pytest.raises(ConfigError, match=r"a\.json|gpu\.machine"), rehearsal.prepared(wanted):
+            pass
+
+
 def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
     text = (
         "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.schema import *\n"
