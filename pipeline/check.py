@@ -21,8 +21,6 @@ _MIN_INTERVAL_MS = 200
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
 _GPU_ONLY_PX = 224
 _FIXED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
-# Sharing modes that need nothing of a job: one on the CPU is no client of MPS.
-_REHEARSED = frozenset({"pipeline.gpu.naive.Naive", "pipeline.gpu.mig.Mig"})
 
 
 def settings(config: Config) -> None:
@@ -71,16 +69,13 @@ def _rehearsal(config: Config) -> None:
     programs = {
         f"listeners.{name}.options.program": each.options.get("program") for name, each in config.listeners.items()
     }
-    for key, program in ({"scenario.program": getattr(config.scenario, "program", None)} | programs).items():
+    for key in ("program", "mps_program"):
+        programs[f"scenario.{key}"] = getattr(config.scenario, key, None)
+    for key, program in programs.items():
         if program is not None:
             raise ConfigError(
                 f"{key}={program}: a simulated GPU has its own programs and never uses another; leave it out"
             )
-    if config.scenario._target_ not in _REHEARSED:
-        raise ConfigError(
-            f"scenario={config.scenario.name} cannot be rehearsed on a simulated GPU yet: its jobs run on the CPU and "
-            "cannot be placed as that scenario does; choose scenario=serial or naive, or gpu=nvidia"
-        )
 
 
 def workload(chosen: WorkloadConfig, config: Config, device: Device) -> None:

@@ -28,6 +28,7 @@ from pipeline.interrupts import UndoStack
 # what is gone already, and raises a CollocationError when something is left. By name, so that whoever replays a journal
 # needs not import every sharing mode first; and not in the journal itself, whose lines would then be programs.
 UNDO_FUNCTIONS = {
+    "compute_mode": "pipeline.gpu.compute_mode.set_mode",
     "mps_daemon": "pipeline.gpu.mps_daemon.end_daemon",
     "mig_mode": "pipeline.gpu.mig_control.switch_off",
     "mig_instance": "pipeline.gpu.mig_control.destroy_instance",

@@ -79,3 +79,13 @@ def _carries(entry: Path, mark: str) -> bool:
     except OSError:
         return False
     return f"{MARK_VARIABLE}={mark}".encode() in environ.split(b"\0")
+
+
+def tree_of(pid: int) -> set[int]:
+    """The process and all its descendants; what has just ended is not among them."""
+    import psutil
+
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.Error:
+        return {pid}

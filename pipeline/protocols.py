@@ -45,6 +45,16 @@ class Sharing(Protocol):
         """What a user should know before the group runs."""
         ...
 
+    def privileged(self, group: Group) -> tuple[tuple[str, ...], ...]:
+        """The commands that change settings of the device, in order, those that put it back among them.
+
+        What is known only on the way, such as the id of an instance, is a word in angle brackets.
+
+        Raises:
+            SharingError: a program that they need is not there.
+        """
+        ...
+
     def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
         """Set the device up for the group; on exit, put back what was found.
 

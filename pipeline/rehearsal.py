@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError, LaunchError, SharingError
 from pipeline.gpu import nvml
 from pipeline.jobs import JobState
 from pipeline.schema import Config, GpuConfig, GpuKind
-from pipeline.simulation import codes, models
+from pipeline.simulation import codes, models, mps_control
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import StateFile, start_ticks
@@ -74,9 +74,15 @@ class Rehearsal:
         charged: list[str] = []
         for state in states:
             assert state.pid is not None
-            uuid = slots[state.job.index].visible_devices
+            slot = slots[state.job.index]
+            uuid, limit_mib = slot.visible_devices, _limit_mib(slot)
+            if limit_mib is not None and memory_mib > limit_mib:
+                message = f"simulated GPU out of memory: {memory_mib} MiB are over the MPS limit of {limit_mib} MiB"
+                _report_out_of_memory(state, message)
+                raise LaunchError(f"job {state.job.name}: {message}")
             try:
-                self._clients.hold(uuid, state.pid, program, memory_mib)
+                kind = self._join_mps(state, slots[state.job.index])
+                self._clients.hold(uuid, state.pid, program, memory_mib, kind)
             except codes.DriverError as error:
                 if start_ticks(state.pid) is None:
                     continue  # it has just ended, which the group notices
@@ -92,6 +98,21 @@ class Rehearsal:
                 _report_out_of_memory(state, message)
                 raise LaunchError(f"job {state.job.name}: {message}") from error
             charged.append(uuid)
+
+    def _join_mps(self, state: JobState, slot: Slot) -> str:
+        """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.
+
+        Raises:
+            SharingError: the server of that daemon takes no clients.
+        """
+        try:
+            connection = mps_control.connect(dict(slot.environ), on_behalf_of=state.pid)
+        except RuntimeError as error:
+            raise SharingError(f"job {state.job.name} cannot become a client of MPS: {error}") from error
+        if connection is None:
+            return "C"
+        connection.close()
+        return "M+C"
 
 
 @contextmanager
@@ -111,7 +132,8 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
     model_names = list(dict.fromkeys(_model_name(gpu) for gpu in simulated))
     with _machine({gpu.machine for gpu in simulated}, model_names) as (state_file, there):
-        programs = write_programs(programs_folder(state_file.path), state_file.path)
+        name = models.find(there[0]).product
+        programs = write_programs(programs_folder(state_file.path), state_file.path, device_name=name)
         with installed(state_file.path):
             yield Rehearsal(state_file, there, programs)
 
@@ -143,6 +165,15 @@ def _machine(kept: set[str | None], model_names: Sequence[str]) -> Iterator[tupl
             "another file"
         )
     yield state_file, there
+
+
+def _limit_mib(slot: Slot) -> int | None:
+    """What a job may allocate under MPS, in MiB; `None` without a limit."""
+    limit = dict(slot.environ).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    if limit is None:
+        return None
+    number = limit.removeprefix("0=").removesuffix("B")
+    return int(number[:-1]) * (1024 if number.endswith("G") else 1)
 
 
 def _model_name(config: GpuConfig) -> str:

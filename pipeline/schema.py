@@ -194,12 +194,40 @@ class MigConfig(ScenarioConfig):
 
 
 @dataclass
+class MigMpsConfig(ScenarioConfig):
+    """MPS inside MIG. The options of MPS are one value for all jobs, or a list by position of the job.
+
+    Attributes:
+        profiles: one an instance; decides if it is given.
+        profile: one for all instances, by slices (`3g`) or in full, or `auto`: the largest that fits so often.
+        num_instances: how many, if `profiles` is not given; never more than there are jobs.
+        instance_of: position of the instance of each job; dealt in turn if not given.
+        active_thread_pct: cap in per cent of the instance's multiprocessors; no cap if not given.
+        pinned_mem_limit: device memory that a job may allocate, such as `10G`; no limit if not given.
+        priority: 0 (normal) or 1 (below normal).
+        mps_program: path of nvidia-cuda-mps-control; looked for on PATH if not given.
+        program: path of nvidia-smi; looked for on PATH if not given.
+    """
+
+    profiles: list[str] | None = None
+    profile: str = "auto"
+    num_instances: int = 2
+    instance_of: list[int] | None = None
+    active_thread_pct: Any = None
+    pinned_mem_limit: Any = None
+    priority: Any = None
+    mps_program: str | None = None
+    program: str | None = None
+
+
+@dataclass
 class GpuConfig:
     """Which device.
 
     Attributes:
         device: index or UUID of the GPU.
         admin: prefix of the commands that change the GPU's settings; `null` forbids them.
+        exclusive_process: let only the MPS server compute on the GPU, for the time of a group under MPS.
         tolerate: names of programs of others that may stay on the GPU (a desktop's Xorg, say).
         lock_dir: where the lock of each device lies; the same for every user of the machine.
         model: the simulated GPU, as `a100_40gb`; only for `kind: simulated`.
@@ -211,6 +239,7 @@ class GpuConfig:
     kind: GpuKind = GpuKind.auto
     device: str = "0"
     admin: list[str] | None = field(default_factory=list)
+    exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)
     lock_dir: str = "/tmp"  # noqa: S108  one place for all users, whatever TMPDIR says
     model: str | None = None
@@ -338,6 +367,7 @@ def register() -> None:
         ("mps", MpsConfig),
         ("mps_percent", MpsPercentConfig),
         ("mig", MigConfig),
+        ("mig_mps", MigMpsConfig),
         ("workload", WorkloadConfig),
         ("train_timm", TrainTimmConfig),
         ("script", ScriptConfig),

@@ -5,22 +5,23 @@ What somebody else made on the GPU is never touched: a GPU that is not as empty 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import nvml, partitions, profiles
+from pipeline.gpu import compute_mode, nvml, partitions, profiles, programs
 from pipeline.gpu.mig_control import Control, boot_id
 from pipeline.gpu.mig_state import GpuInstance, MigState, processes_on
+from pipeline.gpu.naive import refuse_mps_clients
 from pipeline.gpu.partitions import AUTO, SIZE_PROFILE, Layout
 from pipeline.interrupts import UndoStack
 from pipeline.journal import Journal
+from pipeline.processes import tree_of
+from pipeline.protocols import Slots
 from pipeline.types import Device, Group, Job, Slot
 
 log = logging.getLogger(__name__)
@@ -28,43 +29,54 @@ log = logging.getLogger(__name__)
 _PROGRAM = "nvidia-smi"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MigSlots:
-    """One slot a job, each on a MIG device of its own.
+    """One slot a job, each on a MIG device.
 
-    Args:
+    Attributes:
         slots: in the order of the jobs.
         jobs: who takes them.
+        device: the whole GPU.
     """
 
-    def __init__(self, slots: Sequence[Slot], jobs: Sequence[Job]) -> None:
-        self.slots = slots
-        self._names = {job.index: job.name for job in jobs}
+    slots: Sequence[Slot]
+    jobs: Sequence[Job]
+    device: Device
 
     def verify(self, pids: Mapping[int, int]) -> None:
         """Check that no job is on the MIG device of another, or under an MPS server of the machine.
 
-        A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a
-        container its PIDs are not the driver's.
-
         Raises:
-            SharingError: a job is elsewhere than on its own device.
+            SharingError: a job is elsewhere than on its own device, or under MPS.
             NvmlError: the processes cannot be listed.
         """
-        trees = {index: _tree(pid) for index, pid in pids.items()}
-        for owner, slot in enumerate(self.slots):
-            there, clients = processes_on(slot.visible_devices)
-            for index, tree in trees.items():
-                where = f"job {self._names[index]} (pid {pids[index]})"
-                if index != owner and tree & there:
-                    raise SharingError(
-                        f"{where} runs on {slot.visible_devices}, the MIG device of {self._names[owner]}: "
-                        "it must keep the CUDA_VISIBLE_DEVICES that it is given"
-                    )
-                if tree & clients:
-                    raise SharingError(
-                        f"{where} is the client of an MPS server on {slot.visible_devices}: it must keep the "
-                        "CUDA_MPS_PIPE_DIRECTORY that it is given"
-                    )
+        check_places(self.slots, self.jobs, pids)
+        refuse_mps_clients(self.device, ())
+
+
+def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, int]) -> None:
+    """Check that no job is on the MIG device of another.
+
+    A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a container
+    its PIDs are not the driver's.
+
+    Args:
+        slots: in the order of the jobs, each on a MIG device.
+        jobs: who takes them.
+        pids: job index to the PID of its leading process.
+
+    Raises:
+        SharingError: a job is elsewhere than on its own device.
+        NvmlError: the processes cannot be listed.
+    """
+    for uuid in dict.fromkeys(slot.visible_devices for slot in slots):
+        there = processes_on(uuid)
+        for index, pid in pids.items():
+            if slots[index].visible_devices != uuid and tree_of(pid) & there:
+                raise SharingError(
+                    f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device: it must keep the "
+                    "CUDA_VISIBLE_DEVICES that it is given"
+                )
 
 
 class Mig:
@@ -102,6 +114,8 @@ class Mig:
                 f"{what} needs an NVIDIA GPU with MIG, not {device.name}: choose another scenario, or rehearse on a "
                 "simulated GPU"
             )
+        compute_mode.refuse(group, "cannot use it: no compute mode but the default is possible under MIG")
+        compute_mode.refuse_one_process_only(group)
         if group.config.gpu.admin is None:
             raise ConfigError(
                 f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "
@@ -131,9 +145,44 @@ class Mig:
             return ()
         return (f"{num_slices - num_used} of {num_slices} compute slices of {group.device.name} stay without a job",)
 
+    def privileged(self, group: Group) -> tuple[tuple[str, ...], ...]:
+        """The mode, the instances, larger first, and their undoing.
+
+        Raises:
+            SharingError: there is no nvidia-smi.
+        """
+        device = group.device
+        smi = (*programs.admin(device, group), programs.find(_PROGRAM, device, group, self._program))
+        made = self._layout(group).in_creation_order if device.details else ()
+        mode_on = [] if device.mig_enabled else [(*smi, "-i", device.uuid, "-mig", "1")]
+        mode_off = [] if device.mig_enabled else [(*smi, "-i", device.uuid, "-mig", "0")]
+        create = [
+            (*smi, "mig", "-i", device.uuid, "-cgi", f"{instance.profile.profile_id}:{instance.start}", "-C")
+            for instance in made
+        ]
+        which = ("-i", device.uuid, "-gi", "<GI>")
+        destroy = [(*smi, "mig", "-dci", *which, "-ci", "<CI>"), (*smi, "mig", "-dgi", *which)] * len(made)
+        return (*mode_on, *create, *destroy, *mode_off)
+
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[MigSlots]:
-        """Switch MIG mode on if it is off, make an instance a job, and put everything back in the end.
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+        """Make an instance a job, and put everything back in the end.
+
+        Raises:
+            ConfigError, SharingError, JournalError, NvmlError: as `divided`.
+        """
+        with self.divided(device, group) as places:
+            pipes = scratch / "no-mps"  # else a daemon of the machine would turn MIG into MPS in MIG, and say nothing
+            pipes.mkdir()
+            environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
+            slots = tuple(dataclasses.replace(place, environ=environ) for place in places)
+            yield MigSlots(slots=slots, jobs=group.jobs, device=device)
+
+    @contextmanager
+    def divided(self, device: Device, group: Group) -> Iterator[tuple[Slot, ...]]:
+        """Switch MIG mode on if it is off, make the instances, and put everything back in the end.
+
+        Yields the MIG devices as slots without an environment, in the order of what was asked for.
 
         Raises:
             ConfigError: as `check`.
@@ -145,7 +194,8 @@ class Mig:
         for warning in self.warnings(group):
             log.warning("%s", warning)
         layout = self._layout(group)
-        control = Control(uuid=device.uuid, program=self._find(device, group), admin=_admin(device, group))
+        program = programs.find(_PROGRAM, device, group, self._program)
+        control = Control(uuid=device.uuid, program=program, admin=programs.admin(device, group))
         before = control.read()
         _refuse_what_is_not_ours(device, before)
         journal = Journal(Path(group.config.gpu.lock_dir), device.uuid)
@@ -155,37 +205,22 @@ class Mig:
                 stack.enter_context(journal.undoing("mig_mode", **control.arguments()))
                 control.switch_on()
             made = _make(control, layout, journal, stack)
-            yield MigSlots(_slots(control, made, scratch), group.jobs)
+            yield _places(control, made)
+
+    def sizes(self, group: Group) -> Sequence[str | None]:
+        """The mix letter for each instance, or `None`: here, an instance a job."""
+        return [job.size for job in group.jobs]
 
     def _layout(self, group: Group) -> Layout:
         gpu = profiles.read_gpu(group.device.uuid)
         chosen = partitions.choose_profiles(
             gpu,
-            [job.size for job in group.jobs],
+            self.sizes(group),
             profiles=self._profiles,
             profile=self._profile,
             size_profile=self._size_profile,
         )
         return partitions.plan_layout(gpu, chosen)
-
-    def _find(self, device: Device, group: Group) -> str:
-        """Absolute path of nvidia-smi: sudo looks elsewhere for programs than we do."""
-        if device.is_simulated:  # it must never reach the program of a real one
-            program = dict(device.programs).get(_PROGRAM)
-        else:
-            program = self._program or shutil.which(_PROGRAM)
-        if program is None or not os.access(program, os.X_OK) or not Path(program).is_file():
-            raise SharingError(
-                f"scenario={group.scenario} on {device.name} needs the program {_PROGRAM}, but "
-                f"{program or 'it'} is not there or cannot be run: it comes with the driver; or name it with "
-                "scenario.program=/path/to/it"
-            )
-        return str(Path(program).absolute())
-
-
-def _admin(device: Device, group: Group) -> tuple[str, ...]:
-    """The prefix of privileged commands. A simulated GPU has no use for one, and nobody becomes root for it."""
-    return () if device.is_simulated else tuple(group.config.gpu.admin or ())
 
 
 def _refuse_what_is_not_ours(device: Device, state: MigState) -> None:
@@ -231,15 +266,11 @@ def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) 
     return [made[job] for job in sorted(made)]
 
 
-def _slots(control: Control, made: Sequence[GpuInstance], scratch: Path) -> tuple[Slot, ...]:
-    pipes = scratch / "no-mps"  # without it a daemon of the machine would turn MIG into MPS inside MIG, and say nothing
-    pipes.mkdir()
-    environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
+def _places(control: Control, made: Sequence[GpuInstance]) -> tuple[Slot, ...]:
     devices = {device.gi_id: device for device in control.read().devices}
     return tuple(
         Slot(
             visible_devices=devices[instance.gi_id].uuid,
-            environ=environ,
             gpu_uuid=control.uuid,
             gi_id=instance.gi_id,
             ci_id=devices[instance.gi_id].ci_id,
@@ -260,11 +291,3 @@ def _compare(control: Control, before: MigState) -> None:
             f"{control.uuid} is not as it was found: before {before}, now {after}; if the journal still holds steps: "
             "python -m pipeline.gpu clean"
         )
-
-
-def _tree(pid: int) -> set[int]:
-    """The process and all its descendants; what has just ended is not among them."""
-    try:
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    except psutil.Error:
-        return {pid}

@@ -84,8 +84,8 @@ def read_state(uuid: str) -> MigState:
         )
 
 
-def processes_on(device_uuid: str) -> tuple[frozenset[int], frozenset[int]]:
-    """PIDs of the processes on a MIG device, and those of them that are clients of an MPS server.
+def processes_on(device_uuid: str) -> frozenset[int]:
+    """PIDs of the processes on a MIG device.
 
     PIDs are the host's, even for a process in a container with PIDs of its own.
 
@@ -102,7 +102,7 @@ def processes_on(device_uuid: str) -> tuple[frozenset[int], frozenset[int]]:
             clients = {process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
             clients = set()
-        return frozenset(pids | clients), frozenset(clients)
+        return frozenset(pids | clients)
 
 
 @contextmanager

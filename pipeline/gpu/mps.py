@@ -6,10 +6,9 @@ proved by asking the daemon.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,17 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipeline.errors import ConfigError, SharingError
+from pipeline.gpu import compute_mode, programs
 from pipeline.gpu.mps_daemon import MpsDaemon, daemon
 from pipeline.gpu.naive import refuse_mig
+from pipeline.interrupts import UndoStack
 from pipeline.journal import Journal
+from pipeline.processes import tree_of
 from pipeline.types import Device, Group, Job, Slot
 
 log = logging.getLogger(__name__)
 
-_PROGRAM = "nvidia-cuda-mps-control"
+CONTROL = "nvidia-cuda-mps-control"
 _PROOF_LIMIT_S = 5.0
 _LOOK_S = 0.05
 _WATCH_S = 0.5
@@ -40,17 +40,17 @@ _MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
 
 
 class MpsSlots:
-    """One slot a job, and the proof that each job is a client of the server.
+    """One slot a job, and the proof that each job is a client of its server.
 
     Args:
         slots: in the order of the jobs.
-        server: whose clients they are to be.
+        servers: whose clients they are to be, in the same order.
         jobs: who takes them.
     """
 
-    def __init__(self, slots: Sequence[Slot], server: MpsDaemon, jobs: Sequence[Job]) -> None:
+    def __init__(self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job]) -> None:
         self.slots = slots
-        self._server = server
+        self._servers = servers
         # A program that knows nothing of the barrier initialises CUDA some time after it.
         self._late = {job.index for job in jobs if job.workload.ends_by_itself}
         self._names = {job.index: job.name for job in jobs}
@@ -108,13 +108,15 @@ class MpsSlots:
         """Those of the jobs of which no process is a client now."""
         if not pids:
             return {}
-        clients = self._server.clients()
-        return {index: pid for index, pid in pids.items() if clients.isdisjoint(_tree(pid))}
+        clients = {server.server: server.clients() for server in {self._servers[index] for index in pids}}
+        return {
+            index: pid for index, pid in pids.items() if clients[self._servers[index].server].isdisjoint(tree_of(pid))
+        }
 
     def _bypassed(self, pids: Mapping[int, int]) -> SharingError:
         jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
         return SharingError(
-            f"not under MPS: {jobs}; no process of it was a client of the MPS server {self._server.server}. "
+            f"not under MPS: {jobs}; no process of it was a client of the MPS server that was started for it. "
             "A program that does not use CUDA, or drops CUDA_MPS_PIPE_DIRECTORY from its environment, runs without MPS "
             "and says nothing"
         )
@@ -157,12 +159,30 @@ class Mps:
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
         refuse_mig(group)
+        gpu = group.config.gpu
+        if gpu.exclusive_process and gpu.admin is None:
+            raise ConfigError("gpu.exclusive_process changes a setting of the GPU, which gpu.admin=null forbids")
         for position in range(group.degree):
-            self._variables(position, group.degree)
+            self.variables(position, group.degree)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         """What a user should know before the group runs."""
         return ()
+
+    def privileged(self, group: Group) -> tuple[tuple[str, ...], ...]:
+        """None, unless `gpu.exclusive_process` asks for it.
+
+        Raises:
+            SharingError: there is no nvidia-smi.
+        """
+        if not group.config.gpu.exclusive_process:
+            return ()
+        device = group.device
+        smi, found = (
+            programs.find("nvidia-smi", device, group, None),
+            dict(device.details).get("compute_mode", "default"),
+        )
+        return compute_mode.commands(device.uuid, smi, programs.admin(device, group), found)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[MpsSlots]:
@@ -174,27 +194,48 @@ class Mps:
                 healthy, or a job was never seen as its client.
         """
         self.check(group)
-        program = _find(self._program, device, group)
+        program = programs.find(CONTROL, device, group, self._program)
         for warning in self.warnings(group):
             log.warning("%s", warning)
         journal = Journal(Path(group.config.gpu.lock_dir), device.uuid)
-        with daemon(device.uuid, scratch / "mps", program, journal) as server:
-            slots = MpsSlots([self.slot(i, group, device, server) for i in range(group.degree)], server, group.jobs)
-            with slots.watching():
+        with UndoStack() as stack:
+            if group.config.gpu.exclusive_process:
+                smi = programs.find("nvidia-smi", device, group, None)
+                admin = programs.admin(device, group)
+                stack.enter_context(compute_mode.exclusive(device.uuid, smi, admin, journal))
+            server = stack.enter_context(daemon(device.uuid, scratch / "mps", program, journal))
+            places = [Slot(visible_devices=device.uuid, gpu_uuid=device.uuid) for _ in group.jobs]
+            with self.clients(places, [server] * group.degree, group) as slots:
                 yield slots
+
+    @contextmanager
+    def clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
+        """The places of the jobs as clients of their servers, which must be as they were when the jobs have ended.
+
+        Args:
+            places: where each job runs.
+            servers: whose client each job is.
+            group: the jobs.
+
+        Raises:
+            SharingError: at the end, a server is not healthy, or a job was never seen as its client.
+        """
+        slots = []
+        for position, (place, server) in enumerate(zip(places, servers, strict=True)):
+            environ = {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes),
+                **self.variables(position, group.degree),
+            }
+            slots.append(dataclasses.replace(place, environ=tuple(environ.items())))
+        under_mps = MpsSlots(slots, servers, group.jobs)
+        with under_mps.watching():
+            yield under_mps
+        for server in dict.fromkeys(servers):
             server.check_health()
-            slots.check_scripts()
+        under_mps.check_scripts()
 
-    def slot(self, position: int, group: Group, device: Device, server: MpsDaemon) -> Slot:
-        """The place of one job as a client of the server."""
-        environ = {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes),
-            **self._variables(position, group.degree),
-        }
-        return Slot(visible_devices=device.uuid, environ=tuple(environ.items()), gpu_uuid=device.uuid)
-
-    def _variables(self, position: int, num_jobs: int) -> dict[str, str]:
+    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
         """What the client at a position gets in its environment."""
         limit = _at("pinned_mem_limit", self._limits, position, num_jobs)
         priority = _at("priority", self._priorities, position, num_jobs)
@@ -243,25 +284,10 @@ class MpsPercent(Mps):
             if (warning := _warning(job, group.device, self.share_pct(position, group.degree))) is not None
         )
 
-    def _variables(self, position: int, num_jobs: int) -> dict[str, str]:
+    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
+        """What the client at a position gets in its environment."""
         share = f"{self.share_pct(position, num_jobs):g}"
-        return super()._variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
-
-
-def _find(program: str | None, device: Device, group: Group) -> str:
-    """The control program for a device that MPS can share."""
-    what = f"scenario={group.scenario}"
-    if program is None and device.kind == "nvidia":  # a simulated GPU must never reach the program of a real one
-        program = shutil.which(_PROGRAM)
-    if program is None:
-        raise SharingError(
-            f"{what} on {device.name} needs the program {_PROGRAM}, which is not on PATH: it comes with the driver "
-            "(package nvidia-compute-utils on Debian and Ubuntu); or name it with scenario.program=/path/to/it"
-        )
-    path = Path(program).resolve()
-    if not path.is_file() or not os.access(path, os.X_OK):
-        raise SharingError(f"{what}: {program} is not a program that can be run; see scenario.program")
-    return str(path)
+        return super().variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
 
 
 def _each(option: object) -> Sequence[object]:
@@ -298,11 +324,3 @@ def _warning(job: Job, device: Device, share_pct: float) -> str | None:
 def _multiprocessors(share_pct: float) -> int:
     """Multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four of them."""
     return max(8, int(share_pct * 132 / 200) * 2)
-
-
-def _tree(pid: int) -> set[int]:
-    """The process and all its descendants; what has just ended is not among them."""
-    try:
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    except psutil.Error:
-        return {pid}

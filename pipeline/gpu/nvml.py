@@ -127,6 +127,19 @@ def processes(uuid: str) -> tuple[GpuProcess, ...]:
         )
 
 
+def compute_mode(uuid: str) -> str:
+    """Who may compute on the GPU: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`.
+
+    Raises:
+        ConfigError: there is no driver, or it does not work.
+        NvmlError: the GPU does not answer.
+    """
+    nvml = _pynvml()
+    with session():
+        handle = _ask(f"GPU {uuid}", nvml.nvmlDeviceGetHandleByUUID, uuid)
+        return _COMPUTE_MODES[_ask("the compute mode", nvml.nvmlDeviceGetComputeMode, handle)]
+
+
 class GpuReader:
     """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
 

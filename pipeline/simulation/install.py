@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.simulation import mps_control
+
 if TYPE_CHECKING:
     from pipeline.simulation.nvml_library import NvmlLibrary
 
@@ -20,6 +22,7 @@ _PROJECT_DIR = Path(__file__).resolve().parents[2]
 # The folder is named here and not in PYTHONPATH, so that no other package of this name can come before it.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
 _PROGRAMS = {"nvidia-smi": "pipeline.simulation.nvidia_smi"}
+MPS_CONTROL = "nvidia-cuda-mps-control"
 
 
 @contextmanager
@@ -47,7 +50,7 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
         cache.update(before[1])
 
 
-def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
+def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") -> dict[str, Path]:
     """Write the programs that show and change the machine of this file.
 
     They need no environment of their own and ignore the one they get.
@@ -55,6 +58,7 @@ def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
     Args:
         folder: for the programs; made if it is not there.
         state_file: the machine.
+        device_name: what listings of MPS call a GPU.
 
     Returns:
         Absolute path by the name of the real program, as `nvidia-smi`.
@@ -69,4 +73,5 @@ def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
         program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
         programs[name] = program
+    programs[MPS_CONTROL] = mps_control.write_program(folder, device_name=device_name, machine=state_file)
     return programs

@@ -25,7 +25,13 @@ FAULTS = frozenset({"start_fails", "no_answer", "server_dies", "never_ready", "i
 
 
 def write_program(
-    folder: Path, *, device_name: str, init_s: float = 0.05, faults: Sequence[str] = (), python: str = sys.executable
+    folder: Path,
+    *,
+    device_name: str,
+    init_s: float = 0.05,
+    faults: Sequence[str] = (),
+    machine: Path | None = None,
+    python: str = sys.executable,
 ) -> Path:
     """Write the executable `nvidia-cuda-mps-control` into the folder; returns its absolute path.
 
@@ -35,12 +41,16 @@ def write_program(
         init_s: how long a server is INITIALIZING, in seconds; 0.3 s on the H100 with persistence mode.
         faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once; its server is never
             ready; it does not quit; a client puts its server into the state FAULT until all clients are gone.
+        machine: state file of the simulated machine, on whose GPUs servers then hold memory.
         python: interpreter that runs it.
     """
     unknown = set(faults) - FAULTS
     if unknown:
         raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
-    settings = json.dumps({"device_name": device_name, "init_s": init_s, "faults": sorted(faults)})
+    state_file = None if machine is None else str(machine.absolute())
+    settings = json.dumps(
+        {"device_name": device_name, "init_s": init_s, "faults": sorted(faults), "machine": state_file}
+    )
     path = folder.resolve() / "nvidia-cuda-mps-control"
     assignments = f"PYTHONPATH={shlex.quote(str(_PROJECT_DIR))} {_SETTINGS}={shlex.quote(settings)}"
     command = shlex.join([python, "-S", "-P", "-m", "pipeline.simulation.mps_control"])
@@ -49,8 +59,12 @@ def write_program(
     return path
 
 
-def connect(environ: Mapping[str, str]) -> socket.socket | None:
+def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> socket.socket | None:
     """Become a client of the daemon that the environment names, as a CUDA program does when it initialises CUDA.
+
+    Args:
+        environ: of the program.
+        on_behalf_of: PID of another process, which is the client from now on until it ends.
 
     Returns:
         The connection, which is to be kept open; or `None` where no daemon listens: the program then runs without MPS,
@@ -65,7 +79,7 @@ def connect(environ: Mapping[str, str]) -> socket.socket | None:
     except (OSError, KeyError):
         connection.close()
         return None
-    connection.sendall(b"CLIENT\n")
+    connection.sendall(b"CLIENT\n" if on_behalf_of is None else f"CLIENT {on_behalf_of}\n".encode())
     answer = connection.recv(64)
     if answer != b"accepted\n":
         connection.close()

@@ -20,6 +20,7 @@ from typing import Any
 
 _VERSION = 13000
 _LOOK_S = 0.02
+_SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Daemon:
 
     Args:
         pipes, logs: its folders.
-        settings: `device_name`, `init_s` and `faults` of `pipeline.simulation.mps_control.write_program`.
+        settings: `device_name`, `init_s`, `faults` and `machine` of `pipeline.simulation.mps_control.write_program`.
     """
 
     def __init__(self, pipes: Path, logs: Path, settings: Mapping[str, Any]) -> None:
@@ -54,9 +55,12 @@ class Daemon:
         self._name: str = settings["device_name"]
         self._init_s: float = settings["init_s"]
         self._faults: list[str] = settings["faults"]
+        self._machine: str | None = settings["machine"]
         self._uuids = [uuid for uuid in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if uuid]
         self._server: _Server | None = None
         self._pending: list[tuple[int, socket.socket]] = []
+        # Connections of whoever speaks for another process, and what tells the end of that process.
+        self._stand_ins: dict[socket.socket, int] = {}
         self._quitting: socket.socket | None = None
         self._default_percentage = 100.0
         self._num_clients = 0
@@ -89,8 +93,9 @@ class Daemon:
         while True:
             for key, _ in self._selector.select(_LOOK_S):
                 connection = key.fileobj
-                assert isinstance(connection, socket.socket)
-                if key.data == "listener":
+                if not isinstance(connection, socket.socket):
+                    self._forget(key.data)
+                elif key.data == "listener":
                     self._accept(connection)
                 else:
                     self._client_left(connection)
@@ -109,6 +114,9 @@ class Daemon:
         words = connection.makefile("r", encoding="utf-8").readline().split()
         if words == ["CLIENT"]:
             self._new_client(pid, uid, connection)
+        elif words[:1] == ["CLIENT"]:
+            self._stand_ins[connection] = os.pidfd_open(int(words[1]))
+            self._new_client(int(words[1]), uid, connection)
         elif words[:1] == ["UI"]:
             self._log("Control", "NEW UI")
             self._log("Control", f"Cmd:{' '.join(words[1:])}")
@@ -143,7 +151,10 @@ class Daemon:
     def _admit(self, server: _Server, pid: int, connection: socket.socket) -> None:
         self._num_clients += 1
         server.clients.append(_Client(pid, connection, self._num_clients))
-        self._selector.register(connection, selectors.EVENT_READ, "client")
+        if connection in self._stand_ins:
+            self._selector.register(self._stand_ins[connection], selectors.EVENT_READ, connection)
+        else:
+            self._selector.register(connection, selectors.EVENT_READ, "client")
         with suppress(OSError):
             connection.sendall(b"accepted\n")
         self._log("Server", f"Client {{PID: {pid}, Context ID: 1}} connected")
@@ -154,8 +165,11 @@ class Daemon:
         with suppress(OSError):
             if connection.recv(64):
                 return
-        self._selector.unregister(connection)
-        connection.close()
+        self._forget(connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        """A client has ended."""
+        self._disconnect([(0, connection)])
         for client in list(self._server.clients if self._server else ()):
             if client.connection is connection and self._server is not None:
                 self._server.clients.remove(client)
@@ -169,6 +183,21 @@ class Daemon:
             _be_server(dies="server_dies" in self._faults)
         self._server = _Server(pid, uid, time.monotonic() + self._init_s, self._default_percentage)
         self._log("Control", f"Starting new server {pid} for user {uid}")
+        if self._machine is not None:
+            self._take_memory(pid, self._machine)
+
+    def _take_memory(self, server: int, machine: str) -> None:
+        """Let the server hold what it holds on the device; it ends where it cannot."""
+        from pipeline.simulation.clients import Clients
+        from pipeline.simulation.codes import DriverError
+        from pipeline.simulation.state import StateFile
+
+        try:
+            for uuid in self._uuids:
+                Clients(StateFile(Path(machine))).hold(uuid, server, "nvidia-cuda-mps-server", _SERVER_MIB)
+        except DriverError as error:
+            self._log("Server", f"Failed to initialize: {error}")
+            os.kill(server, signal.SIGKILL)
 
     def _look_after_server(self) -> None:
         server = self._server
@@ -192,8 +221,11 @@ class Daemon:
 
     def _disconnect(self, clients: Sequence[tuple[int, socket.socket]]) -> None:
         for _, connection in clients:
+            watched = self._stand_ins.pop(connection, None)
             with suppress(KeyError):
-                self._selector.unregister(connection)
+                self._selector.unregister(connection if watched is None else watched)
+            if watched is not None:
+                os.close(watched)
             connection.close()
 
     def _end(self) -> None:

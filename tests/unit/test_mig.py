@@ -373,7 +373,7 @@ def test_a_job_on_the_device_of_another_is_an_error(h100: Machine, sleeper: int)
         slots.verify({0: sleeper, 1: os.getppid()})  # nobody has begun to compute
         Clients(h100.file).hold(slots.slots[1].visible_devices, sleeper, "train", 100)
         slots.verify({1: sleeper})
-        with pytest.raises(SharingError, match=rf"0-job \(pid {sleeper}\) runs on MIG-.*device of 1-job"):
+        with pytest.raises(SharingError, match=rf"0-job \(pid {sleeper}\) runs on MIG-.*not its MIG device"):
             slots.verify({0: sleeper, 1: os.getppid()})
         Clients(h100.file).release(sleeper)
 
@@ -381,7 +381,7 @@ def test_a_job_on_the_device_of_another_is_an_error(h100: Machine, sleeper: int)
 def test_a_job_under_a_foreign_mps_server_is_an_error(h100: Machine, sleeper: int) -> None:
     with h100.shared(None) as slots:
         Clients(h100.file).hold(slots.slots[0].visible_devices, sleeper, "train", 100, "M+C")
-        with pytest.raises(SharingError, match="client of an MPS server"):
+        with pytest.raises(SharingError, match="clients of an MPS server"):
             slots.verify({0: sleeper})
         Clients(h100.file).release(sleeper)
 

@@ -186,7 +186,7 @@ def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
 def test_a_server_that_died_is_an_error(folder):
     died = pytest.raises(SharingError, match=r"servers now: none.*server\.log ends with")
     with died, prepared(folder, group_in(folder, "a")) as slots:
-        os.kill(slots._server.server, signal.SIGKILL)
+        os.kill(slots._servers[0].server, signal.SIGKILL)
         wait_until(lambda: len(daemons(folder)) == 1)
         time.sleep(0.1)  # until the daemon has noticed
 
@@ -238,7 +238,7 @@ def test_the_server_of_a_killed_daemon_is_ended(folder):
     with pytest.raises(SharingError, match="the MPS daemon is gone"), prepared(folder, group_in(folder, "a")) as slots:
         pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
         os.kill(int((pipes / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
-        wait_until(lambda: daemons(folder) == [slots._server.server])
+        wait_until(lambda: daemons(folder) == [slots._servers[0].server])
     assert daemons(folder) == []
 
 
@@ -280,10 +280,10 @@ def test_several_daemons_run_at_once(folder):
         journal = Journal(folder, "MIG-1")
         program = str(folder / "nvidia-cuda-mps-control")
         with mps_daemon.daemon("MIG-1", folder / "mps1", program, journal) as second:
-            assert second.server != first._server.server
+            assert second.server != first._servers[0].server
             assert any("MIG-1" in line for line in second.control.ask("device_query"))
         assert not journal.path.exists()
-        first._server.check_health()
+        first._servers[0].check_health()
 
 
 def run_killed(folder: Path, fatal: int | None) -> int:
@@ -358,7 +358,9 @@ def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
 def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
     control = mps_daemon.Control(program="/x", pipes=Path("/p"))
     server = mps_daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
-    return dict(sharing.slot(position, group, GPU, server).environ)
+    places = [Slot(visible_devices=GPU.uuid)] * group.degree
+    clients = sharing.clients(places, [server] * group.degree, group)
+    return dict(clients.__enter__().slots[position].environ)
 
 
 def test_options_reach_the_jobs_by_position():
@@ -424,8 +426,8 @@ def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monk
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     group = group_in(folder, "a")
     with Mps().prepare(GPU, group, folder) as slots:
-        assert slots._server.control.program == str(program)
-    simulated = dataclasses.replace(GPU, kind="simulated_h100_80gb")
+        assert slots._servers[0].control.program == str(program)
+    simulated = dataclasses.replace(GPU, kind="simulated")
     with pytest.raises(SharingError, match="needs the program"), Mps().prepare(simulated, group, folder):
         pass
 
@@ -439,9 +441,9 @@ def test_a_folder_too_deep_for_sockets_is_refused(folder):
 
 # Share in per cent -> multiprocessors of an H100, and whether its bf16 products were wrong, as measured.
 MEASURED = json.loads(
-    '{"clean": {"5": 8, "10": 12, "13": 16, "25": 32, "30": 38, "33": 42, "50": 66, "60": 78, "90": 118, "95": 124,'
-    '"100": 132}, "faulty": {"14": 18, "16": 20, "18": 22, "20": 26, "22": 28, "28": 36, "36": 46, "40": 52, "45": 58,'
-    '"52": 68, "55": 72, "66": 86, "70": 92, "75": 98, "80": 104, "85": 112, "89": 116}}'
+    '{"clean": {"5": 8, "10": 12, "13": 16, "25": 32, "50": 66, "90": 118, "95": 124, "100": 132},'
+    '"faulty": {"14": 18, "16": 20, "18": 22, "20": 26, "22": 28, "28": 36, "30": 38, "33": 42, "36": 46, "40": 52,'
+    '"42": 54, "45": 58, "52": 68, "55": 72, "60": 78, "66": 86, "70": 92, "75": 98, "80": 104, "85": 112, "89": 116}}'
 )
 
 
@@ -474,7 +476,7 @@ def test_ending_the_jobs_of_a_group_does_not_end_its_daemon(folder, monkeypatch)
     monkeypatch.setenv(processes.MARK_VARIABLE, "group-1")
     with prepared(folder, group_in(folder, "a")) as slots:
         processes.end("group-1", grace_s=0.1)
-        slots._server.check_health()
+        slots._servers[0].check_health()
 
 
 JOB = f"""
@@ -508,6 +510,6 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
             slots.verify(running.pids())
             running.measure(window)
         assert [(state.bye, state.exit_status) for state in running.states] == [("ok", 0)] * 2
-        slots._server.check_health()
+        slots._servers[0].check_health()
     assert processes.marked(folder.name) == []
     assert daemons(folder) == []
