@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import shlex
 from typing import Any
 
 from pipeline.errors import ConfigError
@@ -60,6 +61,27 @@ def checked(plan: Plan) -> Plan:
     if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
         raise refusal  # baselines alone would answer nothing
     return dataclasses.replace(plan, groups=tuple(groups))
+
+
+def describe_privileged(plan: Plan) -> str:
+    """The commands that change settings of a GPU, as text: once for all groups that use the same ones.
+
+    Raises:
+        SharingError: a program that they need is not there.
+    """
+    groups_by_commands: dict[tuple[tuple[str, ...], ...], list[int]] = {}
+    for group in plan.groups:
+        if group.skip_reason is None:
+            sharing: Sharing = instance(group.sharing)
+            groups_by_commands.setdefault(sharing.privileged(group), []).append(group.number)
+    groups_by_commands.pop((), None)
+    if not groups_by_commands:
+        return "no command changes the settings of a GPU"
+    lines = []
+    for commands, numbers in groups_by_commands.items():
+        lines.append(f"groups {', '.join(map(str, numbers))} change the settings of the GPU and put them back:")
+        lines += [f"    {shlex.join(command)}" for command in commands]
+    return "\n".join(lines)
 
 
 def freeze(value: object) -> object:

@@ -67,7 +67,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             plan = planning.build_plan(typed, inventory, is_sweep=is_sweep)
             plan = build.checked(plan)
             if sender is None:
-                sys.stdout.write(planning.describe(plan) + "\n")
+                sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
             root = Path(first.tracking.root).expanduser().resolve()
             return _Study(first, plan, inventory, sender, root, simulated).run(stack)
@@ -169,7 +169,8 @@ class _Study:
             for number, interpreter in enumerate(self.inventory.interpreters.values())
         }
         text = "\n".join(f"{key}: {value}" for key, value in sorted(facts.items())) + "\n"
-        return {"plan.txt": planning.describe(self.plan) + "\n", "provenance.txt": text, **locks}
+        text_of_plan = f"{planning.describe(self.plan)}\n{build.describe_privileged(self.plan)}\n"
+        return {"plan.txt": text_of_plan, "provenance.txt": text, **locks}
 
     def _how_to_open(self, store: dict[str, str]) -> str:
         if store["kind"] == "local":

@@ -121,6 +121,39 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, t
     assert not (tmp_path / "mlruns/spool").exists()
 
 
+def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
+    scenarios = "scenario=mps,mps_percent,mig_mps"
+    status, out, err = run("-m", *TOY, *SHORT, scenarios, "degree=2", "baseline=never", "gpu.admin=[sudo,-n]")
+    assert status == 0, err
+    groups, _ = stored(tmp_path)
+    assert [run_.data.tags["collocation.result"] for run_ in groups] == ["ok"] * 3, out
+    # Two jobs and a server, or two servers, one an instance.
+    memory = {run_.data.params["scenario"]: run_.data.metrics["memory_peak_mib"] for run_ in groups}
+    assert memory == {"mps": 1090, "mps_percent": 1090, "mig_mps": 1156}
+    assert not (tmp_path / "decoys-ran").exists()
+    assert [path.name for path in tmp_path.glob("*.journal")] == []
+
+
+def test_more_memory_than_mps_allows_is_a_row_oom(run, tmp_path):
+    status, out, err = run(*TOY, *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
+    assert status == 0, err
+    assert "512 MiB are over the MPS limit of 256 MiB" in out
+    (group,), _ = stored(tmp_path)
+    assert group.data.tags["collocation.result"] == "oom"
+
+
+def test_a_dry_run_prints_the_commands_that_change_the_gpu(run):
+    status, out, err = run("-m", "scenario=naive,mps,mig", "degree=2", "dry_run=true", "gpu.exclusive_process=false")
+    assert status == 0, err
+    _, _, commands = out.partition("change the settings of the GPU and put them back:\n")
+    words = [line.split()[1:] for line in commands.splitlines()]
+    assert [line[0] for line in words] == ["-i", "mig", "mig", "mig", "mig", "mig", "mig", "-i"]
+    status, out, _ = run("scenario=naive", "dry_run=true")
+    assert "no command changes the settings of a GPU" in out
+    status, out, _ = run("scenario=mps", "gpu.exclusive_process=true", "dry_run=true")
+    assert [line.split()[3:] for line in out.splitlines()[-2:]] == [["-c", "EXCLUSIVE_PROCESS"], ["-c", "DEFAULT"]]
+
+
 def test_jobs_see_no_gpu(run, tmp_path):
     text = "import os, pathlib\npathlib.Path('seen').write_text(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
     (tmp_path / "train.py").write_text(text)
@@ -262,7 +295,6 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["scenario=mps"], "scenario=mps cannot be rehearsed"),
         (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "has its own programs"),
         (["gpu.device=1"], "chosen by gpu.model"),
         (["gpu.job_memory_mib=0"], "at least 1"),

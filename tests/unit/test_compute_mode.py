@@ -1,0 +1,133 @@
+"""`gpu.exclusive_process` and what a compute mode forbids, over the simulated driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rows import group as make_group
+
+from pipeline.errors import ConfigError, SharingError
+from pipeline.gpu import compute_mode, nvml
+from pipeline.gpu.mig import Mig
+from pipeline.gpu.mps import Mps
+from pipeline.gpu.naive import Naive
+from pipeline.journal import Journal, replay
+from pipeline.schema import Config, GpuConfig
+from pipeline.simulation.clients import Clients
+from pipeline.simulation.codes import NO_PERMISSION, DriverError
+from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.state import Fault, StateFile
+from pipeline.types import Device, Group
+
+
+@dataclasses.dataclass
+class Machine:
+    file: StateFile
+    device: Device
+    smi: str
+    journal: Journal
+
+    @property
+    def mode(self) -> int:
+        return self.file.read().gpus[0].compute_mode
+
+    def exclusive(self):
+        return compute_mode.exclusive(self.device.uuid, self.smi, (), self.journal)
+
+    def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
+        details = dict(self.device.details) | {"compute_mode": mode}
+        device = dataclasses.replace(self.device, details=tuple(details.items()))
+        return make_group(*jobs, device=device, config=Config(gpu=GpuConfig(**gpu)))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    file = StateFile(tmp_path / "machine.json")
+    file.create(["h100_80gb"])
+    programs = {name: str(path) for name, path in write_programs(tmp_path / "bin", file.path).items()}
+    with installed(file.path):
+        (device,) = nvml.list_devices()
+        simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
+        yield Machine(file, simulated, programs["nvidia-smi"], Journal(tmp_path, device.uuid))
+
+
+def test_one_process_computes_and_the_mode_is_put_back(machine):
+    uuid, clients = machine.device.uuid, Clients(machine.file)
+    with machine.exclusive():
+        assert machine.mode == 3
+        clients.hold(uuid, os.getpid(), "nvidia-cuda-mps-server", 60)
+        with pytest.raises(DriverError):
+            clients.hold(uuid, os.getppid(), "bypasses", 60)
+        clients.hold(uuid, os.getppid(), "client", 60, "M+C")
+        clients.release(os.getpid())
+    assert machine.mode == 0
+    assert machine.journal.steps() == ()
+
+
+def test_a_mode_that_was_there_stays(machine):
+    compute_mode.set_mode(machine.device.uuid, machine.smi, [], "exclusive_process")
+    with machine.exclusive():
+        assert machine.journal.steps() == ()
+    assert machine.mode == 3
+
+
+def test_after_a_kill_the_journal_puts_it_back(machine):
+    pid = os.fork()
+    if pid == 0:
+        with machine.exclusive():
+            os._exit(9)
+    os.waitpid(pid, 0)
+    assert machine.mode == 3
+    (undone,) = replay(machine.journal)
+    assert undone.kind == "compute_mode"
+    assert machine.mode == 0
+
+
+def test_without_permission_nothing_changed_and_the_command_is_named(machine):
+    with machine.file.changing() as cell:
+        fault = Fault(function="nvmlDeviceSetComputeMode", code=NO_PERMISSION, times=None)
+        cell.state = dataclasses.replace(cell.state, faults=(fault,))
+    with pytest.raises(SharingError, match=r"-c EXCLUSIVE_PROCESS.*administrator"), machine.exclusive():
+        pass
+    assert (machine.mode, machine.journal.steps()) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("sharing", "jobs", "gpu", "words"),
+    [
+        (Naive(), "ab", {"exclusive_process": True}, "is for scenario=mps"),
+        (Mig(), "ab", {"exclusive_process": True}, "no compute mode but the default is possible under MIG"),
+        (Mps(), "ab", {"exclusive_process": True, "admin": None}, "gpu.admin=null forbids"),
+        (Naive(), "ab", {"mode": "exclusive_process"}, "2 processes at once.*-c DEFAULT"),
+        (Naive(), "a", {"mode": "prohibited"}, "allows 0"),
+        (Mig(), "ab", {"mode": "exclusive_process"}, "-c DEFAULT"),
+    ],
+)
+def test_what_cannot_be_is_refused_beforehand(machine, sharing, jobs, gpu, words):
+    with pytest.raises(ConfigError, match=words):
+        sharing.check(machine.group(*jobs, **gpu))
+
+
+def test_a_job_alone_and_baselines_may_run(machine):
+    Naive().check(machine.group("a", mode="exclusive_process"))
+    alone = dataclasses.replace(machine.group("a", "b", exclusive_process=True), sequential=True)
+    Naive().check(alone)
+
+
+def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path):
+    group = machine.group("a")
+    with Naive().prepare(group.device, group, tmp_path) as slots:
+        Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60)
+        slots.verify({0: os.getppid()})
+        Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60, "M+C")
+        with pytest.raises(SharingError, match=r"clients of an MPS server on .*: train \(pid"):
+            slots.verify({0: os.getppid()})
+    tolerant = dataclasses.replace(group, config=Config(gpu=GpuConfig(tolerate=["train"])))
+    (tmp_path / "no-mps").rmdir()
+    with Naive().prepare(group.device, tolerant, tmp_path) as slots:
+        slots.verify({0: os.getppid()})
+    Clients(machine.file).release(os.getppid())
