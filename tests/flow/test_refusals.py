@@ -1,0 +1,132 @@
+"""`scenario=mig` where it cannot be had, as a user sees it: one line each that says what to do, and nothing touched.
+
+A simulated driver beneath pynvml in the process of run.py stands for the GPUs that this machine has not: with
+`gpu=auto`, so that all above it takes them for real ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.inventory import PROJECT_DIR
+from pipeline.simulation import codes
+from pipeline.simulation.install import write_programs
+from pipeline.simulation.state import Fault, StateFile
+
+pytest_plugins = ["tests.tracking_fixtures"]
+TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
+RUN = str(PROJECT_DIR / "run.py")
+WITH_SIMULATED_DRIVER = f"""
+import runpy, sys
+from pathlib import Path
+from pipeline.simulation.install import installed
+state_file, *arguments = sys.argv[1:]
+sys.argv = [{RUN!r}, *arguments]
+with installed(Path(state_file)):
+    runpy.run_path({RUN!r}, run_name="__main__")
+"""
+has_no_gpu = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
+
+
+def run(folder: Path, *command: str, **environ: str) -> tuple[int, str, str]:
+    """Run Python to its end in a folder: exit status, output, errors."""
+    argv = [sys.executable, *command, f"gpu.lock_dir={folder}"]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | environ
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@dataclasses.dataclass(kw_only=True)
+class Machine:
+    """A machine with one simulated GPU, of which run.py does not know that it is simulated."""
+
+    folder: Path
+    file: StateFile
+
+    def fail(self, function: str, code: int) -> None:
+        """Let every call of a function fail."""
+        with self.file.changing() as cell:
+            cell.state = dataclasses.replace(cell.state, faults=(Fault(function=function, code=code, times=None),))
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """run.py on this machine, whose own nvidia-smi is the first on PATH."""
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        return run(self.folder, "-c", WITH_SIMULATED_DRIVER, str(self.file.path), *arguments, "gpu=auto", PATH=path)
+
+    @property
+    def commands(self) -> list[str]:
+        """What nvidia-smi, sudo and the MPS control program were told."""
+        log = self.folder / "commands"
+        return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path, template_store: Path) -> Machine:
+    """An A100 whose programs write down how they are called."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    file = StateFile(tmp_path / "machine.json")
+    file.create(["a100_40gb"])
+    nvidia_smi = write_programs(tmp_path / "real", file.path)["nvidia-smi"]
+    (tmp_path / "bin").mkdir()
+    others = dict.fromkeys(("sudo", "nvidia-cuda-mps-control"), "exit 1")
+    for name, then in {"nvidia-smi": f'exec {nvidia_smi} "$@"', **others}.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/commands\n{then}\n')
+        program.chmod(0o755)
+    return Machine(folder=tmp_path, file=file)
+
+
+@has_no_gpu
+def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    # A dry run, so that a GPU which is there after all stays as it is.
+    status, out, err = run(tmp_path, RUN, "gpu=auto", "scenario=mig", "dry_run=true")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: scenario=mig needs an NVIDIA GPU with MIG, not ")
+    assert "rehearse on a simulated GPU" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machine) -> None:
+    machine.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED)
+    before = machine.file.read().gpus
+    status, out, err = machine.run("scenario=mig")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "has no MIG; choose another GPU with gpu.device, or scenario=mps" in line
+    assert machine.commands == []
+    assert machine.file.read().gpus == before
+
+
+def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(machine: Machine) -> None:
+    machine.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION)
+    before = machine.file.read().gpus
+    status, out, err = machine.run(*TOY, "scenario=mig", "listeners=[]")
+    assert status == 1, err  # only trying tells: the group begins, and its row says why it failed
+    (line,) = [line for line in err.splitlines() if "failed" in line]
+    uuid = before[0].uuid
+    assert f"failed: no permission for `{machine.folder / 'bin/nvidia-smi'} -i {uuid} -mig 1`" in line
+    assert "An administrator must allow it" in line and "'gpu.admin=[sudo,-n]'" in line
+    assert line.partition("no permission")[2] in out
+    assert machine.commands == [f"nvidia-smi -i {uuid} -mig 1"]
+    assert machine.file.read().gpus == before
+    assert list(machine.folder.glob("*.journal")) == []
+
+
+@pytest.mark.parametrize("overrides", [["scenario=mig"], ["scenario=mps", "gpu.exclusive_process=true"]], ids=" ".join)
+def test_what_would_change_settings_is_refused_where_that_is_forbidden(machine: Machine, overrides: list[str]) -> None:
+    before = machine.file.read().gpus
+    status, out, err = machine.run(*overrides, "gpu.admin=null")
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: ") and "gpu.admin=null forbids" in line
+    assert machine.commands == []
+    assert machine.file.read().gpus == before
+    assert list(machine.folder.glob("*.journal")) == []

@@ -1,0 +1,135 @@
+"""`gpu.admin=null`: no scenario starts a command that changes settings, and what needs one is refused before anything.
+
+A simulated driver beneath pynvml stands for a real GPU: the scenarios take it for one, and find its programs on PATH,
+where each writes down how it is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline import build
+from pipeline.errors import ConfigError
+from pipeline.gpu import nvml
+from pipeline.inventory import PROJECT_DIR
+from pipeline.journal import Journal
+from pipeline.protocols import Sharing
+from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.state import Gpu, StateFile
+from pipeline.types import Device, Group, Plan
+
+SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
+# Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
+CHANGES = [("mig", False), ("mig_mps", False), ("mps", True), ("mps_percent", True)]
+CHANGES_NOTHING = [
+    *((scenario, False) for scenario in SCENARIOS if (scenario, False) not in CHANGES),
+    ("serial", True),  # baselines of a study under MPS
+]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Machine:
+    """An A100 whose programs are first on PATH."""
+
+    folder: Path
+    file: StateFile
+    device: Device
+    make_plan: Callable[..., Plan]
+
+    def group(self, scenario: str, admin: str, *, exclusive: bool) -> Group:
+        """The group that a user asks for; refused as it would be for the user."""
+        overrides = [f"scenario={scenario}", f"gpu.admin={admin}", f"gpu.lock_dir={self.folder}"]
+        plan = self.make_plan([*overrides, f"gpu.exclusive_process={exclusive}", "degree=2"], device=self.device)
+        return plan.groups[0]
+
+    @contextmanager
+    def prepared(self, group: Group) -> Iterator[None]:
+        """The GPU set up for the group."""
+        sharing: Sharing = build.instance(group.sharing)
+        with sharing.prepare(group.device, group, self.folder):
+            yield
+
+    @property
+    def settings(self) -> Gpu:
+        """The GPU as it is, but for the processes on it."""
+        return dataclasses.replace(self.file.read().gpus[0], processes=())
+
+    def commands(self) -> list[str]:
+        """How nvidia-smi and sudo were called."""
+        log = self.folder / "commands"
+        return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    # A short path, as that of a group's scratch folder: sockets of MPS lie below it.
+    folder = Path(tempfile.mkdtemp(prefix="null-", dir="/tmp"))
+    try:
+        file = StateFile(folder / "machine.json")
+        file.create(["a100_40gb"])
+        programs = write_programs(folder / "real", file.path)
+        (folder / "bin").mkdir()
+        for name, then in {"nvidia-smi": f'exec {programs["nvidia-smi"]} "$@"', "sudo": "exit 1"}.items():
+            program = folder / "bin" / name
+            program.write_text(f'#!/bin/sh\necho "$0" "$@" >> {folder}/commands\n{then}\n')
+            program.chmod(0o755)
+        (folder / "bin/nvidia-cuda-mps-control").symlink_to(programs["nvidia-cuda-mps-control"])
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+        with installed(file.path):
+            (device,) = nvml.list_devices()
+            yield Machine(folder=folder, file=file, device=device, make_plan=make_plan)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(("scenario", "exclusive"), CHANGES)
+def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenario: str, exclusive: bool) -> None:
+    before = machine.settings
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids") as refused:
+        machine.group(scenario, "null", exclusive=exclusive)
+    assert "\n" not in str(refused.value)
+
+    # Nor does it happen if the plan were let through.
+    group = machine.group(scenario, "[]", exclusive=exclusive)
+    gpu = dataclasses.replace(group.config.gpu, admin=None)
+    group = dataclasses.replace(group, config=dataclasses.replace(group.config, gpu=gpu))
+    there = sorted(machine.folder.iterdir())
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids"), machine.prepared(group):
+        pytest.fail("was not refused")
+    assert machine.commands() == []
+    assert machine.settings == before
+    assert sorted(machine.folder.iterdir()) == there  # no journal, no pipe folder
+
+
+@pytest.mark.parametrize(("scenario", "exclusive"), CHANGES_NOTHING)
+def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenario: str, exclusive: bool) -> None:
+    before = machine.settings
+    group = machine.group(scenario, "null", exclusive=exclusive)
+    assert build.instance(group.sharing).privileged(group) == ()
+    with machine.prepared(group):
+        assert machine.settings == before
+    assert machine.commands() == []
+
+
+@pytest.mark.parametrize(("scenario", "exclusive"), CHANGES)
+def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
+    machine: Machine, scenario: str, exclusive: bool
+) -> None:
+    """Also shows that the programs of these tests tell when they are run."""
+    before = machine.settings
+    group = machine.group(scenario, "[]", exclusive=exclusive)
+    with machine.prepared(group):
+        assert machine.settings != before
+    assert machine.settings == before
+    assert not Journal(machine.folder, machine.device.uuid).path.exists()
+    run = [re.sub(r"-(gi|ci) \d+", lambda m: f"-{m[1]} <{m[1].upper()}>", command) for command in machine.commands()]
+    assert run == [" ".join(argv) for argv in build.instance(group.sharing).privileged(group)]
+    assert len(run) >= 2
