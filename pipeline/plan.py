@@ -276,6 +276,7 @@ def _group(
         "env": inventory.interpreters[env].lock_digest,
         "seed": config.seed,
         "pin_cpus": pin_cpus,
+        "exclusive_process": config.gpu.exclusive_process and not sequential,
     }
     sizes = [job.size or job.workload.name for job in jobs]
     label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)

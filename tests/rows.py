@@ -9,6 +9,7 @@ from typing import Any
 from conftest import GPU
 
 from pipeline.jobs import JobState
+from pipeline.schema import Config
 from pipeline.types import Group, Job, Limits, Spec, Window, WindowKind, Workload
 
 S = 1_000_000_000
@@ -38,7 +39,7 @@ def group(
         "listeners": (),
         "pin_cpus": False,
         "digest": f"{block}-{sequential}-{names}-{kind}",
-        "config": None,
+        "config": Config(),
     }
     return Group(**(values | changes))
 

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pipeline import command
 from pipeline.errors import CommandError, ConfigError, SharingError
 from pipeline.gpu import nvml
+from pipeline.gpu.mig_control import await_last_write
 from pipeline.journal import Journal
 from pipeline.types import Group
 
 _COMMAND_LIMIT_S = 60.0
-_EXCLUSIVE = "exclusive_process"
+EXCLUSIVE = "exclusive_process"
 
 
 def refuse(group: Group, why: str) -> None:
@@ -25,30 +26,46 @@ def refuse(group: Group, why: str) -> None:
         ConfigError: `gpu.exclusive_process` is set.
     """
     if group.config.gpu.exclusive_process and not group.sequential:
-        raise ConfigError(f"gpu.exclusive_process is for scenario=mps and mps_percent; scenario={group.scenario} {why}")
+        raise ConfigError(f"gpu.exclusive_process is for scenario=mps and mps_percent: scenario={group.scenario} {why}")
 
 
 def refuse_one_process_only(group: Group) -> None:
-    """Check that several processes may compute on the device.
+    """Check that the processes of a group may compute on the device beside each other.
 
     Raises:
         ConfigError: its compute mode forbids it.
     """
-    mode = dict(group.device.details).get("compute_mode", "default")
-    most = {"exclusive_process": 1, "exclusive_thread": 1, "prohibited": 0}.get(mode)
-    at_once = 1 if group.sequential else group.degree
-    if most is not None and at_once > most:
-        device = group.device
-        raise ConfigError(
-            f"scenario={group.scenario} needs {at_once} processes at once on {device.name} ({device.uuid}), whose "
-            f"compute mode {mode} allows {most}; an administrator can change that: "
-            f"nvidia-smi -i {device.uuid} -c DEFAULT"
-        )
+    refuse_prohibited(group)
+    mode, at_once = _mode(group), 1 if group.sequential else group.degree
+    if mode in (EXCLUSIVE, "exclusive_thread") and at_once > 1:
+        raise _forbids(group, f"only one process at once, but this group has {at_once}")
+
+
+def refuse_prohibited(group: Group) -> None:
+    """Check that anybody may compute on the device.
+
+    Raises:
+        ConfigError: its compute mode forbids it.
+    """
+    if _mode(group) == "prohibited":
+        raise _forbids(group, "no process")
+
+
+def _mode(group: Group) -> str:
+    return dict(group.device.details).get("compute_mode", "default")
+
+
+def _forbids(group: Group, what: str) -> ConfigError:
+    device = group.device
+    return ConfigError(
+        f"scenario={group.scenario}: the compute mode {_mode(group)} of {device.name} ({device.uuid}) allows {what}; "
+        f"an administrator can change that: nvidia-smi -i {device.uuid} -c DEFAULT"
+    )
 
 
 def commands(uuid: str, program: str, admin: tuple[str, ...], found: str) -> tuple[tuple[str, ...], ...]:
     """What sets the mode, and what sets it back to what was found."""
-    return tuple((*admin, program, "-i", uuid, "-c", mode.upper()) for mode in (_EXCLUSIVE, found))
+    return tuple((*admin, program, "-i", uuid, "-c", mode.upper()) for mode in (EXCLUSIVE, found))
 
 
 @contextmanager
@@ -60,11 +77,11 @@ def exclusive(uuid: str, program: str, admin: tuple[str, ...], journal: Journal)
         JournalError: the journal cannot be written.
     """
     found = nvml.compute_mode(uuid)
-    if found == _EXCLUSIVE:
+    if found == EXCLUSIVE:
         yield
         return
     with journal.undoing("compute_mode", uuid=uuid, program=program, admin=list(admin), mode=found):
-        set_mode(uuid, program, list(admin), _EXCLUSIVE)
+        set_mode(uuid, program, list(admin), EXCLUSIVE)
         yield
 
 
@@ -74,6 +91,7 @@ def set_mode(uuid: str, program: str, admin: list[str], mode: str) -> None:
     Raises:
         SharingError: the mode is another one afterwards.
     """
+    await_last_write(uuid)
     if nvml.compute_mode(uuid) == mode:
         return
     argv = [*admin, program, "-i", uuid, "-c", mode.upper()]
@@ -82,7 +100,7 @@ def set_mode(uuid: str, program: str, admin: list[str], mode: str) -> None:
     except CommandError as error:
         raise SharingError(f"the compute mode of {uuid}: {error}") from error
     if nvml.compute_mode(uuid) != mode:
-        said = " / ".join(line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip())
+        said = " / ".join(line.strip(" .") for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip())
         raise SharingError(
             f"the compute mode of {uuid} is not {mode} after `{' '.join(argv)}`, which said: {said}. An administrator "
             "must allow this command; then say how it is run, as in 'gpu.admin=[sudo,-n]'"

@@ -33,7 +33,7 @@ _SUDO_REFUSES = "sudo:"
 _IN_USE = "in use"
 _CLEAN = "python -m pipeline.gpu clean"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi"})
+_WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c"})
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
 
@@ -144,7 +144,7 @@ def switch_off(uuid: str, program: str, admin: list[str]) -> None:
         SharingError: instances are left, which switching off would take from their owner; or it does not switch.
     """
     control = Control(uuid=uuid, program=program, admin=tuple(admin))
-    _await_last_write(control)
+    await_last_write(control.uuid)
 
     def is_done() -> bool:
         state = control.read()
@@ -182,7 +182,7 @@ def destroy_instance(
     if boot != boot_id():
         return
     control = Control(uuid=uuid, program=program, admin=tuple(admin))
-    _await_last_write(control)
+    await_last_write(control.uuid)
 
     def ours(state: MigState) -> GpuInstance | None:
         for instance in state.instances or ():
@@ -237,17 +237,17 @@ def _holders(uuid: str, last_remedy: str) -> str:
     return f"No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or {last_remedy}"
 
 
-def _await_last_write(control: Control) -> None:
+def await_last_write(uuid: str) -> None:
     """Wait for a command of an orchestrator that was killed: it runs on by itself and would come after the undoing.
 
     Raises:
         SharingError: it does not end.
     """
     deadline = time.monotonic() + _COMMAND_LIMIT_S
-    while pids := _writers(control.uuid):
+    while pids := _writers(uuid):
         if time.monotonic() > deadline:
             raise SharingError(
-                f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {control.uuid}: it hangs in the driver; "
+                f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}: it hangs in the driver; "
                 "when it is gone, or after a restart of the machine: python -m pipeline.gpu clean"
             )
         time.sleep(_LOOK_S)

@@ -159,6 +159,7 @@ class Mps:
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
         refuse_mig(group)
+        compute_mode.refuse_prohibited(group)
         gpu = group.config.gpu
         if gpu.exclusive_process and gpu.admin is None:
             raise ConfigError("gpu.exclusive_process changes a setting of the GPU, which gpu.admin=null forbids")
@@ -175,13 +176,11 @@ class Mps:
         Raises:
             SharingError: there is no nvidia-smi.
         """
-        if not group.config.gpu.exclusive_process:
+        found = dict(group.device.details).get("compute_mode", "default")
+        if not group.config.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
             return ()
         device = group.device
-        smi, found = (
-            programs.find("nvidia-smi", device, group, None),
-            dict(device.details).get("compute_mode", "default"),
-        )
+        smi = programs.find("nvidia-smi", device, group, None)
         return compute_mode.commands(device.uuid, smi, programs.admin(device, group), found)
 
     @contextmanager

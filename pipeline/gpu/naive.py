@@ -79,7 +79,7 @@ class Naive:
             ConfigError: MIG mode is on, or the compute mode does not allow so many processes.
         """
         refuse_mig(group)
-        compute_mode.refuse(group, "has several processes on the GPU")
+        compute_mode.refuse(group, "lets every job compute on the GPU itself")
         compute_mode.refuse_one_process_only(group)
 
     def warnings(self, group: Group) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ def find(name: str, device: Device, group: Group, configured: str | None) -> str
         name: of the program, as `nvidia-smi`.
         device: for which it is. A simulated one has its own programs and must never reach another.
         group: who needs it.
-        configured: `scenario.program`, if that names this program.
+        configured: path that the configuration gives, if it has a key for this program.
 
     Raises:
         SharingError: it is not there, or cannot be run.
@@ -29,8 +29,8 @@ def find(name: str, device: Device, group: Group, configured: str | None) -> str
     if program is None:
         package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
         raise SharingError(
-            f"{what} needs the program {name}, which is not on PATH: it comes with the driver{package}; or name it "
-            "with scenario.program=/path/to/it"
+            f"{what} needs the program {name}, which is not on PATH: it comes with the driver{package}; or put it "
+            "on PATH, or name it with scenario.program=/path/to/it where the scenario has it"
         )
     path = Path(program).absolute()
     if not path.is_file() or not os.access(path, os.X_OK):

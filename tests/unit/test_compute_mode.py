@@ -102,8 +102,8 @@ def test_without_permission_nothing_changed_and_the_command_is_named(machine):
         (Naive(), "ab", {"exclusive_process": True}, "is for scenario=mps"),
         (Mig(), "ab", {"exclusive_process": True}, "no compute mode but the default is possible under MIG"),
         (Mps(), "ab", {"exclusive_process": True, "admin": None}, "gpu.admin=null forbids"),
-        (Naive(), "ab", {"mode": "exclusive_process"}, "2 processes at once.*-c DEFAULT"),
-        (Naive(), "a", {"mode": "prohibited"}, "allows 0"),
+        (Naive(), "ab", {"mode": "exclusive_process"}, "only one process at once, but this group has 2; .*-c DEFAULT"),
+        (Naive(), "a", {"mode": "prohibited"}, "allows no process"),
         (Mig(), "ab", {"mode": "exclusive_process"}, "-c DEFAULT"),
     ],
 )
