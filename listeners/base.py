@@ -7,6 +7,7 @@ A listener of this package extends `PollingListener` (a source that is asked at 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -20,6 +21,7 @@ from pipeline.errors import ConfigError, ListenerError
 from pipeline.protocols import Sink, Watch
 from pipeline.types import Field, Sample
 
+_log = logging.getLogger(__name__)
 MIN_INTERVAL_MS = 200
 # A reading that is under way when the end comes may take this long; beyond it the source hangs.
 _STOP_LIMIT_S = 10.0
@@ -103,6 +105,8 @@ class ThreadedListener(ABC):
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
         """Sample until the context ends. The first sample is stored before entering returns.
 
+        A sample without any value is not stored. Of a simulated GPU a source may have nothing else: that is a warning.
+
         Raises:
             ListenerError: the source is missing or gives no sample in time; on exit, it died on the way. An
                 exception of the body goes first and gets the listener's failure as a note.
@@ -163,7 +167,7 @@ class _Observation:
         self._listener, self._watch, self._sink = listener, watch, sink
         self._stop = StopSignal()
         self._started = threading.Event()
-        self._has_sample = False
+        self._has_sample = self._is_without_readings = False
         self._failure: Exception | None = None
         # A daemon: a source that hangs in the driver must not keep the orchestrator from ending.
         self._thread = threading.Thread(target=self._sample, name=listener.name, daemon=True)
@@ -177,7 +181,7 @@ class _Observation:
         failure = self._error()
         if failure is not None:
             raise failure
-        if not self._has_sample:
+        if not (self._has_sample or self._is_without_readings):
             raise ListenerError(
                 f"listener {self._listener.name} gave no sample of {self._watch.device.name} within {limit_s:g} s"
             )
@@ -209,8 +213,19 @@ class _Observation:
             if sample.values:
                 self._sink.put(sample)
                 self._has_sample = True
-        if self._has_sample:
+            elif self._watch.device.is_simulated:
+                self._accept_nothing()
+        if self._has_sample or self._is_without_readings:
             self._started.set()
+
+    def _accept_nothing(self) -> None:
+        """Go on without a reading, which on real hardware would be a failure."""
+        if not (self._has_sample or self._is_without_readings):
+            name = self._watch.device.name
+            _log.warning(
+                "listener %s: the simulated %s has no readings for it; they are absent", self._listener.name, name
+            )
+            self._is_without_readings = True
 
     def _error(self) -> ListenerError | None:
         if self._failure is None or isinstance(self._failure, ListenerError):

@@ -68,7 +68,7 @@ class DcgmListener(ThreadedListener):
 
     Args:
         interval_ms: given to dcgmi, which prints that often.
-        program: dcgmi's path; if not given, the one on PATH, for a real GPU only.
+        program: dcgmi's path; if not given, the one on PATH. A simulated GPU has its own instead.
         options: none more.
     """
 
@@ -226,8 +226,10 @@ def _dcgmi(program: str | None, device: Device) -> str:
     """The program to ask about a device."""
     if not device.is_gpu:
         raise ListenerError(f"listener dcgm cannot observe {device.name}: it is not a GPU")
-    if program is None and device.kind != "nvidia":  # a simulated GPU must never reach the program of a real one
-        raise ListenerError(f"listener dcgm: the simulated {device.name} has no dcgmi; leave dcgm out")
+    if device.is_simulated:  # what PATH finds would ask about real ones
+        program = dict(device.programs).get("dcgmi", "")
+        if not program:
+            raise ListenerError(f"listener dcgm: the simulated {device.name} has no dcgmi; leave dcgm out")
     path = shutil.which(program or "dcgmi")
     if path is None:
         raise ListenerError(

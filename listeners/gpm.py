@@ -47,6 +47,7 @@ class GpmListener(PollingListener):
     GPU instance are relative to that instance, whatever its size. `gract_ratio` is the share of time in which any
     kernel ran, `smact_ratio` the share of SMs that held a warp, `smocc_ratio` the share of their warp slots that were
     taken: three quantities, none of which is NVML's `utilization`. PCIe and NVLink are counted for the whole GPU only.
+    A simulated GPU has the counters of its model, and no values.
     """
 
     name = "gpm"
@@ -173,9 +174,8 @@ def _check_support(gpu: object, name: str) -> None:
         raise ListenerError(f"listener gpm: NVML does not tell whether {name} has GPM counters: {error}") from error
     if not is_supported:
         raise ListenerError(
-            f"listener gpm: {name} has no GPM counters. Hopper GPUs (H100, H200, GH200) and later ones have them, but "
-            "no simulated one; for earlier data-center GPUs there is listener dcgm; listeners.gpm.required=false goes "
-            "on without"
+            f"listener gpm: {name} has no GPM counters. Hopper GPUs (H100, H200, GH200) and later ones have them; for "
+            "earlier data-center GPUs there is listener dcgm; listeners.gpm.required=false goes on without"
         )
 
 

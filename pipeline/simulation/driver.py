@@ -6,6 +6,7 @@ Both the library beneath pynvml and the program nvidia-smi stand on it, so that 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -137,6 +138,7 @@ class Driver:
                 profile_id=profile_id,
                 start=chosen,
                 size=profile.memory_slices,
+                made_s=time.monotonic(),
             )
             return replace(gpu, instances=(*gpu.instances, instance)), instance
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _PROJECT_DIR = Path(__file__).resolve().parents[2]
 # The folder is named here and not in PYTHONPATH, so that no other package of this name can come before it.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
-_PROGRAMS = {"nvidia-smi": "pipeline.simulation.nvidia_smi"}
 MPS_CONTROL = "nvidia-cuda-mps-control"
+_PROGRAMS = {"nvidia-smi": "pipeline.simulation.nvidia_smi", "dcgmi": "pipeline.simulation.dcgmi"}
 
 
 @contextmanager

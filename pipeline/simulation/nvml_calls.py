@@ -95,7 +95,7 @@ class Calls:
         self._meanings: dict[int, tuple[Any, ...]] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name in _NEEDS_HARDWARE or name.startswith("nvmlGpm"):
+        if name in _NEEDS_HARDWARE:
             return lambda *arguments: self._called(name, _not_supported, arguments)
         if name in _METHODS:
             method = getattr(self, _METHODS[name])

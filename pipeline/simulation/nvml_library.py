@@ -1,7 +1,7 @@
 """The library beneath pynvml: the C functions of libnvidia-ml, by ctypes signature, over the simulated driver.
 
-What only hardware could know (power, clocks, utilisation, energy, temperature) answers "not supported"; functions that
-are not here are not found, as those of a newer driver.
+What only hardware could know (power, clocks, utilisation, energy, temperature, GPM counters) answers "not supported";
+functions that are not here are not found, as those of a newer driver.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pynvml
 from pipeline.simulation import codes, machine
 from pipeline.simulation.codes import DriverError
 from pipeline.simulation.nvml_calls import answers, fill, known, number, pointee
+from pipeline.simulation.nvml_gpm import GpmCalls
 from pipeline.simulation.nvml_mig import MigCalls
 from pipeline.simulation.state import CUDA_VERSION, DRIVER_VERSION, mig_uuid
 
@@ -25,7 +26,7 @@ _ARCHITECTURES = {"Ampere": 7, "Hopper": 9, "Blackwell": 10}  # Source: nvml.h, 
 _NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
 
 
-class NvmlLibrary(MigCalls):
+class NvmlLibrary(MigCalls, GpmCalls):
     """An object that takes the place of `pynvml.nvmlLib`."""
 
     def close_all(self) -> None:

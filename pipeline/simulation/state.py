@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,17 @@ class ComputeInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstance:
-    """A GPU instance; `start` and `size` are on the GPU's placement axis."""
+    """A GPU instance; `start` and `size` are on the GPU's placement axis, `made_s` is an instant (monotonic, seconds).
+
+    The instant makes no difference between two instances.
+    """
 
     id: int
     profile_id: int
     start: int
     size: int
     compute_instances: tuple[ComputeInstance, ...] = ()
+    made_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

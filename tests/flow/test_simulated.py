@@ -154,6 +154,19 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(run):
     assert [line.split()[3:] for line in out.splitlines()[-2:]] == [["-c", "EXCLUSIVE_PROCESS"], ["-c", "DEFAULT"]]
 
 
+def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
+    listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
+    status, _, err = run(*TOY, *SHORT, listeners, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
+    assert status == 0, err
+    for name in ("gpm", "dcgm"):
+        assert err.count(f"listener {name}: the simulated NVIDIA H100 80GB HBM3 has no readings for it") == 1
+    (group_run,), jobs = stored(tmp_path)
+    for run_ in (group_run, *jobs):
+        assert run_.data.tags["collocation.result"] == "ok"
+        assert not [name for name in run_.data.metrics if "gpm" in name or "dcgm" in name or "act_" in name]
+    assert not (tmp_path / "decoys-ran").exists()
+
+
 def test_jobs_see_no_gpu(run, tmp_path):
     text = "import os, pathlib\npathlib.Path('seen').write_text(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
     (tmp_path / "train.py").write_text(text)
