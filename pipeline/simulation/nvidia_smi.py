@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.simulation import codes, smi_text
+from pipeline.simulation import codes, smi_log, smi_text
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.codes import DriverError, text_of
 from pipeline.simulation.driver import Driver
@@ -44,6 +44,8 @@ _COMPUTE_MODES = {
 _SYNONYMS = {
     "--id": "-i",
     "--list-gpus": "-L",
+    "--query": "-q",
+    "--xml-format": "-x",
     "--loop": "-l",
     "--loop-ms": "-lms",
     "--multi-instance-gpu": "-mig",
@@ -67,7 +69,7 @@ _WITH_VALUE = frozenset(
     {"-i", "-l", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--query-compute-apps", "--format"}
 )
 _WITH_OPTIONAL_VALUE = frozenset({"-cci"})
-_WITHOUT_VALUE = frozenset({"-L", "-r"})
+_WITHOUT_VALUE = frozenset({"-L", "-r", "-q", "-x"})
 _MIG_COMMANDS = ("-lgip", "-lgipp", "-lgi", "-lcip", "-lcipp", "-lci", "-cgi", "-cci", "-dgi", "-dci")
 _MONITORS = ("dmon", "pmon", "compute-policy")
 _MIG_FLAGS = frozenset(_MIG_COMMANDS) | {"-C"}
@@ -157,6 +159,8 @@ class _Program:
         formats = (options.get("--format") or "").split(",")
         if fields is not None and "csv" not in formats:
             raise _RefusedError("A query needs --format=csv.", codes.INVALID_ARGUMENT)
+        if "-x" in options and "-q" not in options:
+            raise _RefusedError("Option -x needs -q.", codes.INVALID_ARGUMENT)
         if fields is not None:
             try:
                 query = Query(
@@ -173,6 +177,8 @@ class _Program:
             now, gpus = datetime.now().astimezone(), self._gpus(indices)
             if fields is not None:
                 lines = query.lines(gpus, now)
+            elif "-q" in options:
+                lines = smi_log.lines(gpus, len(self._driver.state().gpus), now, as_xml="-x" in options)
             else:
                 lines = smi_text.device_list(gpus) if "-L" in options else smi_text.overview(gpus, now)
             for line in lines:

@@ -70,6 +70,7 @@ class Session:
     def check(self, name: str) -> None:
         """Ask what was recorded and compare the answers, PIDs apart."""
         command, _, answer = (RECORDED / f"{name}.txt").read_text().partition("\n")
+        answer = answer.removesuffix("other client exit 0\n")  # what the recorder noted, no answer
         if "echo" not in command:
             assert self.run(*command.split()[2:]) == answer, name
             return
@@ -126,6 +127,7 @@ def test_the_recorded_session_word_for_word(session):
         second.kill()
         second.wait()
         session.check("after_kill")
+        session.check("status_after_kill")
     finally:
         first.kill()
         first.wait()
@@ -136,6 +138,26 @@ def test_the_recorded_session_word_for_word(session):
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
     session.check("no_daemon")
+
+
+@pytest.mark.parametrize("name", ["control", "server"])
+def test_the_logs_say_nothing_that_the_recorded_ones_do_not(session, name):
+    session.run("-d")
+    client = session.client()
+    session.run(stdin="get_server_list")
+    client.kill()
+    client.wait()
+    session.run(stdin="quit")
+    written = _kinds((session.pipes / f"{name}.log").read_text())
+    assert len(written) >= 4
+    assert written <= _kinds((RECORDED / f"{name}_log.txt").read_text())
+
+
+def _kinds(log: str) -> set[str]:
+    """What is logged, without instants, PIDs and folders, and blanks as one."""
+    plain = re.sub(r"^\[[^]]*? (\w+) +\d+\]", r"\1", log, flags=re.M)
+    plain = re.sub(r"/tmp/\S*?(?=$|/control\b)", "<folder>", plain, flags=re.M)
+    return set(re.sub(r"\b\d+\b", "N", plain).splitlines())
 
 
 def test_without_a_daemon_a_program_runs_without_mps_and_nothing_says_so(session):

@@ -169,6 +169,18 @@ def test_a_query_is_the_recorded_one_and_invents_no_reading(smi: Smi, name: str)
         assert cell == ("[N/A]" if position in _READINGS else recorded_cell)
 
 
+def test_a_loop_is_the_recorded_one_and_invents_no_reading(state_file: StateFile, tmp_path: Path) -> None:
+    command, *recorded, status = (RECORDINGS / "query_loop.txt").read_text().splitlines()
+    program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]
+    arguments = shlex.split(command.removeprefix("$ timeout 2 nvidia-smi "))
+    done = run(["timeout", "1", str(program), *arguments], timeout_s=20, check=False)
+    lines = _masked(done.stdout).splitlines()
+    assert f"exit {done.status}" == status
+    assert len(lines) >= 2
+    expected = {re.sub(r", [\d.]+,", ", [N/A],", _masked(line)) for line in recorded}
+    assert set(lines) == expected
+
+
 def test_a_loop_prints_its_header_once_and_ends_with_its_reader(state_file: StateFile, tmp_path: Path) -> None:
     program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]
     argv = [str(program), "--query-gpu=timestamp,memory.used", "--format=csv", "-lms", "20"]
@@ -435,15 +447,17 @@ def test_the_program_needs_no_environment_and_can_reach_no_real_one(state_file: 
     (decoys / "pipeline").mkdir(parents=True)
     (decoys / "pipeline" / "__init__.py").write_text("raise SystemExit(99)")
     touched = tmp_path / "touched"
-    for name in ("nvidia-smi", "sudo", "python", "python3", "sh", "exec"):
+    for name in ("nvidia-smi", "dcgmi", "sudo", "python", "python3", "sh", "exec"):
         (decoys / name).write_text(f"#!/bin/sh\necho {name} >> {touched}\n")
         (decoys / name).chmod(0o755)
-    program = str(write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"])
+    programs = write_programs(tmp_path / "bin", state_file.path)
+    program, dcgmi = str(programs["nvidia-smi"]), str(programs["dcgmi"])
     assert Path(program).is_absolute()
     hostile = {"PATH": str(decoys), "PYTHONPATH": str(decoys)}
     for environ in (hostile, {}):
         for arguments in (["-L"], ["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"]):
             assert run([program, *arguments], timeout_s=20, environ=environ).status == 0
+        assert run([dcgmi, "discovery", "-c"], timeout_s=20, environ=environ).status == 0
     assert not touched.exists()
 
 
@@ -459,9 +473,11 @@ def note(event, arguments):
         seen.append(arguments[0])
 sys.addaudithook(note)
 from pathlib import Path
-from pipeline.simulation import install, nvidia_smi
+from pipeline.simulation import dcgmi, install, nvidia_smi
 for arguments in (["-L"], ["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"], ["-c", "0"]):
     assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0
+for arguments in (["discovery", "-c"], ["dmon", "-e", "1001", "-c", "1"]):
+    assert dcgmi.main(["--state-file", sys.argv[1], *arguments]) == 0
 with install.installed(Path(sys.argv[1])):
     from pipeline.gpu import nvml
     assert nvml.list_devices()
