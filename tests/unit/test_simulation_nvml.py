@@ -87,6 +87,49 @@ def test_capacities_are_the_recorded_ones(handle: object, profile_id: str, count
     assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, int(profile_id)) == int(count)
 
 
+@pytest.mark.parametrize(
+    ("enum", "profile_id", "count", "multiprocessors", "memory_mib", "starts", "size"),
+    [
+        (0, 19, 7, 16, 9984, [0, 1, 2, 3, 4, 5, 6], 1),
+        (1, 14, 3, 32, 20096, [0, 2, 4], 2),
+        (2, 9, 2, 60, 40448, [0, 4], 4),
+        (3, 5, 1, 64, 40448, [0], 4),
+        (4, 0, 1, 132, 81152, [0], 8),
+        (7, 20, 1, 16, 9984, [0, 1, 2, 3, 4, 5, 6], 1),
+        (9, 15, 4, 26, 20096, [0, 2, 4, 6], 2),
+    ],
+)
+def test_every_profile_has_the_measured_size_places_and_capacity(
+    handle: object,
+    enum: int,
+    profile_id: int,
+    count: int,
+    multiprocessors: int,
+    memory_mib: int,
+    starts: list[int],
+    size: int,
+) -> None:
+    """What nvidia-smi and NVML told of an H100 80GB HBM3, MIG mode off, beyond what the recording of NVML has."""
+    info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=1)
+    told = (info.id, info.instanceCount, info.multiprocessorCount, info.memorySizeMB)
+    assert told == (profile_id, count, multiprocessors, memory_mib)
+    assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, profile_id) == count
+    room, number = (pynvml.c_nvmlGpuInstancePlacement_t * 8)(), ctypes.c_uint(8)
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(number))
+    assert [(place.start, place.size) for place in room[: number.value]] == [(start, size) for start in starts]
+
+
+def test_instances_take_capacity_and_no_possible_placement(handle: object) -> None:
+    """Placements are told whether or not they are taken; what is left is the capacity."""
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
+    left = {each: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, each) for each in (19, 14, 9, 5, 0, 20, 15)}
+    assert left == {19: 4, 14: 2, 9: 1, 5: 1, 0: 0, 20: 1, 15: 2}
+    number = ctypes.c_uint(0)
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 9, None, ctypes.byref(number))
+    assert number.value == 2
+
+
 def test_process_lists_are_the_recorded_ones(state_file: StateFile, handle: object) -> None:
     uuid = state_file.read().gpus[0].uuid
     for pid, name, memory_mib, kind in PROCESSES:
