@@ -617,8 +617,8 @@ class TestNvmlListener(ListenerContract):
 
 def _recorded() -> tuple[dict[str, str], dict[str, str]]:
     """Columns of the recorded query of an H100: as asked for to header, and to value (without unit)."""
-    command, header, *_ = (DATA / "h100_smi_query.txt").read_text().splitlines()
-    row = (DATA / "h100_smi_query_nounits.txt").read_text().splitlines()[1].split(", ")
+    command, header, *_ = (DATA / "h100" / "query.txt").read_text().splitlines()
+    row = (DATA / "h100" / "query_nounits.txt").read_text().splitlines()[1].split(", ")
     match = re.search(r"--query-gpu=(\S+)", command)
     assert match is not None
     asked, printed = match[1].split(","), header.split(", ")
@@ -764,7 +764,7 @@ class TestSmiListener(ListenerContract):
     def test_a_field_that_this_nvidia_smi_does_not_know_is_left_out(
         self, program: Program, caplog: pytest.LogCaptureFixture
     ) -> None:
-        assert 'Field "nope" is not a valid field to query.' in (DATA / "h100_smi_query_bad.txt").read_text()
+        assert 'Field "nope" is not a valid field to query.' in (DATA / "h100" / "query_bad.txt").read_text()
         del program.header["utilization.memory"], program.header["pstate"]
         values = self._first(program)
         assert values.keys() >= {"power_w", "temperature_c"}
@@ -792,7 +792,7 @@ class TestSmiListener(ListenerContract):
 
     def test_a_gpu_that_it_does_not_find_is_an_error(self, tmp_path: Path) -> None:
         program = tmp_path / "nvidia-smi"
-        _, words, _ = (DATA / "h100_smi_query_i9.txt").read_text().splitlines()
+        _, words, _ = (DATA / "h100" / "query_i9.txt").read_text().splitlines()
         program.write_text(f"#!/bin/sh\necho {words}; exit 6\n")
         program.chmod(0o755)
         listening = SmiListener(1000, program=str(program)).observe(OneDevice(), Collected())
