@@ -902,6 +902,20 @@ class TestSchedule:
             pytest.fail("there was no sample")
         assert not sink
 
+    def test_of_a_simulated_gpu_a_reading_without_any_value_is_one_warning(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(_Slow, "values", {})
+        sink = Collected()
+        with _Slow(200).observe(OneDevice(dataclasses.replace(GPU, kind="simulated")), sink):
+            time.sleep(0.3)
+            assert not sink
+            monkeypatch.setattr(_Slow, "values", {"load_1min": 1.0})
+            wait_until(lambda: sink)
+        assert [record.message for record in caplog.records] == [
+            "listener slow: the simulated NVIDIA H100 80GB HBM3 has no readings for it; they are absent"
+        ]
+
     def test_a_source_that_hangs_is_named_and_does_not_hold_the_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("listeners.base._STOP_LIMIT_S", 0.1)
         listener = _Slow(200)
