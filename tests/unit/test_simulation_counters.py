@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -258,6 +259,15 @@ def test_what_the_program_does_not_know_is_refused(run_dcgmi: Dcgmi, arguments: 
     status, text = run_dcgmi(*arguments)
     assert status == 255
     assert "simulated dcgmi does not know" in text
+
+
+def test_dmon_ends_with_its_reader(state_file: StateFile, tmp_path: Path) -> None:
+    program = write_programs(tmp_path / "bin", state_file.path)["dcgmi"]
+    with subprocess.Popen([program, "dmon", "-e", "1001", "-d", "20"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().split() for _ in range(4)][2:] == [["GPU", "0", "N/A"]] * 2
+        process.stdout.close()
+        assert process.wait(5) == 1
 
 
 def test_a_machine_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
