@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_listeners import CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
+from test_listener_base import CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
 
 from listeners import dcgm, program
 from listeners.base import ThreadedListener

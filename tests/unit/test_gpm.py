@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from test_listeners import CPU, Collected, ListenerContract, OneDevice, wait_until
+from test_listener_base import CPU, Collected, ListenerContract, OneDevice, wait_until
 
 from listeners.base import ThreadedListener
 from listeners.gpm import GpmListener

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from test_listeners import Collected, OneDevice
+from test_listener_base import Collected, OneDevice
 
 from listeners.base import ThreadedListener
 from listeners.dcgm import DcgmListener
