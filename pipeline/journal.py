@@ -4,6 +4,9 @@ A journal is one append-only file of JSON lines a device. A line adds a step, sa
 undone; every line is synced to the disk before its writer goes on. The file is there exactly as long as something is
 left to undo, so a device whose journal file does not exist is clean.
 
+Lines name programs, which root may run again. So each user's journals lie in a folder that only this user can write:
+not even a file of root's own can be moved there by somebody else. What others left is named and never carried out.
+
 Only the holder of the device's lease (`pipeline.gpu.lease`) may write its journal.
 """
 
@@ -12,15 +15,17 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pwd
 import re
 import stat
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from pipeline import trust
 from pipeline.errors import CollocationError
 from pipeline.interrupts import UndoStack
 
@@ -33,6 +38,14 @@ UNDO_FUNCTIONS = {
     "mig_mode": "pipeline.gpu.mig_control.switch_off",
     "mig_instance": "pipeline.gpu.mig_control.destroy_instance",
 }
+
+_FOLDER = "collocation-journals-"
+_FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
+_FILE_NAME = re.compile(r"(?P<device>[A-Za-z0-9_-]+)\.journal")
+# systemd-tmpfiles, which removes old files of /var/tmp, leaves a file with the sticky bit. Source: its function
+# dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
+_FILE_MODE = 0o1644
+_REMOVE = "Look at it, and remove it: python -m pipeline.gpu clean undoes nothing that others could have written"
 
 
 class JournalError(CollocationError):
@@ -54,16 +67,40 @@ class Step:
     step_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A journal that is there, of whichever user.
+
+    Attributes:
+        device_uuid: as its name says it.
+        owner: user name, or number.
+        is_ours: whether this user may carry it out.
+    """
+
+    path: Path
+    device_uuid: str
+    owner: str
+    is_ours: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What became of the steps of a journal, in the order in which they were tried."""
+
+    undone: tuple[Step, ...]
+    failed: tuple[tuple[Step, CollocationError], ...]
+
+
 class Journal:
     """The undo steps of one device that are still to be carried out.
 
     Args:
-        folder: where journals lie; the same for every user and every start, or a leftover would not be found.
+        folder: below which journals lie; the same for every user and every start, or a leftover would not be found.
         device_uuid: which device.
     """
 
     def __init__(self, folder: Path, device_uuid: str) -> None:
-        self.path = folder / f"collocation-{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.journal"
+        self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.journal"
 
     def steps(self) -> tuple[Step, ...]:
         """What is left to undo, oldest first. Empty for a clean device.
@@ -114,8 +151,31 @@ class Journal:
         self._function(current)(**current.arguments)
         self._append({"undone": step.step_id})
         if not self.steps():
+            self.forget()
+
+    def forget(self) -> None:
+        """Remove the file, whatever steps it holds.
+
+        Raises:
+            JournalError: it cannot be removed.
+        """
+        try:
             self.path.unlink()
             _sync_folder(self.path.parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise JournalError(f"cannot remove the journal {self.path}: {error.strerror}") from error
+
+    def refuse_those_of_others(self) -> None:
+        """Check that no other user has left something to undo on this device.
+
+        Raises:
+            JournalError: names who has to clean up.
+        """
+        for found in find(self.path.parent.parent):
+            if found.path.name == self.path.name and not found.is_ours:
+                raise JournalError(f"the journal {found.path} holds steps that are not ours to undo: {_remedy(found)}")
 
     @contextmanager
     def undoing(self, kind: str, **arguments: Any) -> Iterator[Step]:
@@ -140,33 +200,57 @@ class Journal:
         return cast("Callable[..., None]", getattr(importlib.import_module(module), name))
 
     def _open(self, flags: int) -> int:
-        """Open the file, if it is a plain file of ours: its lines decide what is ended and destroyed."""
+        """Open the file, if nobody else could have written it: its lines decide what is ended, destroyed and run."""
+        folder = self._open_folder(is_made=bool(flags & os.O_CREAT))
         try:
-            descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            # Not to be kept waiting by a pipe in its place.
+            descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+            status = os.fstat(descriptor)
+            is_there = os.path.samestat(status, os.stat(self.path.name, dir_fd=folder, follow_symlinks=False))
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise JournalError(f"cannot open the journal {self.path}: {error.strerror}{self._owner()}") from error
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise JournalError(f"cannot open the journal {self.path}: {error.strerror}. {_REMOVE}") from error
+        finally:
+            os.close(folder)
+        is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        if not (is_there and is_plain and status.st_uid == os.geteuid() and not status.st_mode & 0o022):
             os.close(descriptor)
-            raise JournalError(f"the journal {self.path} is not a file that only we can write{self._owner()}")
+            raise JournalError(f"the journal {self.path} is not a plain file that only we can write. {_REMOVE}")
         return descriptor
 
-    def _owner(self) -> str:
+    def _open_folder(self, *, is_made: bool) -> int:
+        """Open our folder, in which nobody else can put anything."""
+        folder = self.path.parent
         try:
-            owner = self.path.lstat().st_uid
-        except OSError:
-            return ""
-        return f"; its owner, user {owner}, has to clean up: python -m pipeline.gpu clean"
+            if is_made:
+                with suppress(FileExistsError):
+                    folder.mkdir(0o755)
+                    folder.chmod(0o755)  # whatever the umask says: others must see that something is left
+                    _sync_folder(folder.parent)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise JournalError(
+                f"cannot open the folder {folder} of the journals: {error.strerror}. {_REMOVE}"
+            ) from error
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            os.close(descriptor)
+            raise JournalError(f"the folder {folder} is not one that only we can write. {_REMOVE}")
+        return descriptor
 
     def _append(self, record: dict[str, Any]) -> None:
         line = json.dumps(record).encode() + b"\n"
         try:
             descriptor = self._open(os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except FileNotFoundError as error:
-            raise JournalError(f"the folder of the journal {self.path} does not exist") from error
+            raise JournalError(
+                f"{self.path.parent.parent} does not exist; choose a folder with gpu.lock_dir"
+            ) from error
         try:
+            os.fchmod(descriptor, _FILE_MODE)
             # A process killed while it wrote leaves half a line, of a step that it did not take.
             length = len(_complete_lines(descriptor))
             os.ftruncate(descriptor, length)
@@ -194,33 +278,86 @@ class Journal:
         return steps
 
 
-def replay(journal: Journal) -> tuple[Step, ...]:
-    """Undo what a killed process left, newest first; returns what was undone. For the holder of the device's lease.
+def find(folder: Path) -> tuple[Found, ...]:
+    """Every journal below a folder, of every user, in the order of the devices. Nothing in them is read."""
+    found = []
+    for path in sorted(folder.glob(f"{_FOLDER}*/*.journal"), key=lambda path: path.name):
+        name = _FILE_NAME.fullmatch(path.name)
+        if name is None or not _FOLDER_NAME.fullmatch(path.parent.name):
+            continue
+        with suppress(OSError):
+            uid = path.parent.lstat().st_uid
+            is_ours = uid == os.geteuid() and path.parent.name == f"{_FOLDER}{uid}"
+            found.append(Found(path=path, device_uuid=name["device"], owner=_user_name(uid), is_ours=is_ours))
+    return tuple(found)
+
+
+def undo_all(journal: Journal) -> Replayed:
+    """Undo what a killed process left, newest first. For the holder of the device's lease.
 
     A step that cannot be undone stays in the journal, and the older ones are tried all the same.
 
     Raises:
-        JournalError: as `Journal.steps` and `Journal.undo`.
-        CollocationError: the first error of a step; those of further steps are its notes.
+        JournalError: the file cannot be trusted, understood or written.
     """
     undone: list[Step] = []
-    failures: list[CollocationError] = []
+    failed: list[tuple[Step, CollocationError]] = []
     for step in reversed(journal.steps()):
         try:
+            _refuse_programs_of_others(journal, step)
             journal.undo(step)
         except CollocationError as error:
-            failures.append(error)
+            failed.append((step, error))
         else:
             undone.append(step)
-    if failures:
-        for further in failures[1:]:
-            failures[0].add_note(f"also not undone: {further}")
-        raise failures[0]
     # A process killed between the last undoing and the removal of its file, or in its first line, left an empty one.
-    if journal.path.exists():
-        journal.path.unlink()
-        _sync_folder(journal.path.parent)
-    return tuple(undone)
+    if not failed:
+        journal.forget()
+    return Replayed(undone=tuple(undone), failed=tuple(failed))
+
+
+def replay(journal: Journal) -> tuple[Step, ...]:
+    """As `undo_all`, for whoever goes on only when nothing is left; returns what was undone.
+
+    Raises:
+        JournalError: as `undo_all`, or another user has left something on the device.
+        CollocationError: the first error of a step; those of further steps are its notes.
+    """
+    journal.refuse_those_of_others()
+    replayed = undo_all(journal)
+    if replayed.failed:
+        (_, first), *further = replayed.failed
+        for _, error in further:
+            first.add_note(f"also not undone: {error}")
+        raise first
+    return replayed.undone
+
+
+def _refuse_programs_of_others(journal: Journal, step: Step) -> None:
+    """Check that what the step runs is still what it was: the journal may be older than the programs that it names.
+
+    Raises:
+        JournalError: somebody else could have put another program there.
+    """
+    for program in (step.arguments.get("program"), *step.arguments.get("admin", ())[:1]):
+        if program is None or not Path(program).is_absolute():
+            continue  # what is looked for on PATH is our own choice, now
+        if (part := trust.replaceable_part(Path(program))) is not None:
+            raise JournalError(
+                f"{program} is not run, because another user could have put it there ({part} is not ours alone, or is "
+                f"gone). Put the GPU back by hand, then remove {journal.path}"
+            )
+
+
+def _remedy(found: Found) -> str:
+    return f"user {found.owner} left them and has to clean up: python -m pipeline.gpu clean"
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _line_of(step: Step) -> dict[str, Any]:

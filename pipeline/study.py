@@ -107,7 +107,7 @@ class _Study:
         for device in self.plan.devices:
             journal = Journal(Path(self.config.gpu.lock_dir), device.uuid)
             if device.is_simulated and self.config.gpu.machine is None:
-                journal.path.unlink(missing_ok=True)  # the machine that it speaks of went with its study
+                journal.forget()  # the machine that it speaks of went with its study
             undone = replay(journal)
             if undone:
                 terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,9 @@ from typing import Any
 import pytest
 
 from pipeline import journal as journals
+from pipeline import trust
 from pipeline.errors import SharingError
-from pipeline.journal import Journal, JournalError, replay
+from pipeline.journal import Journal, JournalError, find, replay, undo_all
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 TAKEN = "taken"
@@ -30,16 +34,27 @@ def fail(path: str) -> None:
     raise SharingError(f"{path} is stuck")
 
 
+def run_program(program: str, admin: list[str]) -> None:
+    subprocess.run([*admin, program], check=True)
+
+
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch):
     monkeypatch.setitem(journals.UNDO_FUNCTIONS, "file", "unit_journal_steps.remove_file")
     monkeypatch.setitem(journals.UNDO_FUNCTIONS, "stuck", "unit_journal_steps.fail")
+    monkeypatch.setitem(journals.UNDO_FUNCTIONS, "program", "unit_journal_steps.run_program")
     monkeypatch.setitem(sys.modules, "unit_journal_steps", sys.modules[__name__])
 
 
 @pytest.fixture
 def journal(tmp_path):
     return Journal(tmp_path, UUID)
+
+
+def plant(journal: Journal, content: bytes) -> None:
+    """Write the file past the journal."""
+    journal.path.parent.mkdir(mode=0o755, exist_ok=True)
+    journal.path.write_bytes(content)
 
 
 def undone(tmp_path):
@@ -63,7 +78,8 @@ def test_each_device_has_a_journal_of_its_own(journal, tmp_path):
     journal.add("file", path=str(tmp_path / "own"))
     assert [step.arguments["path"] for step in replay(journal)] == [str(tmp_path / "own")]
     assert len(other.steps()) == 1
-    assert other.path.parent == tmp_path
+    assert [found.device_uuid for found in find(tmp_path)] == ["MIG-0_1"]
+    assert other.path.parent.parent == tmp_path
 
 
 def test_what_became_known_later_is_used(journal, tmp_path):
@@ -116,8 +132,8 @@ def run_killed(folder: Path, fatal: int) -> int:
 
         def step(event: str, args: Any) -> None:
             nonlocal count
-            is_write = event == "open" and Path(str(args[0])).parent == folder and args[2] & (os.O_WRONLY | os.O_RDWR)
-            if is_write or event in ("os.truncate", "os.remove"):
+            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & (os.O_WRONLY | os.O_RDWR)
+            if is_write or event in ("os.mkdir", "os.chmod", "os.truncate", "os.remove"):
                 count += 1
                 if count == fatal:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -139,7 +155,8 @@ def test_killed_at_any_step_the_next_start_finds_and_undoes_everything(tmp_path)
         folder.mkdir()
         status = run_killed(folder, fatal)
         replay(Journal(folder, UUID))
-        assert {path.name for path in folder.iterdir()} <= {"undone.log"}, f"killed at step {fatal}"
+        left = {path.name for path in folder.rglob("*") if path.is_file()}
+        assert left <= {"undone.log"}, f"killed at step {fatal}"
         if status == 0:
             break
         assert os.WIFSIGNALED(status)
@@ -157,7 +174,7 @@ def test_half_a_line_is_a_step_that_was_not_taken(journal, tmp_path):
 
 
 def test_a_file_with_only_half_a_line_goes_away(journal):
-    journal.path.write_bytes(b'{"step_id": "1", "ki')
+    plant(journal, b'{"step_id": "1", "ki')
     assert replay(journal) == ()
     assert not journal.path.exists()
 
@@ -166,32 +183,146 @@ def test_a_file_with_only_half_a_line_goes_away(journal):
     "line", [b"rubbish\n", b'{"undone": "nothing that was added"}\n', b'{"step_id": "1"}\n', b"[]\n"]
 )
 def test_a_line_of_somebody_else_is_refused(journal, line):
-    journal.path.write_bytes(line)
+    plant(journal, line)
     with pytest.raises(JournalError, match="a line that is not ours"):
         replay(journal)
     assert journal.path.read_bytes() == line
 
 
 def test_a_step_of_an_unknown_kind_is_kept(journal):
-    journal.path.write_bytes(b'{"step_id": "1", "kind": "future", "arguments": {}}\n')
+    plant(journal, b'{"step_id": "1", "kind": "future", "arguments": {}}\n')
     with pytest.raises(JournalError, match="kind 'future'"):
         replay(journal)
     assert len(journal.steps()) == 1
 
 
-@pytest.mark.parametrize("trick", ["link", "writable", "folder"])
+@pytest.mark.parametrize(
+    "trick", ["link", "hard link", "writable", "folder", "pipe", "folder of others", "linked folder"]
+)
 def test_a_file_that_others_could_have_written_is_not_believed(journal, tmp_path, trick):
-    if trick == "folder":
-        journal.path.mkdir()
+    line = b'{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n'
+    target = tmp_path / "target"
+    target.write_bytes(line)
+    plant(journal, line)
+    if trick == "writable":
+        journal.path.chmod(0o666)
+    elif trick == "folder of others":
+        journal.path.parent.chmod(0o777)
+    elif trick == "linked folder":
+        journal.path.parent.rename(tmp_path / "elsewhere")
+        journal.path.parent.symlink_to(tmp_path / "elsewhere")
     else:
-        target = tmp_path / "target" if trick == "link" else journal.path
-        target.write_text('{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n')
-        target.chmod(0o666)
-        if trick == "link":
-            journal.path.symlink_to(target)
+        journal.path.unlink()
+        make = {
+            "link": lambda: journal.path.symlink_to(target),
+            "hard link": lambda: journal.path.hardlink_to(target),
+            "folder": journal.path.mkdir,
+            "pipe": lambda: os.mkfifo(journal.path),
+        }
+        make[trick]()
     for use in (journal.steps, lambda: journal.add("file", path="x"), lambda: replay(journal)):
-        with pytest.raises(JournalError, match=r"journal .*python -m pipeline.gpu clean"):
+        with pytest.raises(JournalError, match=r"remove it: python -m pipeline.gpu clean undoes nothing"):
             use()
+    assert target.read_bytes() == line
+
+
+def test_a_file_of_ours_that_somebody_moved_into_the_lock_folder_is_no_journal(journal, tmp_path):
+    """Whoever owns a folder can move root's own file out of it, with content that was his, to where all can write."""
+    made = tmp_path / f"{UUID}.journal"
+    made.write_text('{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n')
+    made.rename(tmp_path / f"collocation-{UUID}.journal")
+    assert replay(journal) == ()
+    assert find(tmp_path) == ()
+
+
+def as_another_user(monkeypatch, number=4242):
+    monkeypatch.setattr(os, "geteuid", lambda: number)
+
+
+def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, monkeypatch):
+    journal.add("file", path=str(tmp_path / "a"))
+    as_another_user(monkeypatch)
+    ours = Journal(tmp_path, UUID)
+    with pytest.raises(JournalError, match="has to clean up"):
+        replay(ours)
+    assert [(found.device_uuid, found.is_ours) for found in find(tmp_path)] == [(UUID, False)]
+    assert undo_all(ours).undone == ()
+    assert undone(tmp_path) == []
+
+
+def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_path, monkeypatch):
+    (tmp_path / "collocation-journals-4242").mkdir()
+    as_another_user(monkeypatch)
+    with pytest.raises(JournalError, match="not one that only we can write"):
+        Journal(tmp_path, UUID).add("file", path="x")
+
+
+def test_others_see_that_something_is_left_and_no_cleaner_of_old_files_takes_it(journal, tmp_path):
+    before = os.umask(0o077)
+    try:
+        journal.add("file", path="x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(journal.path.parent.stat().st_mode) == 0o755
+    assert journal.path.stat().st_mode & stat.S_ISVTX
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "bin" / "program"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\necho program >> {tmp_path}/undone.log\n")
+    path.chmod(0o755)
+    return path
+
+
+def swap(program: Path, how: str) -> None:
+    """Make it possible that somebody else put the program there."""
+    if how == "file":
+        program.chmod(0o777)
+    elif how == "folder":
+        program.parent.chmod(0o777)
+    elif how == "gone":
+        shutil.rmtree(program.parent)
+        program.parent.parent.chmod(0o1777)
+    else:
+        program.parent.parent.joinpath("open").mkdir()
+        program.parent.parent.joinpath("open").chmod(0o777)
+        program.rename(program.parent.parent / "open" / "moved")
+        program.symlink_to("../open/moved")
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "gone", "link"])
+@pytest.mark.parametrize("argument", ["program", "admin"])
+def test_a_program_that_others_could_have_put_there_is_not_run(journal, tmp_path, program, how, argument):
+    arguments = {"program": "/bin/true", "admin": [str(program)]} if argument == "admin" else {"program": str(program)}
+    journal.add("program", **({"admin": []} | arguments))
+    swap(program, how)
+    with pytest.raises(JournalError, match="is not run, because another user could have put it there"):
+        replay(journal)
+    assert len(journal.steps()) == 1
+    assert undone(tmp_path) == []
+
+
+def test_a_program_of_ours_is_run(journal, tmp_path, program):
+    link = tmp_path / "link"
+    link.symlink_to("bin/../bin/program")
+    journal.add("program", program=str(link), admin=["env"])
+    replay(journal)
+    assert undone(tmp_path) == ["program"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_program_of_another_user_is_not_trusted(program):
+    assert trust.replaceable_part(program) is None
+    os.chown(program.parent, 4242, 0)
+    assert trust.replaceable_part(program) == program.parent
+
+
+def test_links_that_lead_nowhere_end(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert trust.replaceable_part(tmp_path / "a") is None
 
 
 def test_no_step_is_taken_when_the_journal_cannot_be_written(tmp_path):
@@ -214,7 +345,7 @@ def test_a_line_and_its_file_are_synced_before_the_step_may_be_taken(journal, mo
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     journal.add("file", path="a")
-    assert synced == [str(journal.path), str(journal.path.parent)]
+    assert synced == [str(journal.path.parent.parent), str(journal.path), str(journal.path.parent)]
 
 
 def test_a_disk_that_fails_is_an_error_before_the_step(journal, monkeypatch):
