@@ -29,6 +29,13 @@ def marked(mark: str) -> list[int]:
     return [int(entry.name) for entry in _entries() if _carries(entry, mark)]
 
 
+def marks() -> frozenset[str]:
+    """Every mark that a living process carries whose environment we may read."""
+    prefix = f"{MARK_VARIABLE}=".encode()
+    variables = (item for entry in _entries() for item in _environ(entry))
+    return frozenset(os.fsdecode(item.removeprefix(prefix)) for item in variables if item.startswith(prefix))
+
+
 def send_signal(mark: str, signum: int) -> int:
     """Signal every process that carries the mark; returns how many there were.
 
@@ -73,12 +80,15 @@ def _entries() -> Iterator[Path]:
 
 
 def _carries(entry: Path, mark: str) -> bool:
-    """Whether the process has the mark; a zombie has no environment any more, and others' cannot be read."""
+    return f"{MARK_VARIABLE}={mark}".encode() in _environ(entry)
+
+
+def _environ(entry: Path) -> list[bytes]:
+    """The variables of a process; a zombie has none any more, and others' cannot be read."""
     try:
-        environ = (entry / "environ").read_bytes()
+        return (entry / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return f"{MARK_VARIABLE}={mark}".encode() in environ.split(b"\0")
+        return []
 
 
 def tree_of(pid: int) -> set[int]:

@@ -194,8 +194,7 @@ def _own_folder() -> Iterator[Path]:
     """A folder for the machine's files, locked while it is in use; also removes those that killed studies left."""
     try:
         parent = Path(tempfile.gettempdir())
-        for other in parent.glob(f"{_PREFIX}*"):
-            _remove_if_abandoned(other)
+        remove_abandoned()
         # It is locked before it has the name that others look for, so nobody takes it for abandoned.
         unnamed = Path(tempfile.mkdtemp(prefix="new-"))
         lock = os.open(unnamed, os.O_RDONLY | os.O_CLOEXEC)
@@ -208,6 +207,12 @@ def _own_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def remove_abandoned() -> None:
+    """Remove the machines of killed studies that were to go with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import threading
 import time
 import uuid
@@ -129,11 +128,10 @@ class Spool:
                     run.add_artifact(f"script-{script.name}", script.read_text(encoding="utf-8", errors="replace"))
             run.add_artifact("config.yaml", OmegaConf.to_yaml(OmegaConf.structured(group.config)))
             spool_format.write(folder, run._record)
-            run.scratch.mkdir(mode=0o700)
-            self._sender.begin(folder)
-            yield run
+            with leftovers.scratch(run.spool_id):
+                self._sender.begin(folder)
+                yield run
         finally:
-            shutil.rmtree(run.scratch, ignore_errors=True)
             sink.close()
             os.close(lock)
 

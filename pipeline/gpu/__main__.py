@@ -1,6 +1,7 @@
 """What can be asked of a GPU from the command line: `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`.
 
-A command is one entry of `COMMANDS`. The exit status is 2 when the question cannot be answered as it was put.
+A command is one entry of `COMMANDS`. The exit status is 2 when the question cannot be answered as it was put; 1 when a
+GPU does not answer, or something that a study did to it is not undone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.gpu import partitions, profiles
+from pipeline.schema import GpuConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +28,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One question. `answer` gets the parsed arguments; every command has `gpu` among them."""
+    """One question. `answer` gets the parsed arguments; every command has `gpu` among them.
+
+    Attributes:
+        is_about_all: whether it is about every GPU unless one is named, and about what studies left on them.
+    """
 
     answer: Callable[[argparse.Namespace], Answer]
     about: str
     flags: tuple[tuple[str, str], ...] = ()
+    is_about_all: bool = False
 
 
 def show_profiles(arguments: argparse.Namespace) -> Answer:
@@ -86,7 +93,43 @@ def show_partitions(arguments: argparse.Namespace) -> Answer:
     return Answer(data=data, text="\n".join([gpu.name, *map(" ".join, combinations), last]))
 
 
+def show_status(arguments: argparse.Namespace) -> Answer:
+    """What GPUs are, who is on them, and what is left to undo; 1 if something is.
+
+    Raises:
+        ConfigError: there is no such GPU.
+        NvmlError: it does not answer.
+    """
+    from pipeline.gpu import status
+
+    data, text, code = status.status(arguments)
+    return Answer(data=data, text=text, status=code)
+
+
+def clean_up(arguments: argparse.Namespace) -> Answer:
+    """Undo what killed studies left; 1 if something could not be undone.
+
+    Raises:
+        ConfigError: there is no such GPU.
+        NvmlError: it does not answer.
+    """
+    from pipeline.gpu import clean
+
+    data, text, code = clean.clean(arguments)
+    return Answer(data=data, text=text, status=code)
+
+
 COMMANDS = {
+    "status": Command(
+        answer=show_status,
+        about="what a GPU is, who is on it, and what studies have left to undo (exit status 1 if something is)",
+        is_about_all=True,
+    ),
+    "clean": Command(
+        answer=clean_up,
+        about="undo what killed studies left, and nothing else (exit status 1 if something stays)",
+        is_about_all=True,
+    ),
     "profiles": Command(answer=show_profiles, about="the MIG profiles of a GPU, with placements and SMs"),
     "partitions": Command(
         answer=show_partitions,
@@ -109,12 +152,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.gpu", description="What a GPU offers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.gpu", description="What a GPU offers, how it is, and how it is cleared."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     models = ", ".join(profiles.SIMULATED + name for name in profiles.model_names())
     for name, command in COMMANDS.items():
-        each = commands.add_parser(name, help=command.about, description=f"Show {command.about}.")
-        each.add_argument("--gpu", default="0", help=f"index or UUID of a GPU of this machine, or one of {models}")
+        each = commands.add_parser(
+            name, help=command.about, description=f"{command.about[0].upper()}{command.about[1:]}."
+        )
+        default, which = (None, "all GPUs if not given; ") if command.is_about_all else ("0", "")
+        each.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
+        if command.is_about_all:
+            each.add_argument("--lock-dir", default=GpuConfig().lock_dir, help="as gpu.lock_dir of the studies")
+            each.add_argument("--machine", metavar="FILE", help="a simulated machine that was kept: gpu.machine")
         each.add_argument("--json", action="store_true", help="print JSON")
         for flag, about in command.flags:
             each.add_argument(flag, action="store_true", help=about)

@@ -11,13 +11,39 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import processes
 from pipeline.errors import GpuBusyError
 from pipeline.types import Device
+
+# Whoever only asks who holds a device locks the file for a moment. Unit: s.
+_PATIENCE_S = 0.3
+_LOOK_S = 0.02
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a device, as it says itself; `None` where it says nothing.
+
+    Attributes:
+        pid: as the holder counts, which in a container may differ from ours.
+        user: its name.
+        folder: where it was started.
+    """
+
+    pid: int | None = None
+    user: str | None = None
+    folder: str | None = None
+
+    def __str__(self) -> str:
+        who = self.user or "somebody"
+        return f"{who} (pid {self.pid or 'unknown'}, started in {self.folder or 'an unknown folder'})"
 
 
 @contextmanager
@@ -31,8 +57,8 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
     Raises:
         GpuBusyError: another orchestrator holds the device, or the lock file cannot be used.
     """
-    path = folder / f"collocation-{re.sub('[^A-Za-z0-9-]', '_', device.uuid)}.lock"
-    descriptor = _lock(path, device)
+    _check_folder(folder)
+    descriptor = _lock(_path(folder, device.uuid), device)
     try:
         holder = {"pid": os.getpid(), "user": processes.user_name(), "folder": str(Path.cwd())}
         os.ftruncate(descriptor, 0)
@@ -41,6 +67,22 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
     finally:
         os.ftruncate(descriptor, 0)
         os.close(descriptor)
+
+
+def holder(device_uuid: str, folder: Path) -> Holder | None:
+    """Who holds a device now; `None` if nobody does. Holds nothing itself."""
+    try:
+        # Not to be kept waiting by a pipe in its place.
+        descriptor = os.open(_path(folder, device_uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_holder(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
@@ -66,16 +108,33 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
         )
 
 
+def _path(folder: Path, device_uuid: str) -> Path:
+    return folder / f"collocation-{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.lock"
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        what = "we may not write in it" if folder.is_dir() else "there is no such folder"
+        raise GpuBusyError(
+            f"gpu.lock_dir={folder} cannot hold the locks of the devices: {what}. Choose a folder that every user of "
+            "this machine can write and that survives a restart, or ask an administrator for one"
+        )
+
+
 def _lock(path: Path, device: Device) -> int:
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         descriptor = _open(path, device)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0).decode(errors="replace") or "unknown"
+            other = _read_holder(descriptor)
             os.close(descriptor)
+            if time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+                continue
             raise GpuBusyError(
-                f"{device.name} ({device.uuid}) is held by another orchestrator: {holder} (lock file {path}); "
+                f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
                 "wait for it, or choose another device with gpu.device"
             ) from error
         try:
@@ -85,6 +144,19 @@ def _lock(path: Path, device: Device) -> int:
         except FileNotFoundError:
             pass
         os.close(descriptor)  # removed between open and lock: the lock on it protects nothing
+
+
+def _read_holder(descriptor: int) -> Holder:
+    """What the file says. Every user can write it, so it may be anything."""
+    with suppress(OSError, ValueError, AttributeError):
+        said = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+        pid, user, folder = (said.get(key) for key in ("pid", "user", "folder"))
+        return Holder(pid=pid if isinstance(pid, int) else None, user=_printable(user), folder=_printable(folder))
+    return Holder()
+
+
+def _printable(text: object) -> str | None:
+    return text if isinstance(text, str) and text.isprintable() else None
 
 
 def _open(path: Path, device: Device) -> int:

@@ -226,6 +226,12 @@ def mig_uuid(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:
     return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
 
 
+def goes_with_its_study(gpu_uuid: str) -> bool:
+    """Whether a GPU with this UUID is of a machine that is made for a study; kept machines have UUIDs of their own."""
+    names = models.models()
+    return any(_new_gpu(index, model, "").uuid == gpu_uuid for index in range(len(names)) for model in names.values())
+
+
 def _new_gpu(index: int, model: models.Model, identity: str) -> Gpu:
     return Gpu(
         model=model.name,

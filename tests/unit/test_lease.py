@@ -28,7 +28,7 @@ with lease.hold(GPU, Path(sys.argv[1])):
 
 
 def test_a_second_orchestrator_is_refused_and_told_who_holds_the_device(tmp_path):
-    refused = pytest.raises(GpuBusyError, match=f'"pid": {os.getpid()}')
+    refused = pytest.raises(GpuBusyError, match=rf"\(pid {os.getpid()}, started in ")
     with lease.hold(GPU, tmp_path), refused, lease.hold(GPU, tmp_path):
         pytest.fail("two orchestrators on one device")
     with lease.hold(GPU, tmp_path):
@@ -83,6 +83,31 @@ def test_something_else_in_place_of_the_lock_file_is_refused(tmp_path, kind):
         pass
     if kind == "link":
         assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_folder_that_cannot_hold_locks_is_refused_with_what_to_choose(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "absent", tmp_path / "file"):
+        with (
+            pytest.raises(GpuBusyError, match=rf"gpu.lock_dir={folder} .* survives a restart"),
+            lease.hold(GPU, folder),
+        ):
+            pass
+
+
+def test_the_holder_is_told_only_while_it_holds(tmp_path):
+    assert lease.holder(GPU.uuid, tmp_path) is None
+    with lease.hold(GPU, tmp_path):
+        found = lease.holder(GPU.uuid, tmp_path)
+        assert found is not None
+        assert (found.pid, found.folder) == (os.getpid(), os.getcwd())
+        (path,) = tmp_path.iterdir()
+        path.write_text('{"pid": "x", "user": "evil\\u001b[2J", "folder": 3}')
+        assert lease.holder(GPU.uuid, tmp_path) == lease.Holder()
+        path.write_text("[]")
+        assert lease.holder(GPU.uuid, tmp_path) == lease.Holder()
+    path.write_text('{"pid": 1}')  # as a killed holder leaves it
+    assert lease.holder(GPU.uuid, tmp_path) is None
 
 
 def test_strangers_on_the_gpu_are_named(monkeypatch):

@@ -1,0 +1,71 @@
+"""Undoes what killed orchestrators left, and nothing else: what is not in a journal of ours is not touched."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pipeline import journal, leftovers, rehearsal
+from pipeline.errors import CollocationError
+from pipeline.gpu import lease
+from pipeline.gpu.status import Target, driver, in_words, printable, targets
+from pipeline.journal import Journal
+from pipeline.simulation.state import goes_with_its_study
+from pipeline.types import Device
+
+
+def clean(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
+    """What was undone on the GPUs that are meant, as data, as text, and as 0, or 1 when something is left.
+
+    Raises:
+        ConfigError: as `driver` and `targets`.
+        NvmlError: as `targets`.
+    """
+    folder = Path(arguments.lock_dir)
+    with driver(arguments) as selector:
+        is_real = arguments.machine is None and selector == arguments.gpu
+        meant = targets(selector, folder, is_real=is_real)
+        # Processes first, as a study does at its start: an instance with a process on it cannot be destroyed.
+        abandoned = leftovers.find_abandoned()
+        for path in abandoned:
+            leftovers.clear_abandoned(path)
+        rehearsal.remove_abandoned()
+        gpus = [_clean(target, folder, is_kept=arguments.machine is not None) for target in meant]
+    ended = {str(path): pids for path, pids in abandoned.items()}
+    lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
+    lines += [line for gpu in gpus for line in _lines(gpu)]
+    is_left = any(gpu["failed"] or gpu["refused"] for gpu in gpus)
+    text = "\n".join(map(printable, lines)) or "nothing to clean"
+    return {"gpus": gpus, "abandoned": ended, "is_clean": not is_left}, text, int(is_left)
+
+
+def _clean(target: Target, folder: Path, *, is_kept: bool) -> dict[str, Any]:
+    device = target.device or Device(kind="nvidia", uuid=target.uuid, name="a GPU that is not there")
+    gpu: dict[str, Any] = {"uuid": device.uuid, "name": device.name, "undone": [], "failed": [], "refused": None}
+    ours = Journal(folder, device.uuid)
+    try:
+        with lease.hold(device, folder):
+            if not is_kept and goes_with_its_study(device.uuid):
+                gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in ours.steps()]
+                ours.forget()
+                return gpu
+            replayed = journal.undo_all(ours)
+            gpu["undone"] = [in_words(step) for step in replayed.undone]
+            gpu["failed"] = [{"undoing": in_words(step), "reason": str(error)} for step, error in replayed.failed]
+            ours.refuse_those_of_others()
+    except CollocationError as error:
+        gpu["refused"] = str(error)
+    if gpu["failed"] and target.device is None:
+        gpu["refused"] = (
+            f"the GPU is not there: if it is a simulated one, say --machine FILE; if it left this machine for good, "
+            f"remove {ours.path}"
+        )
+    return gpu
+
+
+def _lines(gpu: dict[str, Any]) -> list[str]:
+    lines = [f"undone: {what}" for what in gpu["undone"]]
+    lines += [f"not undone: {each['undoing']}. {each['reason']}" for each in gpu["failed"]]
+    lines += [] if gpu["refused"] is None else [gpu["refused"]]
+    return [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in lines]

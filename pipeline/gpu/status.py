@@ -1,0 +1,267 @@
+"""What a GPU is, how it is divided, who is on it, and what the journal says is still to be undone. Reads only."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import journal, leftovers
+from pipeline.errors import CollocationError, ConfigError, SharingError
+from pipeline.gpu import lease, nvml, profiles
+from pipeline.gpu.mig_control import boot_id
+from pipeline.gpu.mig_state import MigState, read_state
+from pipeline.journal import Journal, Step
+from pipeline.types import Device
+
+_MIB = 2**20
+_HIDDEN = "shown to administrators only"
+_WORDS = {
+    "mps_daemon": "end the MPS daemon in {pipes}",
+    "mig_mode": "switch MIG mode off",
+    "mig_instance": "destroy the GPU instance of profile {profile_id} at slice {start}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One GPU that is meant; `device` is `None` if only a journal speaks of it."""
+
+    uuid: str
+    device: Device | None
+
+
+@contextmanager
+def driver(arguments: argparse.Namespace) -> Iterator[str | None]:
+    """Ask the driver that `--machine` or `--gpu simulated_MODEL` means; gives which of its GPUs, or `None` for all.
+
+    Raises:
+        ConfigError: there is no such machine or model.
+    """
+    from pipeline.simulation.install import installed
+    from pipeline.simulation.state import StateFile
+
+    selector: str | None = arguments.gpu
+    if arguments.machine is not None:
+        file = StateFile(Path(arguments.machine).expanduser())
+        file.read()
+        with installed(file.path):
+            yield selector
+    elif selector is not None and selector.startswith(profiles.SIMULATED):
+        with tempfile.TemporaryDirectory() as folder:
+            file = StateFile(Path(folder) / "machine.json")
+            file.create([selector])
+            with installed(file.path):
+                yield "0"
+    else:
+        yield selector
+
+
+def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target]:
+    """The GPUs that are meant, and those that are not there but have a journal.
+
+    Args:
+        selector: index, UUID or how exactly one UUID begins; `None` for all.
+        folder: where locks and journals lie.
+        is_real: whether the driver is this machine's own; a simulated one knows nothing of journals of other GPUs.
+
+    Raises:
+        ConfigError: no GPU or more than one matches, there is no such folder, or the driver does not work.
+        NvmlError: a GPU does not answer.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; say --lock-dir FOLDER as the studies say gpu.lock_dir")
+    found = [Target(uuid=device.uuid, device=device) for device in nvml.list_devices()]
+    if is_real:
+        there = {target.uuid for target in found}
+        absent = dict.fromkeys(each.device_uuid for each in journal.find(folder))
+        found += [Target(uuid=uuid, device=None) for uuid in absent if uuid not in there]
+    if selector is None:
+        return found
+    if selector.isdecimal():
+        matches = [t for t in found if t.device is not None and t.device.index == int(selector)]
+    else:
+        matches = [t for t in found if selector and t.uuid.startswith(selector)]
+    if len(matches) != 1:
+        listed = ", ".join(target.uuid for target in found) or "none"
+        raise ConfigError(f"--gpu {selector} matches {len(matches)} GPUs, not one. There are: {listed}")
+    return matches
+
+
+def in_words(step: Step) -> str:
+    """What undoing a step does."""
+    try:
+        words = _WORDS[step.kind].format(**step.arguments)
+    except KeyError:
+        return f"a step of kind {step.kind!r} that this version does not know"
+    is_gone = step.arguments.get("boot", boot_id()) != boot_id()
+    return f"{words} (gone with a restart of the machine)" if is_gone else words
+
+
+def status(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
+    """Everything about the GPUs that are meant, as data, as text, and as 0 for clean or 1 for not.
+
+    Raises:
+        ConfigError: as `driver` and `targets`.
+        NvmlError: as `targets`.
+    """
+    folder = Path(arguments.lock_dir)
+    with driver(arguments) as selector:
+        is_real = arguments.machine is None and selector == arguments.gpu
+        gpus = [_gpu(target, folder) for target in targets(selector, folder, is_real=is_real)]
+    left = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
+    is_clean = all(gpu["is_clean"] for gpu in gpus) and not left
+    lines = [line for gpu in gpus for line in _lines(gpu)] or ["there is no NVIDIA GPU on this machine"]
+    lines += [_left_line(path, pids) for path, pids in left.items()]
+    lines.append("clean" if is_clean else "not clean: python -m pipeline.gpu clean")
+    return {"gpus": gpus, "abandoned": left, "is_clean": is_clean}, "\n".join(map(printable, lines)), int(not is_clean)
+
+
+def printable(text: str) -> str:
+    """The text without characters that would steer a terminal: names come from other users' programs and files."""
+    return re.sub(r"[^\x20-\x7e\u00a1-\uffff]", "?", text)
+
+
+def _gpu(target: Target, folder: Path) -> dict[str, Any]:
+    steps, trouble = _journal(target, folder)
+    holder = lease.holder(target.uuid, folder)
+    data: dict[str, Any] = {
+        "uuid": target.uuid,
+        "name": None if target.device is None else target.device.name,
+        "index": None if target.device is None else target.device.index,
+        "is_there": target.device is not None,
+        "holder": None if holder is None else {"pid": holder.pid, "user": holder.user, "folder": holder.folder},
+        "held_by": None if holder is None else str(holder),
+        "steps": [{"kind": step.kind, "undoing": in_words(step), "arguments": step.arguments} for step in steps],
+        "journal_trouble": trouble,
+        "is_clean": not steps and not trouble,
+        "error": None,
+    }
+    if target.device is not None:
+        try:
+            data |= _reading(target.device)
+        except CollocationError as error:
+            data["error"] = str(error)  # what the journal says is told all the same
+    return data
+
+
+def _journal(target: Target, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
+    ours = Journal(folder, target.uuid)
+    trouble = [
+        f"user {found.owner} left something to undo, and has to clean up: {found.path}"
+        for found in journal.find(folder)
+        if found.path.name == ours.path.name and not found.is_ours
+    ]
+    try:
+        return ours.steps(), trouble
+    except CollocationError as error:
+        return (), [str(error), *trouble]
+
+
+def _reading(device: Device) -> dict[str, Any]:
+    details = dict(device.details)
+    with nvml.session():
+        used_bytes = nvml.GpuReader(device.uuid).quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
+        processes = nvml.processes(device.uuid)
+        mig = _mig(device)
+    return {
+        "driver_version": details.get("driver_version"),
+        "memory_mib": device.memory_mib,
+        "memory_used_mib": None if used_bytes is None else used_bytes / _MIB,
+        "compute_mode": details.get("compute_mode"),
+        "mig_mode_current": details.get("mig_mode_current"),
+        "mig_mode_pending": details.get("mig_mode_pending"),
+        "gpu_instances": None if mig is None or mig.instances is None else _instances(device, mig),
+        "mig_devices": [] if mig is None else [{"uuid": d.uuid, "gi": d.gi_id, "ci": d.ci_id} for d in mig.devices],
+        "hidden": ["gpu_instances"] if mig is not None and mig.instances is None else [],
+        "processes": [{"pid": p.pid, "name": p.name, "kind": p.kind, "memory_mib": p.memory_mib} for p in processes],
+    }
+
+
+def _mig(device: Device) -> MigState | None:
+    """`None` for a GPU without MIG."""
+    try:
+        return read_state(device.uuid)
+    except SharingError:
+        return None
+
+
+def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
+    try:
+        known = {profile.profile_id: profile for profile in profiles.read_gpu(device.uuid).profiles}
+    except ConfigError:
+        known = {}  # the driver names the profiles to administrators only
+    rows = []
+    for instance in state.instances or ():
+        profile = known.get(instance.profile_id)
+        inside = [{"id": d.ci_id, "uuid": d.uuid} for d in state.devices if d.gi_id == instance.gi_id]
+        rows.append(
+            {
+                "id": instance.gi_id,
+                "profile_id": instance.profile_id,
+                "profile": None if profile is None else profile.name,
+                "start": instance.start,
+                "size": None if profile is None else profile.memory_slices,
+                "compute_instances": inside,
+            }
+        )
+    return rows
+
+
+def _lines(gpu: dict[str, Any]) -> list[str]:
+    name = gpu["name"] or "a GPU that is not there (a simulated one? --machine FILE)"
+    lines = [f"{'-' if gpu['index'] is None else gpu['index']}: {name}  {gpu['uuid']}"]
+    if gpu["error"]:
+        lines.append(f"   does not answer: {gpu['error']}")
+    elif gpu["is_there"]:
+        lines += [f"   {line}" for line in (*_settings(gpu), *_mig_lines(gpu), *_process_lines(gpu))]
+    lines.append(f"   held by:   {gpu['held_by'] or 'nobody'}")
+    whose = "the running study will undo" if gpu["held_by"] else "left to undo"
+    lines += [f"   journal:   {whose}: {step['undoing']}" for step in gpu["steps"]]
+    lines += [f"   journal:   {trouble}" for trouble in gpu["journal_trouble"]]
+    if gpu["is_clean"]:
+        lines.append("   journal:   nothing to undo")
+    return lines
+
+
+def _settings(gpu: dict[str, Any]) -> list[str]:
+    unknown = _HIDDEN if gpu["mig_mode_current"] == "enabled" else "not told by the driver"
+    used, total = (unknown if gpu[key] is None else f"{gpu[key]:.0f} MiB" for key in ("memory_used_mib", "memory_mib"))
+    return [
+        f"driver:    {gpu['driver_version']}, compute mode {gpu['compute_mode'] or 'not told by the driver'}",
+        f"memory:    {used} used of {total}",
+    ]
+
+
+def _mig_lines(gpu: dict[str, Any]) -> list[str]:
+    current, pending = gpu["mig_mode_current"], gpu["mig_mode_pending"]
+    if current is None:
+        return ["MIG:       not on this GPU"]
+    lines = [f"MIG:       {current}" + ("" if pending == current else f", {pending} after the next reset of the GPU")]
+    if "gpu_instances" in gpu["hidden"]:
+        lines.append(f"instances: {_HIDDEN}")
+        lines += [f"           GI {d['gi']} CI {d['ci']}: {d['uuid']}" for d in gpu["mig_devices"]]
+    for instance in gpu["gpu_instances"] or ():
+        profile = instance["profile"] or f"profile {instance['profile_id']}"
+        place = f"{instance['start']}:{instance['size'] or '?'}"
+        inside = ", ".join(f"CI {each['id']} {each['uuid']}" for each in instance["compute_instances"])
+        lines.append(f"instance:  GI {instance['id']} {profile} at {place}: {inside or 'no compute instance'}")
+    return lines
+
+
+def _process_lines(gpu: dict[str, Any]) -> list[str]:
+    return [
+        f"process:   {p['name'] or 'a program'} (pid {p['pid']}), {'MPS client' if p['kind'] == 'mps' else p['kind']}, "
+        + ("memory not told by the driver" if p["memory_mib"] is None else f"{p['memory_mib']:.0f} MiB")
+        for p in gpu["processes"]
+    ] or ["process:   none"]
+
+
+def _left_line(path: str, pids: list[int]) -> str:
+    running = f", with processes {', '.join(map(str, pids))}" if pids else ""
+    return f"left by a killed orchestrator: {path}{running}"
