@@ -229,7 +229,9 @@ class GpuConfig:
         admin: prefix of the commands that change the GPU's settings; `null` forbids them.
         exclusive_process: let only the MPS server compute on the GPU, for the time of a group under MPS.
         tolerate: names of programs of others that may stay on the GPU (a desktop's Xorg, say).
-        lock_dir: where the lock of each device lies; the same for every user of the machine.
+        lock_dir: where the lock of each device lies, and the journal of what must be undone on it; the same for every
+            user of the machine, who all may write there. Not /tmp, which a restart empties: an Ampere GPU keeps MIG
+            mode over it, and nobody would know any more that it is to be switched off.
         model: the simulated GPU, as `a100_40gb`; only for `kind: simulated`.
         job_memory_mib: what each job holds on a simulated GPU, in MiB.
         machine: file of a simulated machine that outlives its study, made if it is not there; if not given, the machine
@@ -241,7 +243,7 @@ class GpuConfig:
     admin: list[str] | None = field(default_factory=list)
     exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)
-    lock_dir: str = "/tmp"  # noqa: S108  one place for all users, whatever TMPDIR says
+    lock_dir: str = "/var/tmp"  # noqa: S108  one place for all users, whatever TMPDIR says
     model: str | None = None
     job_memory_mib: int = 512
     machine: str | None = None
