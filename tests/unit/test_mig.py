@@ -17,7 +17,7 @@ import pytest
 from rows import group as make_group
 
 from pipeline.errors import CollocationError, ConfigError, SharingError
-from pipeline.gpu import mig_control, nvml, partitions, profiles
+from pipeline.gpu import mig_control, nvml
 from pipeline.gpu.mig import Mig, MigSlots
 from pipeline.inventory import cpu_device
 from pipeline.journal import Journal, replay
@@ -446,26 +446,6 @@ def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, m
         print(f"{model}: killed at {fatal - 1} points")
         assert status == 0
         assert fatal > 30, "the process was hardly killed anywhere"
-
-
-LAYOUTS = [
-    (model, layout)
-    for model in ("a100_40gb", "a30_24gb", "h100_80gb", "rtxpro6000_96gb")
-    for layout in partitions.maximal_layouts(profiles.load_model(model))[::3]
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "layout"), LAYOUTS)
-def test_to_make_a_layout_and_restore_is_to_change_nothing(tmp_path: Path, model: str, layout: Any) -> None:
-    with simulated(tmp_path, model) as machine:
-        before = machine.gpu
-        names = [profile.name for profile, _ in layout]
-        with machine.shared(*[None] * len(names), profiles=names) as slots:
-            made = {instance.id: instance.profile_id for instance in machine.gpu.instances}
-            assert [made[slot.gi_id] for slot in slots.slots] == [profile.profile_id for profile, _ in layout]
-        assert machine.gpu == before
-        assert not machine.journal.path.exists()
 
 
 def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> None:
