@@ -1,0 +1,231 @@
+"""What a study leaves and what it leaves alone, by its commands, on a simulated machine that outlives it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline import leftovers, spool_format
+from pipeline.gpu import lease, mps_daemon, nvml
+from pipeline.inventory import PROJECT_DIR
+from pipeline.journal import Journal
+from pipeline.simulation import codes
+from pipeline.simulation.clients import Clients
+from pipeline.simulation.driver import Driver
+from pipeline.simulation.install import installed
+from pipeline.simulation.mps_control import write_program
+from pipeline.simulation.state import Fault, Gpu, StateFile
+
+pytest_plugins = ["tests.tracking_fixtures"]
+TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
+SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+PROFILE_2G = 14
+# run.py, but it does not wait ten seconds for a GPU that stays in use.
+IMPATIENT = (
+    "import runpy, sys; from pipeline.gpu import mig_control; mig_control._RETRY_LIMIT_S = 0.3; "
+    "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Kept:
+    """A simulated machine with one GPU, and the commands of its user."""
+
+    folder: Path
+    file: StateFile
+    environ: dict[str, str]
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.file.read().gpus[0]
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.folder, self.gpu.uuid)
+
+    def start(self, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
+        return subprocess.Popen(
+            [sys.executable, *python, str(PROJECT_DIR / "run.py"), *TOY, *common, *arguments],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **options: Any) -> tuple[int, str]:
+        process = self.start(*SHORT, *arguments, **options)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out + err
+
+    def ask(self, command: str) -> tuple[int, str]:
+        argv = [sys.executable, "-m", "pipeline.gpu", command, "--machine", str(self.file.path)]
+        argv += ["--lock-dir", str(self.folder)]
+        done = subprocess.run(argv, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def a100(tmp_path: Path, template_store: Path) -> Kept:
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    file = StateFile(tmp_path / "machine.json")
+    file.create(["a100_40gb"], identity=uuid.uuid4().hex)
+    return Kept(folder=tmp_path, file=file, environ={})
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def foreign_daemon() -> Iterator[mps_daemon.Control]:
+    """An MPS daemon that somebody else runs, with its server."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        program = write_program(Path(folder), device_name="NVIDIA A100-SXM4-40GB")
+        control = mps_daemon.Control(program=str(program), pipes=Path(folder, "pipe"))
+        control.pipes.mkdir()
+        subprocess.run([program, "-d"], env=control.environ(), check=True)
+        try:
+            control.ask(f"start_server -uid {os.getuid()}")
+            yield control
+        finally:
+            control.ask("quit")
+
+
+def wait_for(is_true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def kill_with_its_sender(study: subprocess.Popen[str]) -> None:
+    """As the out-of-memory killer or a container's end would; a sender that lives on clears up after its study."""
+    study.send_signal(signal.SIGSTOP)
+    for child in psutil.Process(study.pid).children():
+        if "pipeline.tracking" in child.cmdline():
+            child.kill()
+    study.kill()
+    study.communicate()
+
+
+def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreign_daemon: mps_daemon.Control) -> None:
+    before = a100.gpu
+    servers = foreign_daemon.list_pids("get_server_list")
+    a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)
+    study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
+
+    def are_training() -> bool:
+        events = [file.read_text() for file in a100.folder.glob("mlruns/spool/*/*/jobs/*/events.jsonl")]
+        return len(events) == 2 and all('"started"' in text for text in events) and len(a100.gpu.processes) == 2
+
+    try:
+        wait_for(are_training, study)
+        (record,) = a100.folder.glob("mlruns/spool/*/*/record.json")
+        scratch = leftovers.scratch_folder(spool_format.read(record.parent).spool_id)
+        code, text = a100.ask("status")
+        assert code == 1
+        assert f"(pid {study.pid}, started in {a100.folder})" in text
+        assert text.count("3g.20gb at ") == 2
+        assert text.count("the running study will undo") == 3
+        assert str(scratch) not in text
+        code, text = a100.ask("clean")
+        assert code == 1
+        assert f"(pid {study.pid}" in text
+        assert len(a100.gpu.instances) == 2
+    finally:
+        kill_with_its_sender(study)
+    code, text = a100.ask("status")
+    assert code == 1
+    assert "held by:   nobody" in text
+    assert text.count("left to undo") == 3
+    assert f"left by a killed orchestrator: {scratch}" in text
+    code, text = a100.ask("clean")
+    assert code == 0
+    assert f"removed {scratch}" in text
+    assert text.count("undone: destroy the GPU instance") == 2
+    assert a100.gpu == before
+    assert not scratch.exists()
+    code, text = a100.ask("status")
+    assert "nothing to undo" in text
+    assert code == 0
+    assert a100.ask("clean") == (0, "nothing to clean\n")
+    assert foreign_daemon.list_pids("get_server_list") == servers
+    assert foreign_daemon.list_pids(f"get_client_list {servers[0]}") == []
+
+
+def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper: subprocess.Popen[bytes]) -> None:
+    Clients(a100.file).hold(a100.gpu.uuid, sleeper.pid, "train", 100)
+    before = a100.file.read()
+    status, text = a100.run("scenario=mig", "degree=2")
+    assert status == 2
+    assert f"in use by train (pid {sleeper.pid})" in text
+    assert a100.ask("clean") == (0, "nothing to clean\n")
+    assert a100.file.read() == before
+    assert sleeper.poll() is None
+
+
+def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
+    driver = Driver(a100.file)
+    driver.set_mig_mode(0, is_on=True)
+    foreign = driver.create_gpu_instance(0, PROFILE_2G)
+    before = a100.file.read()
+    status, text = a100.run("scenario=mig", "degree=1", "scenario.profile=1g")
+    assert status == 1
+    assert f"has the GPU instances {foreign.id}, which this run did not make" in text
+    assert a100.ask("clean") == (0, "nothing to clean\n")
+    assert a100.file.read() == before
+
+
+def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
+    with installed(a100.file.path):
+        (device,) = nvml.list_devices()
+    before = a100.file.read()
+    with lease.hold(device, a100.folder):
+        (path,) = a100.folder.glob(f"*{device.uuid}.lock")
+        path.write_text('{"pid": 4242, "user": "alice", "folder": "/home/alice"}')
+        for status, text in (a100.run("scenario=mig", "degree=2"), a100.ask("clean")):
+            assert status in (1, 2)
+            assert "held by another orchestrator: alice (pid 4242, started in /home/alice)" in text
+    assert a100.file.read() == before
+
+
+def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
+    before = a100.gpu
+    with a100.file.changing() as cell:
+        fault = Fault(function="nvmlGpuInstanceDestroy", code=codes.IN_USE, times=None)
+        cell.state = dataclasses.replace(cell.state, faults=(fault,))
+    status, text = a100.run("scenario=mig", "degree=1", python=("-c", IMPATIENT))
+    assert status == 1
+    assert "In use by another client" in text
+    assert "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it" in text
+    assert "then: python -m pipeline.gpu clean" in text
+    assert [step.kind for step in a100.journal.steps()] == ["mig_mode", "mig_instance"]
+    assert len(a100.gpu.instances) == 1
+    with a100.file.changing() as cell:
+        # It is tried again for some seconds: the fault goes by itself, as it does on a GPU.
+        cell.state = dataclasses.replace(cell.state, faults=(dataclasses.replace(fault, times=2),))
+    code, text = a100.ask("clean")
+    assert code == 0
+    assert "undone: destroy the GPU instance" in text
+    assert a100.file.read().faults[0].times == 0
+    assert a100.gpu == before
+    assert not a100.journal.path.exists()
