@@ -108,8 +108,7 @@ class _Study:
             journal = Journal(Path(self.config.gpu.lock_dir), device.uuid)
             if device.is_simulated and self.config.gpu.machine is None:
                 journal.forget()  # the machine that it speaks of went with its study
-            undone = replay(journal)
-            if undone:
+            elif undone := replay(journal):
                 terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")
             lease.refuse_strangers(device, self.config.gpu.tolerate)
         tracking_to = self.config.tracking

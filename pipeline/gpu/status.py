@@ -17,6 +17,8 @@ from pipeline.gpu import lease, nvml, profiles
 from pipeline.gpu.mig_control import boot_id
 from pipeline.gpu.mig_state import MigState, read_state
 from pipeline.journal import Journal, Step
+from pipeline.simulation.install import installed
+from pipeline.simulation.state import StateFile, goes_with_its_study
 from pipeline.types import Device
 
 _MIB = 2**20
@@ -43,9 +45,6 @@ def driver(arguments: argparse.Namespace) -> Iterator[str | None]:
     Raises:
         ConfigError: there is no such machine or model.
     """
-    from pipeline.simulation.install import installed
-    from pipeline.simulation.state import StateFile
-
     selector: str | None = arguments.gpu
     if arguments.machine is not None:
         file = StateFile(Path(arguments.machine).expanduser())
@@ -79,7 +78,8 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target
     found = [Target(uuid=device.uuid, device=device) for device in nvml.list_devices()]
     if is_real:
         there = {target.uuid for target in found}
-        absent = dict.fromkeys(each.device_uuid for each in journal.find(folder))
+        known = (each for each in journal.find(folder) if each.is_ours or not goes_with_its_study(each.device_uuid))
+        absent = dict.fromkeys(each.device_uuid for each in known)
         found += [Target(uuid=uuid, device=None) for uuid in absent if uuid not in there]
     if selector is None:
         return found
@@ -155,7 +155,7 @@ def _journal(target: Target, folder: Path) -> tuple[tuple[Step, ...], list[str]]
     trouble = [
         f"user {found.owner} left something to undo, and has to clean up: {found.path}"
         for found in journal.find(folder)
-        if found.path.name == ours.path.name and not found.is_ours
+        if found.path.name == ours.path.name and not found.is_ours and not goes_with_its_study(target.uuid)
     ]
     try:
         return ours.steps(), trouble

@@ -257,6 +257,19 @@ def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_pa
         Journal(tmp_path, UUID).add("file", path="x")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_root_runs_nothing_that_another_user_planted(journal, tmp_path, program, which):
+    line = {"step_id": "1", "kind": "program", "arguments": {"program": str(program), "admin": []}}
+    plant(journal, json.dumps(line).encode() + b"\n")
+    os.chown(journal.path.parent if which == "folder" else journal.path, 4242, 4242)
+    with pytest.raises(JournalError, match=r"only we can write|holds steps that are not ours"):
+        replay(journal)
+    with pytest.raises(JournalError, match="only we can write"):
+        undo_all(journal)
+    assert undone(tmp_path) == []
+
+
 def test_others_see_that_something_is_left_and_no_cleaner_of_old_files_takes_it(journal, tmp_path):
     before = os.umask(0o077)
     try:

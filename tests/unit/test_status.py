@@ -318,12 +318,16 @@ def test_journals_of_gpus_that_are_not_there_are_told_and_kept(
 
 
 def test_what_went_with_its_simulated_machine_is_forgotten_and_its_program_not_run(
-    ask: Callable[..., tuple[int, Any]], tmp_path: Path
+    ask: Callable[..., tuple[int, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = StateFile(tmp_path / "gone.json")
     device_uuid = file.create(["a100_40gb"]).gpus[0].uuid
     Journal(tmp_path / "locks", device_uuid).add("mig_mode", uuid=device_uuid, program="/nonexistent", admin=[])
     assert ask("status", "--gpu", "simulated_a100_40gb")[0] == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 4242)  # another user's rehearsals are nothing to anybody else
+        assert ask("status", "--gpu", "simulated_a100_40gb")[0] == 0
+        assert ask("status", "--gpu", device_uuid)[0] == 2
     code, answer = ask("clean", "--gpu", device_uuid)
     assert code == 0
     assert "went with its simulated machine" in answer["gpus"][0]["undone"][0]
