@@ -67,5 +67,5 @@ def _clean(target: Target, folder: Path, *, is_kept: bool) -> dict[str, Any]:
 def _lines(gpu: dict[str, Any]) -> list[str]:
     lines = [f"undone: {what}" for what in gpu["undone"]]
     lines += [f"not undone: {each['undoing']}. {each['reason']}" for each in gpu["failed"]]
-    lines += [] if gpu["refused"] is None else [gpu["refused"]]
-    return [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in lines]
+    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in lines]
+    return named if gpu["refused"] is None else [*named, gpu["refused"]]

@@ -113,12 +113,17 @@ def status(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
     folder = Path(arguments.lock_dir)
     with driver(arguments) as selector:
         is_real = arguments.machine is None and selector == arguments.gpu
-        gpus = [_gpu(target, folder) for target in targets(selector, folder, is_real=is_real)]
+        gpus = [
+            {"is_simulated": not is_real, **_gpu(target, folder)}
+            for target in targets(selector, folder, is_real=is_real)
+        ]
     left = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
     is_clean = all(gpu["is_clean"] for gpu in gpus) and not left
     lines = [line for gpu in gpus for line in _lines(gpu)] or ["there is no NVIDIA GPU on this machine"]
     lines += [_left_line(path, pids) for path, pids in left.items()]
-    lines.append("clean" if is_clean else "not clean: python -m pipeline.gpu clean")
+    is_left = bool(left) or any(not gpu["is_clean"] and gpu["holder"] is None for gpu in gpus)
+    in_use = "not clean: a study runs, and undoes this itself"
+    lines.append("clean" if is_clean else "not clean: python -m pipeline.gpu clean" if is_left else in_use)
     return {"gpus": gpus, "abandoned": left, "is_clean": is_clean}, "\n".join(map(printable, lines)), int(not is_clean)
 
 
@@ -215,6 +220,8 @@ def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
 
 def _lines(gpu: dict[str, Any]) -> list[str]:
     name = gpu["name"] or "a GPU that is not there (a simulated one? --machine FILE)"
+    if gpu["is_simulated"]:
+        name = f"simulated {name}"
     lines = [f"{'-' if gpu['index'] is None else gpu['index']}: {name}  {gpu['uuid']}"]
     if gpu["error"]:
         lines.append(f"   does not answer: {gpu['error']}")

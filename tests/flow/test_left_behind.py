@@ -147,6 +147,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreig
         assert text.count("3g.20gb at ") == 2
         assert text.count("the running study will undo") == 3
         assert str(scratch) not in text
+        assert "a study runs" in text
         code, text = a100.ask("clean")
         assert code == 1
         assert f"(pid {study.pid}" in text

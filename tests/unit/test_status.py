@@ -136,6 +136,7 @@ def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
     assert gpu["holder"]["pid"] == os.getpid()
     assert [step["kind"] for step in gpu["steps"]] == ["mig_mode", "mig_instance", "mig_instance"]
     for words in (
+        "0: simulated NVIDIA A100-SXM4-40GB",
         "2g.10gb at 4:2: CI 0 MIG-",
         f"python3 (pid {sleeper}), MPS client, 300 MiB",
         f"(pid {os.getpid()}, started in {Path.cwd()})",
@@ -310,7 +311,7 @@ def test_journals_of_gpus_that_are_not_there_are_told_and_kept(
     code, answer = ask("status")
     assert code == 1
     (gpu,) = [gpu for gpu in answer["gpus"] if gpu["uuid"] == a100.gpu.uuid]
-    assert (gpu["is_there"], len(gpu["steps"])) == (False, 2)
+    assert (gpu["is_there"], gpu["is_simulated"], len(gpu["steps"])) == (False, False, 2)
     code, answer = ask("clean", "--gpu", a100.gpu.uuid)
     assert code == 1
     assert "say --machine FILE" in answer["gpus"][0]["refused"]
