@@ -9,6 +9,7 @@ from pipeline.schema import (
     Config,
     Dataset,
     DataSource,
+    GpuConfig,
     GpuKind,
     Precision,
     StepMode,
@@ -54,16 +55,15 @@ def settings(config: Config) -> None:
 
     if config.gpu.kind is GpuKind.simulated:
         _rehearsal(config)
-    elif config.gpu.machine is not None:
-        raise ConfigError(
-            f"gpu.machine={config.gpu.machine}: only a simulated GPU has one; choose gpu=simulated_a100_40gb"
-        )
+    else:
+        default = GpuConfig()
+        for key in ("count", "machine", "faults"):
+            if (value := getattr(config.gpu, key)) != getattr(default, key):
+                raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
 
 
 def _rehearsal(config: Config) -> None:
     """Refuse what a simulated GPU cannot do, and what could reach a real program."""
-    if config.gpu.device != "0":
-        raise ConfigError(f"gpu.device={config.gpu.device}: a simulated GPU is chosen by gpu.model, so leave it at 0")
     if config.gpu.job_memory_mib < 1:
         raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
     programs = {

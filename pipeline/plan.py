@@ -271,8 +271,12 @@ def _group(
         "scenario": scenario,
         "sharing": dataclasses.asdict(sharing),
         "window": _window_facts(window),
-        # On a simulated GPU, the declared memory decides which groups run out of it.
-        "device": [device.kind, device.name, *([config.gpu.job_memory_mib] if device.is_simulated else [])],
+        # On a simulated GPU, what is declared decides which groups run out of memory or fail.
+        "device": [
+            device.kind,
+            device.name,
+            *([config.gpu.job_memory_mib, *config.gpu.faults] if device.is_simulated else []),
+        ],
         "env": inventory.interpreters[env].lock_digest,
         "seed": config.seed,
         "pin_cpus": pin_cpus,

@@ -1,4 +1,4 @@
-"""A study on simulated GPUs: its machine, which is removed with it unless it is kept, and the memory of its jobs.
+"""A study on simulated GPUs: its machine, removed with it or kept for the next one, and the memory of its jobs.
 
 Jobs run on the CPU and know nothing of this. What a job would hold on the GPU is declared and charged to the simulated
 driver when the job stands at the barrier, where a real job holds its memory as well.
@@ -13,10 +13,10 @@ import os
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError, LaunchError, SharingError
 from pipeline.gpu import nvml
@@ -32,27 +32,70 @@ _PREFIX = "colloc-simulated-"
 
 
 class Rehearsal:
-    """The simulated machine of one study.
+    """A simulated machine beneath pynvml in this process.
 
     Args:
         state_file: the machine.
-        model_names: of its GPUs, by index.
         programs: absolute path by the name of the real program.
     """
 
-    def __init__(self, state_file: StateFile, model_names: Sequence[str], programs: Mapping[str, Path]) -> None:
+    def __init__(self, state_file: StateFile, programs: Mapping[str, Path]) -> None:
+        self._state_file = state_file
         self._clients = Clients(state_file)
-        self._model_names = model_names
         self._programs = tuple((name, str(path)) for name, path in programs.items())
 
-    def find_device(self, config: GpuConfig) -> Device:
-        """The simulated GPU that a configuration asks for.
+    @contextmanager
+    def failing(self, faults: Sequence[Any]) -> Iterator[None]:
+        """The driver fails as it is asked to, and no other way, as long as this lasts and this process lives.
+
+        Args:
+            faults: as in `gpu.faults`.
 
         Raises:
-            ConfigError: no such model can be simulated.
+            ConfigError: one is no fault that can be asked for.
         """
-        index = self._model_names.index(_model_name(config))
-        device = nvml.find_device(str(index))
+        from pipeline.simulation import fault_config  # it loads pynvml
+
+        self._state_file.set_faults(fault_config.parse(faults, len(self._state_file.read().gpus)))
+        try:
+            yield
+        finally:
+            self._state_file.set_faults(())
+
+    def find_device(self, config: GpuConfig) -> Device:
+        """The simulated GPU that a configuration asks for: `device` counts, and names, those of its model only.
+
+        Raises:
+            ConfigError: no such model can be simulated, or the machine has not so many of it, or no such one.
+        """
+        name = _model_name(config)
+        gpus = self._state_file.read().gpus
+        uuids = [gpu.uuid for gpu in gpus if gpu.model == name]
+        if len(uuids) < config.count:
+            there = ", ".join(gpu.model for gpu in gpus)
+            raise ConfigError(
+                f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; it was made with {there}: "
+                "choose among these with gpu.model and gpu.count, or another file"
+            )
+        if config.device.isdecimal():
+            matches = uuids[int(config.device) :][:1]
+        else:
+            matches = [uuid for uuid in uuids if config.device and uuid.startswith(config.device)]
+        if len(matches) != 1:
+            there = "; ".join(f"{index}: {uuid}" for index, uuid in enumerate(uuids))
+            raise ConfigError(
+                f"gpu.device={config.device!r} matches {len(matches)} GPUs, not one. The simulated machine has the "
+                f"{name} {there}; gpu.count=NUMBER makes one with more"
+            )
+        return self.find(matches[0])
+
+    def find(self, selector: str) -> Device:
+        """A GPU of the machine by its index, its UUID or how only its UUID begins.
+
+        Raises:
+            ConfigError: no GPU or more than one matches.
+        """
+        device = nvml.find_device(selector)
         assert device is not None
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
@@ -120,8 +163,8 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     """The machine that the configurations rehearse on, beneath pynvml in this process; `None` if they rehearse nothing.
 
     Raises:
-        ConfigError: some configurations are rehearsed and others are not, no such model can be simulated, or there is
-            no place for the machine's files.
+        ConfigError: some configurations are rehearsed and others are not, or on different machines, no such model can
+            be simulated, a fault is none, or there is no place for the machine's files.
     """
     simulated = [config.gpu for config in configs if config.gpu.kind is GpuKind.simulated]
     if not simulated:
@@ -130,41 +173,67 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     if len(simulated) < len(configs):
         # NVML can stand for one machine only; and figures of both in one table would be compared.
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
-    model_names = list(dict.fromkeys(_model_name(gpu) for gpu in simulated))
-    with _machine({gpu.machine for gpu in simulated}, model_names) as (state_file, there):
-        name = models.find(there[0]).product
-        programs = write_programs(programs_folder(state_file.path), state_file.path, device_name=name)
-        with installed(state_file.path):
-            yield Rehearsal(state_file, there, programs)
-
-
-def programs_folder(state_file: Path) -> Path:
-    """Where the programs of a machine lie: beside it, so that later starts understand a journal that names them."""
-    return state_file.with_name(f"{state_file.name}.bin")
+    machine, faults = (_same(key, configs) for key in ("machine", "faults"))
+    path = None if machine is None else Path(machine).expanduser().resolve()
+    model_names = _model_names(simulated)
+    # A dry run leaves nothing behind, so it makes no machine to keep.
+    if path is not None and (path.exists() or not configs[0].dry_run):
+        StateFile(path).keep(model_names)
+        with kept(path) as rehearsal, rehearsal.failing(faults):
+            yield rehearsal
+        return
+    with _own_folder() as folder:
+        state_file = StateFile(folder / "machine.json")
+        state_file.create(model_names)
+        with _running(state_file, folder / "bin") as rehearsal, rehearsal.failing(faults):
+            yield rehearsal
 
 
 @contextmanager
-def _machine(kept: set[str | None], model_names: Sequence[str]) -> Iterator[tuple[StateFile, Sequence[str]]]:
-    """The machine's file, and the models of its GPUs by index."""
-    if len(kept) > 1:
-        raise ConfigError("gpu.machine holds for the whole study and cannot be swept; give it one value")
-    (path,) = kept
-    if path is None:
-        with _own_folder() as folder:
-            state_file = StateFile(folder / "machine.json")
-            state_file.create(model_names)
-            yield state_file, model_names
-        return
-    state_file = StateFile(Path(path).expanduser())
-    if not state_file.path.exists():
-        state_file.create(model_names, identity=uuid.uuid4().hex)
-    there = [gpu.model for gpu in state_file.read().gpus]
-    if missing := [name for name in model_names if name not in there]:
-        raise ConfigError(
-            f"gpu.machine={path} has the GPUs {', '.join(there)}, but not {', '.join(missing)}: choose one of them, or "
-            "another file"
-        )
-    yield state_file, there
+def kept(path: Path) -> Iterator[Rehearsal]:
+    """A simulated machine that an earlier start has kept, beneath pynvml in this process; it is left there as it is.
+
+    Its programs lie in a folder beside the file, so that a journal which names them can be replayed at any time.
+
+    Args:
+        path: the file, as in `gpu.machine`.
+
+    Raises:
+        ConfigError: there is no such file, it holds no machine, or the programs cannot be written.
+    """
+    state_file = StateFile(path.expanduser().resolve())
+    state_file.read()
+    with _running(state_file, state_file.path.with_name(f"{state_file.path.name}.bin")) as rehearsal:
+        yield rehearsal
+
+
+@contextmanager
+def _running(state_file: StateFile, folder: Path) -> Iterator[Rehearsal]:
+    name = models.find(state_file.read().gpus[0].model).product
+    try:
+        programs = write_programs(folder, state_file.path, device_name=name)
+    except OSError as error:
+        raise ConfigError(f"the programs of a simulated machine cannot be written to {folder}: {error}") from error
+    with installed(state_file.path):
+        yield Rehearsal(state_file, programs)
+
+
+def _same(key: str, configs: Sequence[Config]) -> Any:
+    """What all say of the machine, which is one for the whole study."""
+    first, *others = (getattr(config.gpu, key) for config in configs)
+    if any(other != first for other in others):
+        raise ConfigError(f"gpu.{key} holds for the simulated machine of a whole study and cannot be swept")
+    return first
+
+
+def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
+    """The GPUs of a new machine: of each model as many as are asked for at most."""
+    counts: dict[str, int] = {}
+    for gpu in gpus:
+        if gpu.count < 1:
+            raise ConfigError(f"gpu.count={gpu.count}: a machine has at least 1 GPU")
+        counts[_model_name(gpu)] = max(gpu.count, counts.get(_model_name(gpu), 1))
+    return [name for name, count in counts.items() for _ in range(count)]
 
 
 def _limit_mib(slot: Slot) -> int | None:

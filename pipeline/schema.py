@@ -233,9 +233,11 @@ class GpuConfig:
             user of the machine, who all may write there. Not /tmp, which a restart empties: an Ampere GPU keeps MIG
             mode over it, and nobody would know any more that it is to be switched off.
         model: the simulated GPU, as `a100_40gb`; only for `kind: simulated`.
+        count: how many GPUs of its model a simulated machine has.
+        machine: file of a simulated machine to keep: made if it is not there, used again as it is by the next start.
+            `null`: a machine of the study's own.
+        faults: what the simulated driver shall fail at (docs/simulation.md).
         job_memory_mib: what each job holds on a simulated GPU, in MiB.
-        machine: file of a simulated machine that outlives its study, made if it is not there; if not given, the machine
-            is removed with the study.
     """
 
     kind: GpuKind = GpuKind.auto
@@ -245,8 +247,10 @@ class GpuConfig:
     tolerate: list[str] = field(default_factory=list)
     lock_dir: str = "/var/tmp"  # noqa: S108  one place for all users, whatever TMPDIR says
     model: str | None = None
-    job_memory_mib: int = 512
+    count: int = 1
     machine: str | None = None
+    faults: list[Any] = field(default_factory=list)
+    job_memory_mib: int = 512
 
 
 @dataclass

@@ -6,6 +6,7 @@ real driver.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -69,9 +70,11 @@ def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") 
     for name, module in _PROGRAMS.items():
         argv = [sys.executable, "-E", "-s", "-P", "-c", _START.format(project=str(_PROJECT_DIR), module=module)]
         command = shlex.join([*argv, "--state-file", str(state_file.absolute())])
-        program = folder / name
-        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
-        program.chmod(0o755)
-        programs[name] = program
+        programs[name] = folder / name
+        # Replaced as a whole: another study on this machine may start it now.
+        new = folder / f"{name}.{os.getpid()}"
+        new.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+        new.chmod(0o755)
+        new.replace(programs[name])
     programs[MPS_CONTROL] = mps_control.write_program(folder, device_name=device_name, machine=state_file)
     return programs

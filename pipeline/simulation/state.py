@@ -118,11 +118,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The whole simulated machine; a GPU's index is its position."""
+    """The whole simulated machine; a GPU's index is its position.
+
+    Attributes:
+        faults_pid, faults_ticks: the process with which the faults end, and when it began; `None`: they stay.
+    """
 
     gpus: tuple[Gpu, ...]
     sessions: tuple[Session, ...] = ()
     faults: tuple[Fault, ...] = ()
+    faults_pid: int | None = None
+    faults_ticks: int | None = None
 
     def with_gpu(self, index: int, gpu: Gpu) -> State:
         """The same machine with another GPU at this index."""
@@ -173,31 +179,61 @@ class StateFile:
             finally:
                 self._write(cell.state)
 
-    def create(self, model_names: Iterable[str], faults: Iterable[Fault] = (), *, identity: str = "") -> State:
+    def create(self, model_names: Iterable[str], faults: Iterable[Fault] = ()) -> State:
         """Write a machine with these GPUs, in place of what the file may hold.
+
+        Its GPUs have the same UUIDs as those of every other such machine.
 
         Args:
             model_names: one a GPU, as `a100_40gb`.
             faults: what shall fail.
-            identity: tells the GPUs of this machine from equal ones of another: their UUIDs depend on it.
 
         Raises:
             ConfigError: a model cannot be simulated, or the file cannot be written there.
         """
         state = State(
-            gpus=tuple(_new_gpu(index, models.find(name), identity) for index, name in enumerate(model_names)),
+            gpus=tuple(_new_gpu(index, models.find(name)) for index, name in enumerate(model_names)),
             faults=tuple(faults),
         )
         with self._locked():
             self._write(state)
         return state
 
+    def keep(self, model_names: Iterable[str]) -> State:
+        """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own.
+
+        Args:
+            model_names: of a new machine, one a GPU.
+
+        Raises:
+            ConfigError: the file holds something else, a model cannot be simulated, or the file cannot be written.
+        """
+        new = [models.find(name) for name in model_names]
+        with self._locked():
+            if self.path.exists():
+                return self.read()
+            # Locks and journals are found by UUID, and those of another machine are no business of this one.
+            its_own = uuid.uuid4().hex
+            state = State(gpus=tuple(_new_gpu(index, model, its_own) for index, model in enumerate(new)))
+            self._write(state)
+        return state
+
+    def set_faults(self, faults: Iterable[Fault]) -> None:
+        """Let these calls fail, and no others, until this process ends or says otherwise.
+
+        Raises:
+            ConfigError: there is no such file, or it is no state.
+        """
+        with self.changing() as cell:
+            pid = os.getpid()
+            cell.state = replace(cell.state, faults=tuple(faults), faults_pid=pid, faults_ticks=start_ticks(pid))
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
             descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ConfigError(f"the simulated machine cannot be locked: {error}") from error
+            raise ConfigError(f"the simulated machine {self.path} cannot be locked: {error}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -206,8 +242,11 @@ class StateFile:
 
     def _write(self, state: State) -> None:
         temporary = self.path.with_name(self.path.name + ".new")
-        temporary.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-        temporary.replace(self.path)
+        try:
+            temporary.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            raise ConfigError(f"the simulated machine {self.path} cannot be written: {error}") from error
 
 
 def start_ticks(pid: int) -> int | None:
@@ -229,18 +268,20 @@ def mig_uuid(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:
 def goes_with_its_study(gpu_uuid: str) -> bool:
     """Whether a GPU with this UUID is of a machine that is made for a study; kept machines have UUIDs of their own."""
     names = models.models()
-    return any(_new_gpu(index, model, "").uuid == gpu_uuid for index in range(len(names)) for model in names.values())
+    return any(_new_gpu(index, model).uuid == gpu_uuid for index in range(len(names)) for model in names.values())
 
 
-def _new_gpu(index: int, model: models.Model, identity: str) -> Gpu:
+def _new_gpu(index: int, model: models.Model, machine: str = "") -> Gpu:
     return Gpu(
         model=model.name,
-        uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{model.name}/{index}{identity}')}",
+        uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{machine}{model.name}/{index}')}",
         bus_id=f"00000000:00:{_FIRST_PCI_DEVICE + index:02X}.0",
     )
 
 
 def _without_the_dead(state: State) -> State:
+    if state.faults_pid is not None and not _lives(state.faults_pid, state.faults_ticks):
+        state = replace(state, faults=(), faults_pid=None, faults_ticks=None)
     return replace(
         state,
         sessions=tuple(session for session in state.sessions if _lives(session.pid, session.start_ticks)),
@@ -260,6 +301,8 @@ def _from_json(data: dict[str, Any]) -> State:
         gpus=tuple(_gpu(row) for row in data["gpus"]),
         sessions=tuple(Session(**row) for row in data["sessions"]),
         faults=tuple(Fault(**row) for row in data["faults"]),
+        faults_pid=data["faults_pid"],
+        faults_ticks=data["faults_ticks"],
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from pipeline.errors import ConfigError, SharingError
 from pipeline.inventory import PROJECT_DIR
 from pipeline.jobs import JobState
 from pipeline.schema import Config, GpuConfig, GpuKind, ScenarioConfig
+from pipeline.simulation.clients import Clients
+from pipeline.simulation.state import StateFile
 from pipeline.types import Slot
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -53,17 +57,25 @@ def run(tmp_path, template_store, decoys) -> Callable[..., tuple[int, str, str]]
         "CUDA_VISIBLE_DEVICES": "0",
     }
 
-    def to_the_end(*arguments: str) -> tuple[int, str, str]:
+    def to_the_end(*arguments: str, killed_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
         argv = [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, "gpu=simulated_a100_40gb"]
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*argv, f"gpu.lock_dir={tmp_path}"],
             cwd=tmp_path,
             env=os.environ | environ,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
         )
-        return done.returncode, done.stdout, done.stderr
+        try:
+            while killed_when is not None and process.poll() is None:
+                if killed_when():
+                    process.kill()
+                time.sleep(0.02)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        return process.returncode, out, err
 
     return to_the_end
 
@@ -225,33 +237,6 @@ def test_the_machine_goes_with_its_study(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_a_machine_that_is_kept_is_found_as_it_was_left(temporary):
-    kept = configs("a100_40gb", machine=str(temporary / "a.json"))
-    other = configs("a100_40gb", machine=str(temporary / "b.json"))
-    with rehearsal.prepared(kept) as simulated:
-        first = simulated.find_device(kept[0].gpu)
-        smi = dict(first.programs)["nvidia-smi"]
-        subprocess.run([smi, "-i", first.uuid, "-mig", "1"], check=True, capture_output=True)
-    with rehearsal.prepared(kept) as simulated:
-        again = simulated.find_device(kept[0].gpu)
-    with rehearsal.prepared(other) as simulated:
-        assert simulated.find_device(other[0].gpu).uuid != first.uuid
-    assert (again.uuid, again.programs) == (first.uuid, first.programs)
-    assert (first.mig_enabled, again.mig_enabled) == (False, True)
-
-
-def test_a_kept_machine_has_the_gpus_that_it_was_made_with_and_is_one_for_a_study(temporary):
-    with rehearsal.prepared(configs("a100_40gb", machine=str(temporary / "a.json"))):
-        pass
-    for wanted in (
-        configs("h100_80gb", machine=str(temporary / "a.json")),
-        [*configs("a100_40gb"), *configs("a100_40gb", machine=str(temporary / "a.json"))],
-        configs("a100_40gb", machine=str(temporary / "absent/a.json")),
-    ):
-        with pytest.raises(ConfigError, match=r"a\.json|gpu\.machine"), rehearsal.prepared(wanted):
-            pass
-
-
 def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
     text = (
         "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.schema import *\n"
@@ -273,6 +258,163 @@ def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(tem
     assert left.is_dir()
     with rehearsal.prepared(configs("a100_40gb")):
         assert not left.exists()
+
+
+def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
+    path = tmp_path / "kept.json"
+    (config,) = configs("a100_40gb", machine=str(path))
+    with rehearsal.prepared([config]) as simulated:
+        device = simulated.find_device(config.gpu)
+        smi = dict(device.programs)["nvidia-smi"]
+    # Between two studies its programs work: a journal may name them.
+    subprocess.run([smi, "-i", device.uuid, "-mig", "1"], check=True, capture_output=True)
+    with rehearsal.prepared([config]) as simulated:
+        again = simulated.find_device(config.gpu)
+        assert (again.uuid, again.mig_enabled, dict(again.programs)["nvidia-smi"]) == (device.uuid, True, smi)
+    with rehearsal.kept(path) as simulated:
+        assert simulated.find("0").uuid == device.uuid
+    assert not list(temporary.glob("colloc-simulated-*"))
+
+
+def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
+    first, second = configs("a100_40gb", count=2)[0], configs("a100_40gb", count=2, device="1")[0]
+    other = configs("h100_80gb")[0]
+    with rehearsal.prepared([first, second, other]) as simulated:
+        devices = [simulated.find_device(config.gpu) for config in (first, second, other)]
+        assert [device.index for device in devices] == [0, 1, 2]
+        (again,) = configs("a100_40gb", count=2, device=devices[1].uuid[:12])
+        assert simulated.find_device(again.gpu).uuid == devices[1].uuid
+        listed = subprocess.run([dict(devices[0].programs)["nvidia-smi"], "-L"], capture_output=True, text=True)
+        assert [device.uuid in line for device, line in zip(devices, listed.stdout.splitlines(), strict=True)]
+        for wrong in ("2", devices[2].uuid, "GPU-", ""):
+            (config,) = configs("a100_40gb", device=wrong)
+            with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER makes one with more"):
+                simulated.find_device(config.gpu)
+    with pytest.raises(ConfigError, match=r"gpu\.count=0"), rehearsal.prepared(configs("a100_40gb", count=0)):
+        pass
+
+
+def test_a_stranger_on_another_gpu_does_not_matter(run, tmp_path):
+    kept = StateFile(tmp_path / "kept.json")
+    uuids = [gpu.uuid for gpu in kept.keep(["a100_40gb"] * 2).gpus]
+    Clients(kept).hold(uuids[1], os.getpid(), "stranger", 100)
+    study = [*TOY, *SHORT, "scenario=naive", "degree=1", f"gpu.machine={kept.path}"]
+    status, _, err = run(*study, "gpu.device=0")
+    assert status == 0, err
+    assert stored(tmp_path)[0][0].data.metrics["memory_peak_mib"] == 512
+    status, _, err = run(*study, "gpu.device=1")
+    assert status == 2 and f"({uuids[1]}) is in use by stranger" in err
+
+
+def test_the_gpus_of_kept_machines_are_different_ones(temporary, tmp_path):
+    uuids = []
+    for machine in (str(tmp_path / "a"), str(tmp_path / "b"), None, None):
+        (config,) = configs("a100_40gb", machine=machine)
+        with rehearsal.prepared([config]) as simulated:
+            uuids.append(simulated.find_device(config.gpu).uuid)
+    assert len(set(uuids)) == 3
+    assert uuids[2] == uuids[3]
+
+
+def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
+    path = tmp_path / "kept.json"
+    (a100,) = configs("a100_40gb", machine=str(path))
+    (h100,) = configs("h100_80gb", machine=str(path))
+    with rehearsal.prepared([a100]):
+        pass
+    with (
+        rehearsal.prepared([h100]) as simulated,
+        pytest.raises(ConfigError, match="has 0 h100_80gb, not 1; it was made with a100_40gb"),
+    ):
+        simulated.find_device(h100.gpu)
+    with (
+        pytest.raises(ConfigError, match=r"gpu.machine .* cannot be swept"),
+        rehearsal.prepared([a100, *configs("a100_40gb")]),
+    ):
+        pass
+    (tmp_path / "text").write_text("hello")
+    for wrong, words in (("text", "does not hold a simulated machine"), ("absent/kept", "cannot be locked")):
+        (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
+        with pytest.raises(ConfigError, match=words), rehearsal.prepared([config]):
+            pass
+    with pytest.raises(ConfigError, match="does not hold"), rehearsal.kept(tmp_path / "absent"):
+        pass
+
+
+def test_a_fault_that_was_asked_for_is_a_row_and_ends_with_its_study(run, tmp_path):
+    kept = tmp_path / "kept.json"
+    fault = "gpu.faults=[{function: nvmlDeviceCreateGpuInstance, code: INSUFFICIENT_RESOURCES, skip: 1}]"
+    status, out, err = run(*TOY, "scenario=mig", "degree=2", f"gpu.machine={kept}", fault)
+    assert status == 1, err
+    assert "failed" in out and "Insufficient Resources" in out
+    (gpu,) = StateFile(kept).read().gpus
+    assert (gpu.instances, gpu.mig_current, StateFile(kept).read().faults) == ((), False, ())
+
+
+def test_faults_of_a_killed_study_are_gone(tmp_path):
+    text = (
+        "import os, sys\nfrom pathlib import Path\nfrom pipeline.simulation.state import Fault, StateFile\n"
+        f"state_file = StateFile(Path({str(tmp_path / 'kept.json')!r}))\nstate_file.create(['a100_40gb'])\n"
+        "state_file.set_faults([Fault(function='nvmlInitWithFlags', code=999)])\n"
+        "assert state_file.read().faults\nos.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", text], cwd=PROJECT_DIR)
+    assert killed.returncode == -signal.SIGKILL
+    assert StateFile(tmp_path / "kept.json").read().faults == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("gremlins", "must be a dictionary of function and code"),
+        ({"function": "nvmlInitWithFlags"}, "must be a dictionary of function and code"),
+        ({"function": "nvmlInitWithFlags", "code": 4, "often": 1}, "must be a dictionary of function and code"),
+        ({"function": "nvmlGpuInstanceDestory", "code": 4}, "perhaps nvmlGpuInstanceDestroy"),
+        ({"function": "nvmlInitWithFlags", "code": "BAD_LUCK"}, "give its number or one of .*IN_USE"),
+        ({"function": "nvmlInitWithFlags", "code": 0}, "code=0 is not an error"),
+        ({"function": "nvmlInitWithFlags", "code": 4, "skip": -1}, "skip=-1 must be a whole number, at least 0"),
+        ({"function": "nvmlInitWithFlags", "code": 4, "times": 0}, "times=0 must be a whole number, at least 1"),
+        ({"function": "nvmlInitWithFlags", "code": 4, "gpu": 1}, "gpu=1, but the machine has 1 GPUs"),
+    ],
+)
+def test_a_wrong_fault_is_refused(temporary, fault, words):
+    with pytest.raises(ConfigError, match=words), rehearsal.prepared(configs("a100_40gb", faults=[fault])):
+        pass
+    assert list(temporary.iterdir()) == []
+
+
+def test_faults_are_of_the_whole_study_and_of_simulated_gpus_only(temporary, make_plan):
+    different = [*configs("a100_40gb"), *configs("a100_40gb", faults=[{"function": "nvmlInitWithFlags", "code": 4}])]
+    with pytest.raises(ConfigError, match=r"gpu.faults .* cannot be swept"), rehearsal.prepared(different):
+        pass
+    for override in ("gpu.count=2", "gpu.faults=[{function: nvmlInitWithFlags, code: 4}]", "gpu.machine=kept.json"):
+        with pytest.raises(ConfigError, match=r"gpu\..* is for simulated GPUs"):
+            make_plan(["gpu=nvidia", override], device=GPU)
+
+
+def test_a_dry_run_keeps_no_machine(temporary, tmp_path):
+    (config,) = configs("a100_40gb", machine=str(tmp_path / "kept.json"))
+    config.dry_run = True
+    with rehearsal.prepared([config]) as simulated:
+        simulated.find_device(config.gpu)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, tmp_path):
+    kept = tmp_path / "kept.json"
+    study = [*TOY, *SHORT, "degree=2", f"gpu.machine={kept}"]
+
+    def instances() -> list[object]:
+        return [i for gpu in StateFile(kept).read().gpus for i in gpu.instances] if kept.exists() else []
+
+    status, _, _ = run(*study, "scenario=mig", "window.seconds=60", killed_when=lambda: len(instances()) == 2)
+    assert status == -signal.SIGKILL
+    assert len(instances()) == 2
+    status, _, err = run(*study, "scenario=mig")
+    assert status == 0, err
+    assert "undid 3 steps that a killed orchestrator had left on NVIDIA A100-SXM4-40GB" in err
+    (gpu,) = StateFile(kept).read().gpus
+    assert (gpu.instances, gpu.mig_current) == ((), False)
 
 
 def test_nothing_real_is_mixed_in(temporary):
@@ -309,7 +451,6 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
     ("overrides", "words"),
     [
         (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "has its own programs"),
-        (["gpu.device=1"], "chosen by gpu.model"),
         (["gpu.job_memory_mib=0"], "at least 1"),
         (["+listeners.smi.options.program=/usr/bin/nvidia-smi"], "has its own programs"),
         (["workload.step_mode=cuda_graph"], "this study runs on a simulated NVIDIA H100"),
