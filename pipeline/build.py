@@ -79,8 +79,7 @@ def describe_privileged(plan: Plan) -> str:
         return "no command changes the settings of a GPU"
     lines = []
     for commands, numbers in groups_by_commands.items():
-        who = f"group {numbers[0]} changes" if len(numbers) == 1 else f"groups {', '.join(map(str, numbers))} change"
-        lines.append(f"{who} settings of the GPU, and puts them back:")
+        lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
         lines += [f"    {shlex.join(command)}" for command in commands]
     return "\n".join(lines)
 

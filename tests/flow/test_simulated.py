@@ -157,8 +157,8 @@ def test_more_memory_than_mps_allows_is_a_row_oom(run, tmp_path):
 def test_a_dry_run_prints_the_commands_that_change_the_gpu(run):
     status, out, err = run("-m", "scenario=naive,mps,mig", "degree=2", "dry_run=true", "gpu.exclusive_process=false")
     assert status == 0, err
-    _, _, commands = out.partition("change settings of the GPU, and puts them back:\n")
-    words = [line.split()[1:] for line in commands.splitlines()]
+    _, _, commands = out.partition("settings of the GPU are changed, and put back, by group ")
+    words = [line.split()[1:] for line in commands.splitlines()[1:]]
     assert [line[0] for line in words] == ["-i", "mig", "mig", "mig", "mig", "mig", "mig", "-i"]
     status, out, _ = run("scenario=naive", "dry_run=true")
     assert "no command changes the settings of a GPU" in out

@@ -1,0 +1,239 @@
+"""Fails a study at each of its side effects, one after another, and looks at what is left.
+
+    python -m tests.fail_everywhere --scenario naive mps mig mig_mps --how exception sigterm sigkill --stride 1
+
+A side effect is what the orchestrator does to the machine from the moment on which it holds the GPU: a process that it
+starts or signals, a file or folder that it writes, renames or removes, a socket that it binds. At the k-th one it gets
+an exception, SIGTERM or SIGKILL, for k = 1, 2, ... until a study comes to its end unharmed. Then `pipeline.gpu clean` is the
+next start, and the simulated GPU must equal its snapshot, no process of the study may live, no folder be
+left, and in the end every MLflow run be terminal. Everything runs as a user runs it; only the audit hook is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from pipeline.inventory import PROJECT_DIR
+
+SCENARIOS = ("naive", "mps", "mig", "mig_mps")
+HOWS = ("exception", "sigterm", "sigkill")
+_VARIABLE = "FAIL_EVERYWHERE"
+_LAST_S = 20.0
+_SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
+# In the orchestrator, before run.py: counts what it does, and fails once.
+_CHILD = """
+import os, runpy, signal, sys
+at, how, count_file = int(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1)
+main, count, is_held = os.getpid(), 0, False
+WRITES = os.O_WRONLY | os.O_RDWR
+NAMES = {"subprocess.Popen", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.kill", "os.killpg", "os.truncate",
+         "socket.bind", "shutil.rmtree", "tempfile.mkdtemp"}
+
+def hear(event, arguments):
+    global count, is_held
+    if event == "open":
+        path, flags = str(arguments[0]), arguments[2]
+        if path.endswith(".lock") and "collocation-GPU" in path:
+            is_held = True
+        if not flags & WRITES or path.startswith(("/dev", "/proc")) or "__pycache__" in path:
+            return
+    elif event not in NAMES:
+        return
+    if not is_held or os.getpid() != main or count < 0:
+        return
+    count += 1
+    if count != at:
+        return
+    number, count = count, -1
+    with open(count_file, "w") as file:
+        file.write(f"{number} {event} {arguments[:1]}")
+    if how == "exception":
+        raise OSError(5, "injected", event)
+    os.kill(main, signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
+
+sys.addaudithook(hear)
+sys.argv[0] = os.path.abspath("run.py")
+sys.path[0] = os.getcwd()
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@dataclasses.dataclass
+class Tally:
+    """What was tried: points, and those after which the next start had something left to undo."""
+
+    points: int = 0
+    left_to_clean: int = 0
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+class Bench:
+    """One simulated machine and one store, on which studies fail one after another."""
+
+    def __init__(self, folder: Path, template_store: Path | None = None) -> None:
+        self.folder, self.machine, self.root = folder, folder / "machine.json", folder / "mlruns"
+        if template_store is not None:
+            shutil.copytree(template_store, self.root)
+        (folder / "child.py").write_text(_CHILD)
+        (folder / "locks").mkdir()
+        self._scratch = set(Path("/tmp").glob("collocation-*"))
+
+    def study(self, scenario: str, at: int, how: str, mark: str) -> subprocess.CompletedProcess[str]:
+        """Run one group that fails at its `at`-th side effect; at 0 it does not."""
+        arguments = [f"scenario={scenario}", "degree=2", *_SHORT, "workload=toy", "listeners=[host,nvml]"]
+        places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}", f"tracking.root={self.root}"]
+        gpu = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "gpu=simulated_a100_40gb"]
+        return subprocess.run(
+            [sys.executable, str(self.folder / "child.py"), str(at), how, str(self.reached), *gpu, *arguments, *places],
+            cwd=PROJECT_DIR,
+            env=os.environ | {_VARIABLE: mark, "TMPDIR": str(self.folder)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    @property
+    def reached(self) -> Path:
+        """Where a study says which side effect it failed at."""
+        return self.folder / "reached"
+
+    def snapshot(self) -> list[dict[str, object]]:
+        """The GPUs of the machine as they are, without processes that have ended."""
+        from pipeline.simulation.state import StateFile
+
+        return [dataclasses.asdict(gpu) for gpu in StateFile(self.machine).read().gpus]
+
+    def journals(self) -> list[Path]:
+        """Journals that hold a step."""
+        return [path for path in (self.folder / "locks").rglob("*.journal") if path.stat().st_size]
+
+    def clean(self) -> subprocess.CompletedProcess[str]:
+        """The next start."""
+        command = ["-m", "pipeline.gpu", "clean", "--machine", self.machine, "--lock-dir", self.folder / "locks"]
+        return subprocess.run([sys.executable, *map(str, command)], cwd=PROJECT_DIR, capture_output=True, text=True)
+
+    def try_point(self, scenario: str, at: int, how: str, before: object, tally: Tally) -> bool:
+        """Fail at one point and look; returns whether the study got as far as that."""
+        self.reached.unlink(missing_ok=True)
+        mark = uuid.uuid4().hex
+        done = self.study(scenario, at, how, mark)
+        if not self.reached.exists():
+            if done.returncode != 0:
+                tally.problems.append(f"{scenario} unharmed ended with {done.returncode}: {done.stderr[-500:]}")
+            return False
+        tally.points += 1
+        where = f"{scenario}, {how} at {self.reached.read_text()}"
+        if how != "sigkill" and (self.snapshot() != before or self.journals()):
+            tally.left_to_clean += 1
+            if how == "sigterm":
+                tally.problems.append(f"{where}: not undone before the next start")
+        living = self._living(mark)
+        cleaned = self.clean()
+        if cleaned.returncode != 0:
+            tally.problems.append(f"{where}: clean ended with {cleaned.returncode}: {cleaned.stdout}{cleaned.stderr}")
+        if self.snapshot() != before:
+            tally.problems.append(f"{where}: the GPU is {self.snapshot()}")
+        if left := [
+            path for path in Path("/tmp").glob("collocation-*") if path not in self._scratch and _is_free(path)
+        ]:
+            tally.problems.append(f"{where}: {left} is left")
+        if living := self._living(mark):
+            tally.problems.append(f"{where}: alive are {living}")
+        return True
+
+    def _living(self, mark: str) -> list[str]:
+        """Processes of a study, once those that end by themselves had the time to."""
+        deadline = time.monotonic() + _LAST_S
+        while (found := _marked(mark)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def unfinished_runs(self) -> list[str]:
+        """MLflow runs that are not terminal, after everything that waits in the spool was sent."""
+        flush = [sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(self.root)]
+        done = subprocess.run(flush, cwd=PROJECT_DIR, capture_output=True, text=True)
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{self.root}/mlflow.db")
+        found = [] if done.returncode == 0 else [f"flush: {done.stderr[-500:]}"]
+        for experiment in client.search_experiments():
+            token: str | None = None
+            while True:
+                page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
+                found += [f"{run.info.run_name}: {run.info.status}" for run in page if run.info.status == "RUNNING"]
+                if not (token := page.token):
+                    break
+        return found
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no orchestrator holds the folder: those of other studies of this machine do."""
+    import fcntl
+
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return folder.exists()
+
+
+def _marked(mark: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{_VARIABLE}={mark}".encode() in (entry / "environ").read_bytes():
+                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()[:200]}")
+        except OSError:
+            continue
+    return found
+
+
+def fail_everywhere(bench: Bench, scenario: str, how: str, *, first: int = 1, stride: int = 1) -> Tally:
+    """Fail at every `stride`-th side effect of a group, from the `first` one on."""
+    tally = Tally()
+    bench.study("naive", 0, how, "none")  # makes the machine and the store
+    before = bench.snapshot()
+    at = first
+    while bench.try_point(scenario, at, how, before, tally):
+        at += stride
+    tally.problems += [f"{scenario}, {how}: {run}" for run in bench.unfinished_runs()]
+    return tally
+
+
+def main() -> int:
+    """Print a line for each scenario and way to fail; the exit status says whether anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    parser.add_argument("--how", nargs="+", choices=HOWS, default=HOWS)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--stride", type=int, default=1)
+    options = parser.parse_args()
+    is_wrong = False
+    for scenario in options.scenario:
+        for how in options.how:
+            with tempfile.TemporaryDirectory(prefix="fail-") as folder:
+                tally = fail_everywhere(Bench(Path(folder)), scenario, how, first=options.first, stride=options.stride)
+            row = {"scenario": scenario, "how": how} | dataclasses.asdict(tally)
+            print(json.dumps(row), flush=True)
+            is_wrong = is_wrong or bool(tally.problems)
+    return int(is_wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
