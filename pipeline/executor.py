@@ -149,6 +149,7 @@ class _Execution:
         lease.refuse_strangers(group.device, group.config.gpu.tolerate)
         sharing: Sharing = build.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
+        self.run.place(slots.slots)
         watched = Watched(group.device, slots.slots, self.run.folder, self.run.sink)
         for spec in group.listeners:
             self._observe(spec, watched, stack)

@@ -45,6 +45,7 @@ from pipeline.types import (
 _WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
 # Paths say where things lie on this machine, not what is computed.
 _PATH_KEYS = frozenset({"data_root", "cache_root"})
+_NAMING_OPTIONS = ("active_thread_pct", "profile", "profiles", "pinned_mem_limit", "priority", "instance_of")
 _SERIAL = Spec(target="pipeline.gpu.naive.Naive")
 
 
@@ -286,7 +287,7 @@ def _group(
     label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
     return Group(
         number=0,
-        name=f"{scenario}-{label}",
+        name="-".join([scenario, label, *_told_apart_by(sharing)]),
         experiment=config.tracking.experiment,
         scenario=scenario,
         sharing=sharing,
@@ -303,6 +304,12 @@ def _group(
         digest=_digest(facts),
         config=config,
     )
+
+
+def _told_apart_by(sharing: Spec) -> list[str]:
+    """The options of a scenario that were given, so that groups of a sweep over them have names of their own."""
+    given = [(key, value) for key, value in sharing.options if key in _NAMING_OPTIONS and value not in (None, "auto")]
+    return [f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in given]
 
 
 def _window_facts(window: Window) -> list[object]:

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from pipeline.errors import TrackingError
 from pipeline.inventory import PROJECT_DIR
 from pipeline.sender import Sender
 from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
-from pipeline.types import Group, GroupResult, JobResult, Result, Sample
+from pipeline.types import Group, GroupResult, JobResult, Result, Sample, Slot
 
 # What MLflow's table of runs shows in columns of its own.
 _UI_COLUMNS = {"mlflow.source.name": "command_line", "mlflow.source.git.commit": "git_commit", "mlflow.user": "user"}
@@ -65,6 +65,16 @@ class SpoolRun:
     def spool_id(self) -> str:
         """Names the group in the store; every process of it carries it as its mark."""
         return self._record.spool_id
+
+    def place(self, slots: Sequence[Slot]) -> None:
+        """Note where each job runs: its device, GPU instance and share."""
+        children = []
+        for child in self._record.children:
+            slot = slots[child.index]
+            facts = {"device": slot.visible_devices, "gi_id": slot.gi_id, "ci_id": slot.ci_id} | dict(slot.facts)
+            params = {f"place.{key}": str(value) for key, value in facts.items() if value not in (None, "")}
+            children.append(dataclasses.replace(child, gi_id=slot.gi_id, params=child.params | params))
+        self._record = dataclasses.replace(self._record, children=tuple(children))
 
     def add_artifact(self, name: str, text: str) -> None:
         """Keep a text file with the group."""
@@ -217,6 +227,7 @@ def _group_params(group: Group) -> dict[str, str]:
         "block": str(group.block),
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
+        **{f"scenario.{key}": str(value) for key, value in group.sharing.options if value is not None},
     }
     shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
     return params | {key: value for key, value in shared if key not in params}

@@ -168,6 +168,7 @@ class Slot:
         visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID; empty on the CPU.
         environ: further variables for the job.
         gi_id, ci_id: GPU instance and compute instance on a MIG device, else `None`.
+        facts: what else tells this place from others, for the record.
     """
 
     visible_devices: str
@@ -175,6 +176,7 @@ class Slot:
     gpu_uuid: str | None = None
     gi_id: int | None = None
     ci_id: int | None = None
+    facts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@
 
 A side effect is what the orchestrator does to the machine from the moment on which it holds the GPU: a process that it
 starts or signals, a file or folder that it writes, renames or removes, a socket that it binds. At the k-th one it gets
-an exception, SIGTERM or SIGKILL, for k = 1, 2, ... until a study comes to its end unharmed. Then `pipeline.gpu clean` is the
-next start, and the simulated GPU must equal its snapshot, no process of the study may live, no folder be
-left, and in the end every MLflow run be terminal. Everything runs as a user runs it; only the audit hook is added.
+an exception, SIGTERM or SIGKILL, for k = 1, 2, ... until a study comes to its end unharmed. Then `pipeline.gpu clean`
+is the next start, and the simulated GPU must equal its snapshot, no process of the study may live, no folder be left,
+and in the end every MLflow run be terminal. Everything runs as a user runs it; only the audit hook is added.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pipeline.gpu import compute_mode, nvml, partitions, profiles, programs
 from pipeline.gpu.mig_control import Control, boot_id
 from pipeline.gpu.mig_state import GpuInstance, MigState, processes_on
 from pipeline.gpu.naive import refuse_mps_clients
-from pipeline.gpu.partitions import AUTO, SIZE_PROFILE, Layout
+from pipeline.gpu.partitions import AUTO, SIZE_PROFILE, Instance, Layout
 from pipeline.interrupts import UndoStack
 from pipeline.journal import Journal
 from pipeline.processes import tree_of
@@ -205,7 +205,7 @@ class Mig:
                 stack.enter_context(journal.undoing("mig_mode", **control.arguments()))
                 control.switch_on()
             made = _make(control, layout, journal, stack)
-            yield _places(control, made)
+            yield _places(control, made, layout)
 
     def sizes(self, group: Group) -> Sequence[str | None]:
         """The mix letter for each instance, or `None`: here, an instance a job."""
@@ -266,7 +266,7 @@ def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) 
     return [made[job] for job in sorted(made)]
 
 
-def _places(control: Control, made: Sequence[GpuInstance]) -> tuple[Slot, ...]:
+def _places(control: Control, made: Sequence[GpuInstance], layout: Layout) -> tuple[Slot, ...]:
     devices = {device.gi_id: device for device in control.read().devices}
     return tuple(
         Slot(
@@ -274,9 +274,19 @@ def _places(control: Control, made: Sequence[GpuInstance]) -> tuple[Slot, ...]:
             gpu_uuid=control.uuid,
             gi_id=instance.gi_id,
             ci_id=devices[instance.gi_id].ci_id,
+            facts=_facts(planned),
         )
-        for instance in made
+        for instance, planned in zip(made, layout.instances, strict=True)
     )
+
+
+def _facts(instance: Instance) -> tuple[tuple[str, str], ...]:
+    facts = {
+        "mig_profile": instance.profile.name,
+        "mig_start": instance.start,
+        "mig_multiprocessors": instance.profile.multiprocessors,
+    }
+    return tuple((key, str(value)) for key, value in facts.items() if value is not None)
 
 
 def _compare(control: Control, before: MigState) -> None:

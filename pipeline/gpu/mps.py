@@ -221,12 +221,14 @@ class Mps:
         """
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):
+            variables = self.variables(position, group.degree)
             environ = {
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
                 "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes),
-                **self.variables(position, group.degree),
+                **variables,
             }
-            slots.append(dataclasses.replace(place, environ=tuple(environ.items())))
+            facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
+            slots.append(dataclasses.replace(place, environ=tuple(environ.items()), facts=facts))
         under_mps = MpsSlots(slots, servers, group.jobs)
         with under_mps.watching():
             yield under_mps
