@@ -214,7 +214,7 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
         second = start(*TOY, *SHORT)
         _, err = second.communicate(timeout=60)
         assert second.returncode == 2
-        assert f'"pid": {first.pid}' in err
+        assert f"(pid {first.pid}, started in {tmp_path})" in err
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=60)
     assert first.returncode == 130
