@@ -1,0 +1,40 @@
+"""Some of the points at which a study can fail, in every run; all of them with `-m exhaustive`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fail_everywhere import HOWS, SCENARIOS, Bench, fail_everywhere
+
+pytest_plugins = ["tests.tracking_fixtures"]
+CASES = [(scenario, how) for scenario in SCENARIOS for how in HOWS]
+
+
+@pytest.fixture
+def bench(template_store: Path) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="fail-") as folder:
+        yield Bench(Path(folder), template_store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(0, len(CASES), 2), ids=lambda number: "-".join(CASES[number]))
+def test_a_study_that_fails_somewhere_leaves_nothing(bench, case):
+    """Two points of every other case; the first one is another one in each, so that together they cover the whole."""
+    scenario, how = CASES[case]
+    tally = fail_everywhere(bench, scenario, how, first=11 + 5 * case, stride=60)
+    print(f"{scenario}, {how}: {tally.points} points")
+    assert tally.problems == []
+    assert tally.points >= 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("scenario", "how"), CASES)
+def test_a_study_that_fails_anywhere_leaves_nothing(bench, scenario, how):
+    tally = fail_everywhere(bench, scenario, how)
+    print(f"{scenario}, {how}: {tally.points} points, {tally.left_to_clean} of them left something to clean")
+    assert tally.problems == []
+    assert tally.points > 60
