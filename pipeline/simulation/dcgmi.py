@@ -3,7 +3,8 @@
 It lists and watches what DCGM's host engine would see of the machine, in the layout of DCGM 4, and has no reading at
 all: every cell is not available. It starts no program and looks at nothing but the state file.
 
-Source of the formats: dcgmi of DCGM 4.6. Statuses are DCGM's return codes, of which a process keeps the last byte.
+Source of the formats, of the order of rows and of what goes to which stream: the source of dcgmi, DCGM 4.6. Statuses
+are DCGM's return codes, of which a process keeps the last byte.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipeline.simulation.state import Gpu, GpuInstance, StateFile
 # What a fault names to keep the host engine from answering, or from watching a field, as `dcgmWatchFields:1006`.
 CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
 
-_BAD_PARAMETER, _NOT_SUPPORTED, _NO_CONNECTION = -1, -6, -21
+_BAD_PARAMETER, _NOT_SUPPORTED, _NO_CONNECTION, _INCOMPATIBLE = -1, -6, -21, -23
 _NO_ENGINE = (
     "Error: unable to establish a connection to the specified host: localhost\n"
     "Error: Unable to connect to host engine. Host engine connection invalid/disconnected."
@@ -33,7 +34,8 @@ _NO_ENGINE = (
 _REFUSED = "Error setting watches. Result: -6: Feature not supported"
 # The host engine sees a new instance a second or two after it was made (NVIDIA/DCGM#230).
 _SEEN_AFTER_S = 1.0
-_HEADER_EVERY_ROWS = 15
+# The header comes again after 15 rounds, then after every 14.
+_ROUNDS_OF_HEADER = 14
 _LABEL_WIDTH, _CELL_PADDING = 16, 8
 _NOT_AVAILABLE = "N/A"
 
@@ -81,11 +83,13 @@ class _Entity:
     Attributes:
         label: how a row of dmon begins.
         names: what it can be asked for by.
+        gpu: the GPU that it is, or is on.
         is_instance: whether it is a GPU instance.
     """
 
     label: str
     names: frozenset[str]
+    gpu: Gpu
     is_instance: bool
 
 
@@ -115,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
         _say(str(error))
         return 1
     except _RefusedError as refusal:
-        _say(str(refusal))
+        sys.stderr.write(f"{refusal}\n")
         return refusal.status
     except BrokenPipeError:
         # Nobody reads any more; Python must not try again when it closes the stream.
@@ -128,15 +132,21 @@ class _Program:
         self._driver = driver
 
     def run(self, arguments: Sequence[str]) -> int:
-        listings = {"discovery -l": self._devices, "discovery -c": self._hierarchy, "profile -l": self._groups}
-        listing = listings.get(" ".join(arguments[:2]))
-        options = _options(arguments[1:]) if listing is None else _options(arguments[2:])
-        if options is None or (listing is None and arguments[:1] != ["dmon"]):
+        known = {"discovery -l": "", "discovery -c": "", "profile -l": "-i", "dmon": "-e -i -d -c"}
+        words = 1 if arguments[:1] == ["dmon"] else 2
+        command = " ".join(arguments[:words])
+        options = _options(arguments[words:], known.get(command, "").split())
+        if options is None or command not in known:
             raise _RefusedError(f"The simulated dcgmi does not know {' '.join(arguments)}.", _BAD_PARAMETER)
         self._check(CONNECT, _NO_ENGINE, _NO_CONNECTION)
-        if listing is None:
-            return self._watch(options)
-        _say("\n".join(listing()))
+        targets = options.get("-i", "*")
+        if command == "dmon":
+            return self._watch(options, targets)
+        if command == "profile -l":
+            lines = self._groups(targets)
+        else:
+            lines = self._devices() if command == "discovery -l" else self._hierarchy()
+        _say("\n".join(lines))
         return 0
 
     def _check(self, function: str, message: str, code: int) -> None:
@@ -160,57 +170,71 @@ class _Program:
     def _hierarchy(self) -> Iterator[str]:
         rule = f"+{'':-<19}+{'':-<68}+"
         yield from (rule, f"| {'Instance Hierarchy':<86} |", rule.replace("-", "="))
+        num_gpus = 0
         for index, gpu in enumerate(self._driver.state().gpus):
+            instances = _seen_instances(index, gpu)
+            if not instances:
+                continue  # a GPU without instances is not in it
+            num_gpus += 1
             yield f"| {f'GPU {index}':<17} | {f'GPU {gpu.uuid} (EntityID: {index})':<66} |"
-            # Compute instances are counted like GPU instances: the numbers of a GPU begin where its first one does.
-            division_entity = _first_entity(index, gpu)
-            for entity, instance in _seen_instances(index, gpu):
+            divisions = _seen_divisions(index, gpu)
+            for entity, instance in instances:
                 place = f"{index}/{instance.id}"
                 yield f"| {f'-> I {place}':<17} | {f'GPU Instance (EntityID: {entity})':<66} |"
-                for division in instance.compute_instances:
+                for division in sorted(instance.compute_instances, key=lambda each: each.id):
                     name = f"   -> CI {place}/{division.id}"
-                    yield f"| {name:<17} | {f'Compute Instance (EntityID: {division_entity})':<66} |"
-                    division_entity += 1
+                    number = divisions[instance.id, division.id]
+                    yield f"| {name:<17} | {f'Compute Instance (EntityID: {number})':<66} |"
+            yield rule
+        if not num_gpus:
             yield rule
 
-    def _groups(self) -> Iterator[str]:
+    def _groups(self, targets: str) -> Iterator[str]:
+        gpus = [entity.gpu for entity in self._entities(targets)]
+        if len({gpu.model for gpu in gpus}) > 1:
+            raise _RefusedError("Error: the GPUs provided (or not provided) are not the same SKU.", _INCOMPATIBLE)
         rule = f"+{'':-<16}+{'':-<10}+{'':-<54}+"
         yield from (rule, f"| {'Group.Subgroup':<14} | {'Field ID':<8} | {'Field Tag':<52} |", rule)
-        takes_turns = model_of(self._driver.state().gpus[0]).architecture == "Ampere"
+        takes_turns = model_of(gpus[0]).architecture == "Ampere"
         rows = [(field.group if takes_turns else "A.0", number, field.tag) for number, field in _FIELDS.items()]
         for group, number, tag in sorted(rows):
             yield f"| {group:<14} | {number:<8} | {tag:<52} |"
         yield rule
 
-    def _watch(self, options: dict[str, str]) -> int:
+    def _watch(self, options: dict[str, str], targets: str) -> int:
         try:
             numbers = [int(number) for number in options["-e"].split(",")]
             num_rounds, period_s = int(options.get("-c", "0")), int(options.get("-d", "1000")) / 1e3
         except (KeyError, ValueError) as error:
             words = " ".join(f"{name} {value}" for name, value in options.items())
             raise _RefusedError(f"The simulated dcgmi does not know dmon {words}.", _BAD_PARAMETER) from error
-        entities = self._entities(options.get("-i", "*"))
-        for number in numbers:
-            # One field that is refused refuses them all, and nothing says which it was.
-            if number not in _FIELDS:
-                raise _RefusedError(_REFUSED, _NOT_SUPPORTED)
-            self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
+        entities = self._entities(targets)
+        if unknown := [number for number in numbers if number not in _FIELDS]:
+            raise _RefusedError(f"Error: the simulated dcgmi does not know field {unknown[0]}.", _BAD_PARAMETER)
         fields = [_FIELDS[number] for number in numbers]
-        num_rows = done = 0
+        header = [
+            _line("#Entity", [field.title for field in fields], fields),
+            _line("ID", ["" for _ in fields], fields),
+        ]
+        _say("\n".join(header))
+        for number in numbers:
+            # One field that is refused refuses them all, after the header, and nothing says which it was.
+            self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
+        done, next_header = 0, _ROUNDS_OF_HEADER + 1
         while True:
-            if num_rows % _HEADER_EVERY_ROWS < len(entities) or done == 0:
-                _say(_line("#Entity", [field.title for field in fields], fields))
-                _say(_line("ID", ["" for _ in fields], fields))
             for entity in entities:
                 cells = ["" if field.is_of_gpu and entity.is_instance else _NOT_AVAILABLE for field in fields]
                 _say(_line(entity.label, cells, fields))
-            num_rows, done = num_rows + len(entities), done + 1
+            done += 1
             if done == num_rounds:
                 return 0
             time.sleep(period_s)
+            if done == next_header:
+                next_header += _ROUNDS_OF_HEADER
+                _say("\n".join(header))
 
     def _entities(self, targets: str) -> list[_Entity]:
-        """What is asked for, in the order in which it is asked for.
+        """What is asked for: each GPU before its instances, and those in the order of NVML's ids.
 
         Raises:
             _RefusedError: the host engine sees no such thing, as an instance that has just been made.
@@ -218,18 +242,16 @@ class _Program:
         known: list[_Entity] = []
         for index, gpu in enumerate(self._driver.state().gpus):
             names = frozenset({f"{index}", f"g:{index}", f"gpu:{index}", gpu.uuid, "*"})
-            known.append(_Entity(label=f"GPU {index}", names=names, is_instance=False))
+            known.append(_Entity(label=f"GPU {index}", names=names, gpu=gpu, is_instance=False))
             for entity, instance in _seen_instances(index, gpu):
                 by_nvml = {f"{index}/{instance.id}", f"{gpu.uuid}/{instance.id}", f"{index}/*", "*/*"}
                 names = frozenset({f"i:{entity}", f"instance:{entity}", *by_nvml})
-                known.append(_Entity(label=f"GPU-I {entity}", names=names, is_instance=True))
-        found: list[_Entity] = []
-        for target in targets.split(","):
-            meant = [entity for entity in known if target in entity.names]
-            if not meant:
+                known.append(_Entity(label=f"GPU-I {entity}", names=names, gpu=gpu, is_instance=True))
+        wanted = set(targets.split(","))
+        for target in wanted:
+            if not any(target in entity.names for entity in known):
                 raise _RefusedError(f"Error: the host engine knows no entity {target}.", _BAD_PARAMETER)
-            found += meant
-        return found
+        return [entity for entity in known if wanted & entity.names]
 
 
 def _first_entity(index: int, gpu: Gpu) -> int:
@@ -238,14 +260,25 @@ def _first_entity(index: int, gpu: Gpu) -> int:
 
 
 def _seen_instances(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:
-    """The GPU instances that the host engine has noticed, with the numbers that it gives them, which are not NVML's."""
-    latest_s = time.monotonic() - _SEEN_AFTER_S
-    seen = [instance for instance in machine.listed(gpu) if instance.made_s <= latest_s]
-    return list(enumerate(seen, start=_first_entity(index, gpu)))
+    """The GPU instances that the host engine has noticed, by NVML's ids, with the numbers that it gives them."""
+    numbered = enumerate(_noticed(gpu), start=_first_entity(index, gpu))
+    return sorted(numbered, key=lambda pair: pair[1].id)
 
 
-def _options(arguments: Sequence[str]) -> dict[str, str] | None:
-    if len(arguments) % 2 or not set(arguments[::2]) <= {"-e", "-i", "-d", "-c"}:
+def _seen_divisions(index: int, gpu: Gpu) -> dict[tuple[int, int], int]:
+    """The number of each compute instance, by NVML's ids. They are counted like GPU instances."""
+    places = [(instance.id, division.id) for instance in _noticed(gpu) for division in instance.compute_instances]
+    return {place: number for number, place in enumerate(places, start=_first_entity(index, gpu))}
+
+
+def _noticed(gpu: Gpu) -> list[GpuInstance]:
+    now_s = time.monotonic()
+    # An instant that is still to come is of a kept machine, from before this computer was started.
+    return [each for each in machine.listed(gpu) if not 0 <= now_s - each.made_s < _SEEN_AFTER_S]
+
+
+def _options(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str] | None:
+    if len(arguments) % 2 or not set(arguments[::2]) <= set(known):
         return None
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 

@@ -39,12 +39,13 @@ def state_file(tmp_path: Path) -> StateFile:
 
 @pytest.fixture
 def run_dcgmi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Dcgmi:
-    """Run the program in this process: its exit status and what it printed."""
+    """Run the program in this process: its exit status and what it printed, errors last."""
 
     def call(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
         status = dcgmi.main(["--state-file", str(state_file.path), *arguments])
-        return status, capsys.readouterr().out
+        said = capsys.readouterr()
+        return status, said.out + said.err
 
     return call
 
@@ -170,7 +171,7 @@ def test_discovery_is_laid_out_as_that_of_dcgm(state_file: StateFile, run_dcgmi:
     """The same machine as in the file: two A100s with two instances each."""
     state_file.create(["a100_40gb", "a100_40gb"])
     _partition(state_file, "9,9")
-    _partition(state_file, "14,19", gpu="1")
+    _partition(state_file, "14,14", gpu="1")
     first, second = state_file.read().gpus
     expected = (DATA / f"dcgmi_discovery_{kind}.txt").read_text()
     expected = expected.replace("GPU-11199999-2222-3333-4444-666666666666", first.uuid)
@@ -187,11 +188,18 @@ def test_entities_are_counted_by_dcgm_and_asked_for_by_either_number(state_file:
     state_file.create(["h100_80gb", "h100_80gb"])
     _partition(state_file, "9,19", gpu="1")
     hierarchy = run_dcgmi("discovery", "-c")[1]
-    assert re.findall(r"-> I (\d/\d) .*EntityID: (\d)", hierarchy) == [("1/7", "7"), ("1/2", "8")]
+    # Counted as NVML lists them, the smallest profile first; shown by NVML's ids. A GPU without instances is not there.
+    assert re.findall(r"-> (C?I \S+) .*EntityID: (\d)", hierarchy) == [
+        ("I 1/2", "8"),
+        ("CI 1/2/0", "8"),
+        ("I 1/7", "7"),
+        ("CI 1/7/0", "7"),
+    ]
+    assert "GPU 0 " not in hierarchy
     for targets, labels in {
         "gpu:1,i:8": ["GPU 1", "GPU-I 8"],
-        "1/2,instance:7": ["GPU-I 8", "GPU-I 7"],
-        "1/*": ["GPU-I 7", "GPU-I 8"],
+        "instance:7,1/2,i:8,gpu:1": ["GPU 1", "GPU-I 8", "GPU-I 7"],
+        "1/*": ["GPU-I 8", "GPU-I 7"],
         "*": ["GPU 0", "GPU 1"],
     }.items():
         status, text = run_dcgmi("dmon", "-e", "1001", "-i", targets, "-d", "1", "-c", "1")
@@ -204,32 +212,38 @@ def test_an_instance_is_seen_a_second_after_it_was_made(state_file: StateFile, r
     _partition(state_file, "9", is_old=False)
     assert "GPU Instance" not in run_dcgmi("discovery", "-c")[1]
     assert run_dcgmi("dmon", "-e", "1001", "-i", "i:0", "-c", "1")[0] == 255
-    _age(state_file, 1.0)
-    assert "-> I 0/2" in run_dcgmi("discovery", "-c")[1]
-    assert run_dcgmi("dmon", "-e", "1001", "-i", "i:0", "-c", "1")[0] == 0
+    # Later; and on a kept machine, after the computer was started again, whose clock began anew.
+    for seconds in (1.0, -1e6):
+        _age(state_file, seconds)
+        assert "-> I 0/2" in run_dcgmi("discovery", "-c")[1]
+        assert run_dcgmi("dmon", "-e", "1001", "-i", "i:0", "-c", "1")[0] == 0
 
 
 def test_dmon_is_laid_out_as_that_of_dcgm_and_has_no_reading(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
     _partition(state_file, "9")
     recorded = (DATA / "dcgmi_dmon_v4.txt").read_text().splitlines()
     fields = ",".join(str(number) for number in range(1001, 1013))
-    status, text = run_dcgmi("dmon", "-e", fields, "-i", "gpu:0,i:0", "-d", "1", "-c", "9")
+    status, text = run_dcgmi("dmon", "-e", fields, "-i", "gpu:0,i:0", "-d", "0", "-c", "31")
     lines = text.splitlines()
     assert (status, lines[:2]) == (0, recorded[:2])
     assert {len(line) for line in lines} == {len(recorded[0])}
     assert lines[2].split() == ["GPU", "0", *["N/A"] * 12]
     assert lines[3].split() == ["GPU-I", "0", *["N/A"] * 8], "what an instance has none of is blank"
-    assert [number for number, line in enumerate(lines) if line.startswith("#")] == [0, 18]
+    # After 15 rounds, then after 14, of two rows each; the two lines of a header are between.
+    headers = [number for number, line in enumerate(lines) if line.startswith("#")]
+    assert (headers, len(lines)) == ([0, 2 + 30, 2 + 30 + 2 + 28], 31 * 2 + 3 * 2)
     assert not re.search(r"\d", "".join(line[16:] for line in lines if line.startswith("GPU")))
 
 
-@pytest.mark.parametrize("fields", ["1001,9999", "1001,1006"])
-def test_one_field_that_is_refused_refuses_all(state_file: StateFile, run_dcgmi: Dcgmi, fields: str) -> None:
+def test_one_field_that_is_refused_refuses_all(
+    state_file: StateFile, run_dcgmi: Dcgmi, capsys: pytest.CaptureFixture[str]
+) -> None:
     state_file.create(["h100_80gb"], [Fault(function="dcgmWatchFields:1006", code=codes.NOT_SUPPORTED, times=None)])
-    assert run_dcgmi("dmon", "-e", fields, "-c", "1") == (
-        250,
-        "Error setting watches. Result: -6: Feature not supported\n",
-    )
+    header = "#Entity         GRACT        FP64A        \nID                                        \n"
+    refusal = "Error setting watches. Result: -6: Feature not supported\n"
+    assert run_dcgmi("dmon", "-e", "1001,1006", "-c", "1") == (250, header + refusal)
+    dcgmi.main(["--state-file", str(state_file.path), "dmon", "-e", "1001,1006", "-c", "1"])
+    assert capsys.readouterr().err == refusal, "the table goes to one stream, the refusal to the other"
     assert run_dcgmi("dmon", "-e", "1001", "-c", "1")[0] == 0
 
 
@@ -251,9 +265,27 @@ def test_the_profiling_fields_are_listed(state_file: StateFile, run_dcgmi: Dcgmi
     assert {group for group, _ in rows} == groups
 
 
+def test_the_profiling_fields_are_those_of_the_gpu_that_is_asked_for(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
+    state_file.create(["h100_80gb", "a100_40gb"])
+    assert run_dcgmi("profile", "-l", "-i", "1")[1].splitlines()[3].startswith("| A.1 ")
+    assert run_dcgmi("profile", "-l", "-i", "0")[1].splitlines()[3].startswith("| A.0 ")
+    status, text = run_dcgmi("profile", "-l")
+    assert (status, "not the same SKU" in text) == (233, True)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["group", "-l"], ["discovery"], ["dmon"], ["dmon", "-e", "x"], ["dmon", "-e", "1001", "-d", "soon"], ["-v"]],
+    [
+        [],
+        ["group", "-l"],
+        ["discovery"],
+        ["dmon"],
+        ["dmon", "-e", "x"],
+        ["dmon", "-e", "1001,155"],
+        ["dmon", "-e", "1001", "-d", "soon"],
+        ["discovery", "-l", "-e", "1001"],
+        ["-v"],
+    ],
 )
 def test_what_the_program_does_not_know_is_refused(run_dcgmi: Dcgmi, arguments: list[str]) -> None:
     status, text = run_dcgmi(*arguments)
