@@ -70,10 +70,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclasses.dataclass
 class Tally:
-    """What was tried: points, and those after which the next start had something left to undo."""
+    """What was tried: points, and where an exception left the next start something to undo."""
 
     points: int = 0
-    left_to_clean: int = 0
+    left_to_clean: list[str] = dataclasses.field(default_factory=list)
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -134,7 +134,7 @@ class Bench:
         tally.points += 1
         where = f"{scenario}, {how} at {self.reached.read_text()}"
         if how != "sigkill" and (self.snapshot() != before or self.journals()):
-            tally.left_to_clean += 1
+            tally.left_to_clean.append(where)
             if how == "sigterm":
                 tally.problems.append(f"{where}: not undone before the next start")
         living = self._living(mark)
