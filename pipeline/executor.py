@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import build, measure
+from pipeline import build, interrupts, measure
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.gpu import lease
 from pipeline.interrupts import Interrupted, UndoStack
 from pipeline.inventory import Inventory
 from pipeline.jobs import JobGroup
+from pipeline.journal import Journal, replay
 from pipeline.measure import Batch, Observation
 from pipeline.protocols import Listener, Sharing
 from pipeline.sender import Sender
@@ -118,6 +119,23 @@ class _Execution:
             self.failure = f"{type(error).__name__}: {error}"
             self.run.add_artifact("orchestrator_error.txt", traceback.format_exc())
             log.exception("%s failed in the orchestrator", self.group.name)
+        finally:
+            self._undo_again()
+
+    def _undo_again(self) -> None:
+        """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
+        device = self.group.device
+        if not device.is_gpu:
+            return
+        journal = Journal(Path(self.group.config.gpu.lock_dir), device.uuid)
+        with interrupts.held():
+            try:
+                undone = replay(journal)
+            except Exception as error:  # the row of the group is known, and the study goes on
+                log.warning("%s is not as it was found: %s", device.name, error)
+            else:
+                if undone:
+                    log.info("%d steps of %s were undone at the second try", len(undone), self.group.name)
 
     def observation(self, interrupted: bool) -> Observation:
         """What was seen until now."""
