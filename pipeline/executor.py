@@ -131,7 +131,7 @@ class _Execution:
         with interrupts.held():
             try:
                 undone = replay(journal)
-            except Exception as error:  # the row of the group is known, and the study goes on
+            except Exception as error:  # noqa: BLE001  the row of the group is known, and the study goes on
                 log.warning("%s is not as it was found: %s", device.name, error)
             else:
                 if undone:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ class Kept:
 def a100(tmp_path: Path, template_store: Path) -> Kept:
     shutil.copytree(template_store, tmp_path / "mlruns")
     file = StateFile(tmp_path / "machine.json")
-    file.create(["a100_40gb"], identity=uuid.uuid4().hex)
+    file.keep(["a100_40gb"])
     return Kept(folder=tmp_path, file=file, environ={})
 
 
@@ -211,10 +210,8 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
 
 def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
     before = a100.gpu
-    with a100.file.changing() as cell:
-        fault = Fault(function="nvmlGpuInstanceDestroy", code=codes.IN_USE, times=None)
-        cell.state = dataclasses.replace(cell.state, faults=(fault,))
-    status, text = a100.run("scenario=mig", "degree=1", python=("-c", IMPATIENT))
+    fault = "gpu.faults=[{function: nvmlGpuInstanceDestroy, code: IN_USE, times: null}]"
+    status, text = a100.run("scenario=mig", "degree=1", fault, python=("-c", IMPATIENT))
     assert status == 1
     assert "In use by another client" in text
     assert "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it" in text
@@ -223,7 +220,8 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
     assert len(a100.gpu.instances) == 1
     with a100.file.changing() as cell:
         # It is tried again for some seconds: the fault goes by itself, as it does on a GPU.
-        cell.state = dataclasses.replace(cell.state, faults=(dataclasses.replace(fault, times=2),))
+        fault_for_a_while = Fault(function="nvmlGpuInstanceDestroy", code=codes.IN_USE, times=2)
+        cell.state = dataclasses.replace(cell.state, faults=(fault_for_a_while,))
     code, text = a100.ask("clean")
     assert code == 0
     assert "undone: destroy the GPU instance" in text

@@ -93,7 +93,7 @@ def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
 @pytest.fixture
 def a100(tmp_path: Path, ask: Callable[..., tuple[int, Any]]) -> Kept:
     file = StateFile(tmp_path / "machine.json")
-    file.create(["a100_40gb", "h100_80gb"], identity=uuid.uuid4().hex)
+    file.keep(["a100_40gb", "h100_80gb"])
 
     def call(command: str, *arguments: str, **options: bool) -> tuple[int, Any]:
         return ask(command, "--machine", str(file.path), *arguments, **options)
