@@ -82,15 +82,12 @@ def of_parent(samples: Mapping[Origin, Series]) -> dict[str, Series]:
 
 
 def of_child(samples: Mapping[Origin, Series], child: ChildRecord) -> dict[str, Series]:
-    """The series of a job's run: its own, and those of the device and of the GPU instance that it ran on."""
+    """The series of a job's run: its own, and those of the device or GPU instance that it ran on."""
     own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {
         origin.metric: series
         for origin, series in samples.items()
-        if child.is_gpu
-        and origin.job is None
-        and origin.source != MACHINE_SOURCE
-        and origin.gi_id in (None, child.gi_id)
+        if child.is_gpu and origin.job is None and origin.source != MACHINE_SOURCE and origin.gi_id == child.gi_id
     }
     return {**shared, **own}
 

@@ -236,3 +236,15 @@ def test_a_thousand_groups_are_planned_in_seconds(compose):
     plan = planning.build_plan(configs, inventory, is_sweep=True)
     assert len(plan.groups) == 151 * 7
     assert time.monotonic() - begin < 5
+
+
+def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name(make_plan):
+    shares = [["scenario=mps_percent", f"scenario.active_thread_pct={share}"] for share in ("14", "[25,50]")]
+    plan = make_plan(*shares, ["scenario=mig", "scenario.profile=2g"], ["scenario=naive"], device=GPU)
+    assert sorted(group.name for group in plan.groups) == [
+        "mig-2x-tiny-profile=2g",
+        "mps_percent-2x-tiny-active_thread_pct=14",
+        "mps_percent-2x-tiny-active_thread_pct=25,50",
+        "naive-2x-tiny",
+        "serial-1x-tiny",
+    ]

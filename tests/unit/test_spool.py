@@ -13,7 +13,7 @@ from rows import group
 from pipeline import leftovers, spool_format
 from pipeline.schema import Config, ScenarioConfig
 from pipeline.spool import Spool
-from pipeline.types import GroupResult, JobResult, Result, Sample
+from pipeline.types import GroupResult, JobResult, Result, Sample, Slot
 
 
 class Recorded:
@@ -41,6 +41,23 @@ def test_two_starts_in_the_same_second_never_share_a_folder(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         studies = list(pool.map(lambda _: Spool(tmp_path, Recorded(), {}, {}).study, range(64)))
     assert len(set(studies)) == 64
+
+
+def test_each_job_has_its_place_in_its_run(tmp_path, a_group):
+    slots = [
+        Slot(visible_devices="MIG-1", gpu_uuid="GPU-1", gi_id=3, ci_id=0, facts=(("mig_profile", "3g.20gb"),)),
+        Slot(visible_devices=""),
+    ]
+    with Spool(tmp_path, Recorded(), {}, {}).open(a_group) as run:
+        run.place(slots)
+        jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in a_group.jobs)
+        run.close(GroupResult(group=a_group, result=Result.OK, reason="", jobs=jobs))
+    placed, unplaced = spool_format.read(run.folder).children
+    assert placed.gi_id == 3
+    place = {key: value for key, value in placed.params.items() if key.startswith("place.")}
+    assert place == {"place.device": "MIG-1", "place.gi_id": "3", "place.ci_id": "0", "place.mig_profile": "3g.20gb"}
+    assert unplaced.gi_id is None
+    assert not [key for key in unplaced.params if key.startswith("place.")]
 
 
 def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
