@@ -48,6 +48,11 @@ _FILE_MODE = 0o1644
 _REMOVE = "Look at it, and remove it: python -m pipeline.gpu clean undoes nothing that others could have written"
 
 
+# Those that end processes, which are there also when the device is not any more. They run no program that could have
+# been put there by others.
+_STEPS_OF_PROCESSES = frozenset({"mps_daemon"})
+
+
 class JournalError(CollocationError):
     """A journal cannot be read, written or carried out; the device may not be as it was found."""
 
@@ -152,6 +157,16 @@ class Journal:
         self._append({"undone": step.step_id})
         if not self.steps():
             self.forget()
+
+    def device_is_gone(self) -> None:
+        """Forget the steps that change the device, which does not exist any more; those that end processes stay.
+
+        Raises:
+            JournalError: as `steps`, or the journal cannot be written.
+        """
+        for step in self.steps():
+            if step.kind not in _STEPS_OF_PROCESSES:
+                self._append({"undone": step.step_id})
 
     def forget(self) -> None:
         """Remove the file, whatever steps it holds.
@@ -339,6 +354,8 @@ def _refuse_programs_of_others(journal: Journal, step: Step) -> None:
     Raises:
         JournalError: somebody else could have put another program there.
     """
+    if step.kind in _STEPS_OF_PROCESSES:
+        return
     for program in (step.arguments.get("program"), *step.arguments.get("admin", ())[:1]):
         if program is None or not Path(program).is_absolute():
             continue  # what is looked for on PATH is our own choice, now

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ _GRACE_S = 2.0
 _PARENT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 bytes; names are random and folders private
 _NAME = re.compile(r"collocation-(?P<id>[0-9a-f]{12})")
 _UNNAMED = "collocation-new-"
-_UNNAMED_S = 60.0
 
 
 def scratch_folder(spool_id: str) -> Path:
@@ -35,7 +33,7 @@ def scratch_folder(spool_id: str) -> Path:
 def scratch(spool_id: str) -> Iterator[Path]:
     """Make the group's folder, hold it, and remove it."""
     # It is locked before it has the name that others look for, so nobody takes it for abandoned.
-    unnamed = Path(tempfile.mkdtemp(prefix=_UNNAMED, dir=_PARENT))
+    unnamed = Path(tempfile.mkdtemp(prefix=f"{_UNNAMED}{os.getpid()}-", dir=_PARENT))
     lock = os.open(unnamed, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -73,16 +71,24 @@ def clear_abandoned(folder: Path) -> None:
 
 
 def _folders() -> list[Path]:
-    """Our folders of this kind, and those that were not named yet for so long that their maker must be gone."""
+    """Our folders of this kind, and those whose maker was killed before it could name them."""
     found = []
     for path in sorted(_PARENT.glob("collocation-*")):
         with suppress(OSError):  # just removed
             status = path.lstat()
-            is_old = time.time() - status.st_mtime > _UNNAMED_S
-            is_named = _NAME.fullmatch(path.name) or (path.name.startswith(_UNNAMED) and is_old)
-            if is_named and path.is_dir() and not path.is_symlink() and status.st_uid == os.geteuid():
+            if (
+                (_NAME.fullmatch(path.name) or _was_never_named(path.name))
+                and path.is_dir()
+                and not path.is_symlink()
+                and status.st_uid == os.geteuid()
+            ):
                 found.append(path)
     return found
+
+
+def _was_never_named(name: str) -> bool:
+    maker = name.removeprefix(_UNNAMED).partition("-")[0]
+    return name.startswith(_UNNAMED) and maker.isdecimal() and not Path("/proc", maker).exists()
 
 
 def _is_abandoned(folder: Path) -> bool:

@@ -18,13 +18,13 @@ from pipeline.executor import Executor
 from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
-from pipeline.journal import Journal, replay
+from pipeline.journal import Journal, Step, replay
 from pipeline.rehearsal import Rehearsal
-from pipeline.schema import Config
+from pipeline.schema import Config, GpuKind
 from pipeline.sender import Sender
 from pipeline.sender import take as take_sender
 from pipeline.spool import Spool
-from pipeline.types import GroupResult, Plan, Result
+from pipeline.types import Device, GroupResult, Plan, Result
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +63,45 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             if not first.dry_run:
                 sender = stack.enter_context(take_sender())
             simulated = stack.enter_context(rehearsal.prepared(typed))
-            inventory = take(typed, simulated.find_device if simulated else None)
+            find_device = simulated.find_device if simulated else None
+            inventory = take(typed, find_device)
+            root = Path(first.tracking.root).expanduser().resolve()
+            if sender is not None and _undo_leftovers(typed, inventory, root):
+                inventory = take(typed, find_device)
             plan = planning.build_plan(typed, inventory, is_sweep=is_sweep)
             plan = build.checked(plan)
             if sender is None:
                 sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
-            root = Path(first.tracking.root).expanduser().resolve()
             return _Study(first, plan, inventory, sender, root, simulated).run(stack)
     except CollocationError as error:
         terminal.say(f"error: {error}")
         return 1 if outcome.has_started() else 2
+
+
+def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
+    """Undo what killed orchestrators left on the devices before a plan is made for them; returns whether there was any.
+
+    A MIG mode that is still on would otherwise be a reason to refuse whatever needs the whole GPU.
+    """
+    folder = Path(configs[0].gpu.lock_dir)
+    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _goes(config))
+    dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
+    for device in dirty:
+        with lease.hold(device, folder):
+            spool_format.recover(root / "spool")  # jobs that are still there hold what is to be undone
+            _say_undone(device, replay(Journal(folder, device.uuid)))
+    return bool(dirty)
+
+
+def _goes(config: Config) -> bool:
+    """Whether the machine is a simulated one that goes with its study."""
+    return config.gpu.kind is GpuKind.simulated and config.gpu.machine is None
+
+
+def _say_undone(device: Device, undone: Sequence[Step]) -> None:
+    if undone:
+        terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")
 
 
 def _check_same(configs: Sequence[Config]) -> None:
@@ -106,10 +134,9 @@ class _Study:
         waiting = spool_format.recover(self.root / "spool")
         for device in self.plan.devices:
             journal = Journal(Path(self.config.gpu.lock_dir), device.uuid)
-            if device.is_simulated and self.config.gpu.machine is None:
-                journal.forget()  # the machine that it speaks of went with its study
-            elif undone := replay(journal):
-                terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")
+            if _goes(self.config):
+                journal.device_is_gone()  # the machine that it speaks of went with its study
+            _say_undone(device, replay(journal))
             lease.refuse_strangers(device, self.config.gpu.tolerate)
         tracking_to = self.config.tracking
         store = self.sender.open(self.plan.experiment, self.root, tracking_to.uri, tracking_to.series_points)

@@ -47,11 +47,12 @@ def _clean(target: Target, folder: Path, *, is_kept: bool) -> dict[str, Any]:
     try:
         with lease.hold(device, folder):
             if not is_kept and goes_with_its_study(device.uuid):
-                gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in ours.steps()]
-                ours.forget()
-                return gpu
+                before = ours.steps()
+                ours.device_is_gone()
+                gone = [step for step in before if step not in ours.steps()]
+                gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
             replayed = journal.undo_all(ours)
-            gpu["undone"] = [in_words(step) for step in replayed.undone]
+            gpu["undone"] += [in_words(step) for step in replayed.undone]
             gpu["failed"] = [{"undoing": in_words(step), "reason": str(error)} for step, error in replayed.failed]
             ours.refuse_those_of_others()
     except CollocationError as error:

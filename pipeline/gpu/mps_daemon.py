@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline import command, processes
+from pipeline import command, processes, trust
 from pipeline.errors import CommandError, SharingError
 from pipeline.journal import Journal
 
@@ -147,13 +147,14 @@ def end_daemon(program: str, pipes: str) -> None:
         SharingError: something of it is still alive.
     """
     mark = _mark(Path(pipes))
-    if processes.marked(mark):
+    # A program that is gone, or that another user could have put there since, is not run: signals do as well.
+    if processes.marked(mark) and trust.replaceable_part(Path(program)) is None:
         try:
             _quit(Control(program=program, pipes=Path(pipes)))
             _wait(lambda: not processes.marked(mark), _END_GRACE_S)  # the answer may come before both are gone
         except (CommandError, SharingError) as error:
             log.info("the MPS daemon in %s is ended by signals, because it did not quit: %s", pipes, error)
-        processes.end(mark, _END_GRACE_S)
+    processes.end(mark, _END_GRACE_S)
     if left := processes.marked(mark):
         raise SharingError(
             f"the MPS processes {left} of {pipes} do not end, not even by SIGKILL: they hang in the driver; "

@@ -65,7 +65,8 @@ def refuse_mig(group: Group) -> None:
     if device.mig_enabled:
         raise ConfigError(
             f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
-            f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0"
+            f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0; if a killed run left it "
+            "on: python -m pipeline.gpu clean"
         )
 
 

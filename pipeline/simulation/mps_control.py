@@ -16,6 +16,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,10 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
     except (OSError, KeyError):
         connection.close()
         return None
-    connection.sendall(b"CLIENT\n" if on_behalf_of is None else f"CLIENT {on_behalf_of}\n".encode())
-    answer = connection.recv(64)
+    answer = b""
+    with suppress(OSError):  # the daemon may end at this moment
+        connection.sendall(b"CLIENT\n" if on_behalf_of is None else f"CLIENT {on_behalf_of}\n".encode())
+        answer = connection.recv(64)
     if answer != b"accepted\n":
         connection.close()
         raise RuntimeError("CUDA_ERROR_MPS_SERVER_NOT_READY")

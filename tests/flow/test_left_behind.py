@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import leftovers, spool_format
+from pipeline import leftovers, processes, spool_format
 from pipeline.gpu import lease, mps_daemon, nvml
 from pipeline.inventory import PROJECT_DIR
 from pipeline.journal import Journal
@@ -228,3 +228,38 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
     assert a100.file.read().faults[0].times == 0
     assert a100.gpu == before
     assert not a100.journal.path.exists()
+
+
+def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
+    before = a100.gpu
+    study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
+    wait_for(lambda: len(a100.gpu.processes) == 2, study)
+    kill_with_its_sender(study)
+    assert a100.gpu.mig_current
+    status, text = a100.run("scenario=naive", "degree=1")
+    assert status == 0, text
+    assert "undid 3 steps that a killed orchestrator had left on NVIDIA A100-SXM4-40GB" in text
+    assert a100.gpu == before
+
+
+def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path: Path, template_store: Path) -> None:
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    common = [*TOY, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(PROJECT_DIR / "run.py"), *common, *arguments]
+        return subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def of_mps() -> list[int]:
+        return [pid for mark in ours for pid in processes.marked(mark)]
+
+    others = processes.marks()
+    study = start("scenario=mps", "degree=1", "window.seconds=60")
+    wait_for(lambda: any(mark.startswith("mps:") for mark in processes.marks() - others), study)
+    ours = {mark for mark in processes.marks() - others if mark.startswith("mps:")}
+    kill_with_its_sender(study)
+    assert of_mps()
+    following = start("scenario=naive", "degree=1", *SHORT)
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 0, err
+    assert of_mps() == []

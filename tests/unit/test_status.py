@@ -358,9 +358,11 @@ def test_folders_and_processes_of_killed_orchestrators_go_and_those_of_living_on
     ids = [uuid.uuid4().hex for _ in range(2)]
     argvs = [[sys.executable, "-c", ORCHESTRATOR, str(scratch), spool_id] for spool_id in ids]
     killed, living = (subprocess.Popen(argv, env=environ, stdout=-1, text=True) for argv in argvs)
-    (scratch / "collocation-new-abandoned").mkdir()
-    os.utime(scratch / "collocation-new-abandoned", (1, 1))
-    for other in ("collocation-new-young", "collocation-something-else"):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (scratch / f"collocation-new-{ended.pid}-x").mkdir()
+    young = f"collocation-new-{os.getpid()}-x"
+    for other in (young, "collocation-something-else"):
         (scratch / other).mkdir()
     try:
         pids = [int(process.stdout.readline()) for process in (killed, living)]
@@ -368,7 +370,7 @@ def test_folders_and_processes_of_killed_orchestrators_go_and_those_of_living_on
         killed.wait()
         code, answer = ask("status")
         gone = str(leftovers.scratch_folder(ids[0]))
-        unnamed = str(scratch / "collocation-new-abandoned")
+        unnamed = str(scratch / f"collocation-new-{ended.pid}-x")
         assert (code, answer["abandoned"]) == (1, {gone: [pids[0]], unnamed: []})
         code, answer = ask("clean")
         assert (code, answer["abandoned"]) == (0, {gone: [pids[0]], unnamed: []})
@@ -376,7 +378,7 @@ def test_folders_and_processes_of_killed_orchestrators_go_and_those_of_living_on
         assert processes.marked(ids[1]) == [pids[1]]
         assert {path.name for path in scratch.iterdir()} == {
             f"collocation-{ids[1][:12]}",
-            "collocation-new-young",
+            young,
             "collocation-something-else",
         }
         assert ask("status")[0] == 0
