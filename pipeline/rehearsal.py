@@ -59,7 +59,7 @@ class Rehearsal:
             return
         from pipeline.simulation import fault_config  # it loads pynvml
 
-        self._state_file.set_faults(fault_config.parse(faults, len(self._state_file.read().gpus)))
+        self._state_file.set_faults(*fault_config.parse(faults, len(self._state_file.read().gpus)))
         try:
             yield
         finally:
@@ -127,7 +127,8 @@ class Rehearsal:
                 _report_out_of_memory(state, message)
                 raise LaunchError(f"job {state.job.name}: {message}")
             try:
-                kind = self._join_mps(state, slots[state.job.index])
+                bypasses = state.job.index == 0 and "bypass" in self._state_file.read().mps_faults
+                kind = "C" if bypasses else self._join_mps(state, slot)
                 self._clients.hold(uuid, state.pid, program, memory_mib, kind)
             except codes.DriverError as error:
                 if start_ticks(state.pid) is None:

@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 
 from pipeline.errors import ConfigError
+from pipeline.simulation import mps_control
 from pipeline.simulation.nvml_library import NvmlLibrary
 from pipeline.simulation.state import Fault
 
@@ -18,19 +19,31 @@ _CODES = {
     if name.startswith("NVML_ERROR_") and isinstance(code, int)
 }
 _NUMBERS = {"skip": 0, "times": 1, "gpu": 0}  # and the least that each may be
+# Ways in which MPS can fail; `bypass` is one of the job and not of the daemon.
+_MPS_FAULTS = {f"mps_{name}": name for name in sorted({*mps_control.FAULTS, "bypass"})}
 
 
-def parse(entries: Sequence[Any], num_gpus: int) -> tuple[Fault, ...]:
+def parse(entries: Sequence[Any], num_gpus: int) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
     """What shall fail.
 
     Args:
-        entries: of `gpu.faults`: dictionaries with the attributes of `Fault`; `code` may be one of NVML's names.
+        entries: of `gpu.faults`: dictionaries with the attributes of `Fault`, whose `code` may be one of NVML's names,
+            and names of faults of MPS.
         num_gpus: of the machine.
+
+    Returns:
+        Calls of the driver, and the faults of MPS as `State.mps_faults` names them.
 
     Raises:
         ConfigError: an entry is no such fault; says what it could be.
     """
-    return tuple(_fault(position, entry, num_gpus) for position, entry in enumerate(entries))
+    calls, of_mps = [], []
+    for position, entry in enumerate(entries):
+        if isinstance(entry, str) and entry in _MPS_FAULTS:
+            of_mps.append(_MPS_FAULTS[entry])
+        else:
+            calls.append(_fault(position, entry, num_gpus))
+    return tuple(calls), tuple(of_mps)
 
 
 def _fault(position: int, entry: Any, num_gpus: int) -> Fault:
@@ -38,7 +51,8 @@ def _fault(position: int, entry: Any, num_gpus: int) -> Fault:
     if not isinstance(entry, dict) or not {"function", "code"} <= entry.keys() <= {"function", "code", *_NUMBERS}:
         raise ConfigError(
             f"{where}={entry}: must be a dictionary of function and code and, if wanted, skip, times and gpu, "
-            "as {function: nvmlGpuInstanceDestroy, code: IN_USE}"
+            "as {function: nvmlGpuInstanceDestroy, code: IN_USE}; or the name of a fault of MPS: "
+            f"{', '.join(_MPS_FAULTS)}"
         )
     function = str(entry["function"])
     code: Any = _CODES.get(str(entry["code"]), entry["code"])

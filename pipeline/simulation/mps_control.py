@@ -90,8 +90,12 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
     return connection
 
 
-def _start(pipes: Path, logs: Path, settings: Mapping[str, Any]) -> int:
+def _start(pipes: Path, logs: Path, settings: dict[str, Any]) -> int:
     """`-d`: return when the daemon listens."""
+    if settings["machine"] is not None:
+        from pipeline.simulation.state import StateFile  # a third of the time that the program takes for a command
+
+        settings["faults"] += StateFile(Path(settings["machine"])).read().mps_faults
     if "start_fails" in settings["faults"]:
         print("Failed to start the MPS control daemon")  # noqa: T201
         return 1

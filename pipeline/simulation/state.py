@@ -121,12 +121,14 @@ class State:
     """The whole simulated machine; a GPU's index is its position.
 
     Attributes:
+        mps_faults: of `mps_control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
         faults_pid, faults_ticks: the process with which the faults end, and when it began; `None`: they stay.
     """
 
     gpus: tuple[Gpu, ...]
     sessions: tuple[Session, ...] = ()
     faults: tuple[Fault, ...] = ()
+    mps_faults: tuple[str, ...] = ()
     faults_pid: int | None = None
     faults_ticks: int | None = None
 
@@ -218,15 +220,21 @@ class StateFile:
             self._write(state)
         return state
 
-    def set_faults(self, faults: Iterable[Fault]) -> None:
-        """Let these calls fail, and no others, until this process ends or says otherwise.
+    def set_faults(self, faults: Iterable[Fault], mps_faults: Iterable[str] = ()) -> None:
+        """Let these calls, and MPS in these ways, fail, and no others, until this process ends or says otherwise.
 
         Raises:
             ConfigError: there is no such file, or it is no state.
         """
         with self.changing() as cell:
             pid = os.getpid()
-            cell.state = replace(cell.state, faults=tuple(faults), faults_pid=pid, faults_ticks=start_ticks(pid))
+            cell.state = replace(
+                cell.state,
+                faults=tuple(faults),
+                mps_faults=tuple(mps_faults),
+                faults_pid=pid,
+                faults_ticks=start_ticks(pid),
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -281,7 +289,7 @@ def _new_gpu(index: int, model: models.Model, machine: str = "") -> Gpu:
 
 def _without_the_dead(state: State) -> State:
     if state.faults_pid is not None and not _lives(state.faults_pid, state.faults_ticks):
-        state = replace(state, faults=(), faults_pid=None, faults_ticks=None)
+        state = replace(state, faults=(), mps_faults=(), faults_pid=None, faults_ticks=None)
     return replace(
         state,
         sessions=tuple(session for session in state.sessions if _lives(session.pid, session.start_ticks)),
@@ -301,6 +309,7 @@ def _from_json(data: dict[str, Any]) -> State:
         gpus=tuple(_gpu(row) for row in data["gpus"]),
         sessions=tuple(Session(**row) for row in data["sessions"]),
         faults=tuple(Fault(**row) for row in data["faults"]),
+        mps_faults=tuple(data["mps_faults"]),
         faults_pid=data["faults_pid"],
         faults_ticks=data["faults_ticks"],
     )

@@ -146,6 +146,18 @@ def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
     assert [path.name for path in tmp_path.glob("*.journal")] == []
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("mps_bypass", "not under MPS: 0-toy"), ("mps_start_fails", "Failed to start the MPS control daemon")],
+)
+def test_mps_that_fails_is_a_row_that_says_why(run, tmp_path, fault, words):
+    status, out, err = run(*TOY, *SHORT, "scenario=mps", f"gpu.faults=[{fault}]")
+    assert status == 1, err
+    assert words in out
+    (group,), _ = stored(tmp_path)
+    assert group.data.tags["collocation.result"] == "failed"
+
+
 def test_more_memory_than_mps_allows_is_a_row_oom(run, tmp_path):
     status, out, err = run(*TOY, *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
     assert status == 0, err
