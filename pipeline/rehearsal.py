@@ -114,7 +114,7 @@ class Rehearsal:
             memory_mib: of each job, in MiB.
 
         Raises:
-            LaunchError: the device of a job has no room for it.
+            LaunchError: the device of a job has no room for it, or `gpu.faults` asks for the fault of a client.
             SharingError: a slot names no device that can be computed on.
         """
         charged: list[str] = []
@@ -124,7 +124,7 @@ class Rehearsal:
             uuid, limit_mib = slot.visible_devices, _limit_mib(slot)
             if limit_mib is not None and memory_mib > limit_mib:
                 message = f"simulated GPU out of memory: {memory_mib} MiB are over the MPS limit of {limit_mib} MiB"
-                _report_out_of_memory(state, message)
+                _report(state, "OutOfMemoryError", message)
                 raise LaunchError(f"job {state.job.name}: {message}")
             try:
                 bypasses = state.job.index == 0 and "bypass" in self._state_file.read().mps_faults
@@ -142,7 +142,7 @@ class Rehearsal:
                     f"simulated GPU out of memory: no room for {memory_mib} MiB (gpu.job_memory_mib) on {uuid} "
                     f"beside {beside} jobs that hold {beside * memory_mib} MiB"
                 )
-                _report_out_of_memory(state, message)
+                _report(state, "OutOfMemoryError", message)
                 raise LaunchError(f"job {state.job.name}: {message}") from error
             charged.append(uuid)
 
@@ -150,6 +150,7 @@ class Rehearsal:
         """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.
 
         Raises:
+            LaunchError: its fault is the one that `gpu.faults` asks for.
             SharingError: the server of that daemon takes no clients.
         """
         try:
@@ -159,6 +160,11 @@ class Rehearsal:
         if connection is None:
             return "C"
         connection.close()
+        if "fault_on_client" in self._state_file.read().mps_faults:
+            # On a GPU its CUDA calls fail from now on; on the CPU the job would notice nothing.
+            message = "simulated fatal fault of an MPS client: its server is in the state FAULT"
+            _report(state, "MpsClientFault", message)
+            raise LaunchError(f"job {state.job.name}: {message}")
         return "M+C"
 
 
@@ -255,8 +261,8 @@ def _model_name(config: GpuConfig) -> str:
     return models.find(config.model).name
 
 
-def _report_out_of_memory(state: JobState, message: str) -> None:
-    event = {"event": "error", "t_ns": time.monotonic_ns(), "type": "OutOfMemoryError", "message": message}
+def _report(state: JobState, error_type: str, message: str) -> None:
+    event = {"event": "error", "t_ns": time.monotonic_ns(), "type": error_type, "message": message}
     # The job waits at the barrier, so nothing of its own comes between.
     with (state.folder / "events.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")

@@ -42,7 +42,8 @@ def write_program(
         init_s: how long a server is INITIALIZING, in seconds; 0.3 s on the H100 with persistence mode.
         faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once; its server is never
             ready; it does not quit; a client puts its server into the state FAULT until all clients are gone.
-        machine: state file of the simulated machine, on whose GPUs servers then hold memory.
+        machine: state file of the simulated machine, on whose GPUs servers then hold memory; a daemon also has the
+            faults that are in it when it starts.
         python: interpreter that runs it.
     """
     unknown = set(faults) - FAULTS
@@ -55,8 +56,11 @@ def write_program(
     path = folder.resolve() / "nvidia-cuda-mps-control"
     assignments = f"PYTHONPATH={shlex.quote(str(_PROJECT_DIR))} {_SETTINGS}={shlex.quote(settings)}"
     command = shlex.join([python, "-S", "-P", "-m", "pipeline.simulation.mps_control"])
-    path.write_text(f'#!/bin/sh\n{assignments} exec {command} "$@"\n', encoding="utf-8")
-    path.chmod(0o755)
+    # Replaced as a whole: another study on this machine may start it now.
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(f'#!/bin/sh\n{assignments} exec {command} "$@"\n', encoding="utf-8")
+    new.chmod(0o755)
+    new.replace(path)
     return path
 
 

@@ -148,14 +148,20 @@ def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("mps_bypass", "not under MPS: 0-toy"), ("mps_start_fails", "Failed to start the MPS control daemon")],
+    [
+        ("mps_bypass", "not under MPS: 0-toy"),
+        ("mps_start_fails", "Failed to start the MPS control daemon"),
+        ("mps_fault_on_client", "job 0-toy: MpsClientFault: simulated fatal fault"),
+    ],
 )
 def test_mps_that_fails_is_a_row_that_says_why(run, tmp_path, fault, words):
-    status, out, err = run(*TOY, *SHORT, "scenario=mps", f"gpu.faults=[{fault}]")
+    kept = tmp_path / "kept.json"
+    status, out, err = run(*TOY, *SHORT, "scenario=mps", f"gpu.faults=[{fault}]", f"gpu.machine={kept}")
     assert status == 1, err
     assert words in out
     (group,), _ = stored(tmp_path)
     assert group.data.tags["collocation.result"] == "failed"
+    assert StateFile(kept).read().mps_faults == ()
 
 
 def test_more_memory_than_mps_allows_is_a_row_oom(run, tmp_path):
@@ -367,12 +373,13 @@ def test_faults_of_a_killed_study_are_gone(tmp_path):
     text = (
         "import os, sys\nfrom pathlib import Path\nfrom pipeline.simulation.state import Fault, StateFile\n"
         f"state_file = StateFile(Path({str(tmp_path / 'kept.json')!r}))\nstate_file.create(['a100_40gb'])\n"
-        "state_file.set_faults([Fault(function='nvmlInitWithFlags', code=999)])\n"
-        "assert state_file.read().faults\nos.kill(os.getpid(), 9)\n"
+        "state_file.set_faults([Fault(function='nvmlInitWithFlags', code=999)], ['server_dies'])\n"
+        "assert state_file.read().faults and state_file.read().mps_faults\nos.kill(os.getpid(), 9)\n"
     )
     killed = subprocess.run([sys.executable, "-c", text], cwd=PROJECT_DIR)
     assert killed.returncode == -signal.SIGKILL
-    assert StateFile(tmp_path / "kept.json").read().faults == ()
+    state = StateFile(tmp_path / "kept.json").read()
+    assert (state.faults, state.mps_faults) == ((), ())
 
 
 @pytest.mark.parametrize(
