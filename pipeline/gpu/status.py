@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pipeline.gpu import lease, nvml, profiles
 from pipeline.gpu.mig_control import boot_id
 from pipeline.gpu.mig_state import MigState, read_state
 from pipeline.journal import Journal, Step
+from pipeline.schema import GpuConfig
 from pipeline.simulation.install import installed
 from pipeline.simulation.state import StateFile, goes_with_its_study
 from pipeline.types import Device
@@ -124,8 +126,18 @@ def status(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
     lines += [_left_line(path, pids) for path, pids in left.items()]
     is_left = bool(left) or any(not gpu["is_clean"] and gpu["holder"] is None for gpu in gpus)
     in_use = "not clean: a study runs, and undoes this itself"
-    lines.append("clean" if is_clean else "not clean: python -m pipeline.gpu clean" if is_left else in_use)
+    lines.append("clean" if is_clean else f"not clean: {_clean_command(arguments)}" if is_left else in_use)
     return {"gpus": gpus, "abandoned": left, "is_clean": is_clean}, "\n".join(map(printable, lines)), int(not is_clean)
+
+
+def _clean_command(arguments: argparse.Namespace) -> str:
+    """The command that clears what was shown."""
+    words = ["python", "-m", "pipeline.gpu", "clean"]
+    if arguments.machine is not None:
+        words += ["--machine", arguments.machine]
+    if arguments.lock_dir != GpuConfig().lock_dir:
+        words += ["--lock-dir", arguments.lock_dir]
+    return shlex.join(words)
 
 
 def printable(text: str) -> str:
