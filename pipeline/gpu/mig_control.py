@@ -145,6 +145,7 @@ def switch_off(uuid: str, program: str, admin: list[str]) -> None:
     """
     control = Control(uuid=uuid, program=program, admin=tuple(admin))
     await_last_write(control.uuid)
+    nvml.release()
 
     def is_done() -> bool:
         state = control.read()

@@ -66,6 +66,18 @@ def session() -> Iterator[None]:
         _pynvml().nvmlShutdown()
 
 
+def release() -> None:
+    """Close NVML in this process, however often it is open: for a moment when nobody here may use it.
+
+    A signal that comes while a session is opened or closed leaves it open, and then we ourselves would keep an Ampere
+    GPU from switching its MIG mode.
+    """
+    nvml = _pynvml()
+    with suppress(nvml.NVMLError):
+        while True:
+            nvml.nvmlShutdown()
+
+
 def list_devices() -> tuple[Device, ...]:
     """Every GPU that this process may use, in NVML's order; empty on a machine without an NVIDIA driver.
 
