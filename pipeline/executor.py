@@ -172,14 +172,14 @@ class _Execution:
         for spec in group.listeners:
             self._observe(spec, watched, stack)
         stack.enter_context(self.executor.view(group, watched))
-        interpreter = self.executor.inventory.interpreters[group.env]
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
+            interpreters = [self.executor.inventory.interpreters[job.workload.env] for job in jobs]
             with UndoStack() as processes:
                 running = JobGroup(
                     jobs,
                     [_as_seen_by_jobs(slots.slots[job.index], group.device) for job in jobs],
-                    interpreter,
+                    interpreters,
                     self.run.folder,
                     group.limits,
                     mark=self.run.spool_id,
@@ -192,8 +192,8 @@ class _Execution:
                 running.wait_ready()
                 if self.executor.rehearsal is not None:
                     memory_mib = group.config.gpu.job_memory_mib
-                    program = str(interpreter.python)
-                    self.executor.rehearsal.charge(running.states, slots.slots, program, memory_mib)
+                    programs = [str(interpreter.python) for interpreter in interpreters]
+                    self.executor.rehearsal.charge(running.states, slots.slots, programs, memory_mib)
                 slots.verify(running.pids())
                 self.executor.sender.rest()
                 with self._own_cost():

@@ -72,7 +72,7 @@ class JobGroup:
     Args:
         jobs: what to start.
         slots: where, one a job.
-        interpreter: with what.
+        interpreters: with what, one a job.
         folder: the group's folder; job `i` gets `jobs/<i>` below it.
         mark: what every process of the group carries in its environment (`pipeline/processes.py`).
         scratch: short-lived folder with a short path, for the control socket.
@@ -83,7 +83,7 @@ class JobGroup:
         self,
         jobs: Sequence[Job],
         slots: Sequence[Slot],
-        interpreter: Interpreter,
+        interpreters: Sequence[Interpreter],
         folder: Path,
         limits: Limits,
         *,
@@ -91,7 +91,7 @@ class JobGroup:
         scratch: Path,
         pin_cpus: bool = False,
     ) -> None:
-        self._slots, self._interpreter, self._limits, self._pin_cpus = slots, interpreter, limits, pin_cpus
+        self._slots, self._interpreters, self._limits, self._pin_cpus = slots, interpreters, limits, pin_cpus
         self._mark, self._socket = mark, scratch / "control"
         self.states = [JobState(job=job, folder=folder / "jobs" / str(job.index)) for job in jobs]
         self._by_index = {state.job.index: state for state in self.states}
@@ -100,8 +100,9 @@ class JobGroup:
         """Start all jobs, or none: those already started are ended if one cannot be."""
         self._channel = Channel(self._socket, self._message, self._exited)
         try:
-            for position, (state, slot) in enumerate(zip(self.states, self._slots, strict=True)):
-                self._spawn(state, slot, position)
+            places = zip(self.states, self._slots, self._interpreters, strict=True)
+            for position, (state, slot, interpreter) in enumerate(places):
+                self._spawn(state, slot, interpreter, position)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -207,12 +208,12 @@ class JobGroup:
                 os.killpg(state.pid, signum)
         processes.send_signal(self._mark, signum)
 
-    def _spawn(self, state: JobState, slot: Slot, position: int) -> None:
+    def _spawn(self, state: JobState, slot: Slot, interpreter: Interpreter, position: int) -> None:
         job = state.job
         state.folder.mkdir(parents=True)
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
         (state.folder / "job.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
-        argv = [str(self._interpreter.python), *job.workload.argv]
+        argv = [str(interpreter.python), *job.workload.argv]
         with (state.folder / "stdout.log").open("wb") as stdout, (state.folder / "stderr.log").open("wb") as stderr:
             try:
                 # The argument list comes from the plan; there is no shell.
@@ -221,7 +222,7 @@ class JobGroup:
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
-                    env=self._environ(state, slot),
+                    env=self._environ(state, slot, interpreter),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -232,7 +233,7 @@ class JobGroup:
             os.sched_setaffinity(state.pid, state.cpus)
         self._channel.watch(job.index, state.pid)
 
-    def _environ(self, state: JobState, slot: Slot) -> dict[str, str]:
+    def _environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
         environ = {
             key: value
             for key, value in os.environ.items()
@@ -249,7 +250,7 @@ class JobGroup:
             "COLLOCATION_JOB": str(state.folder),
             processes.MARK_VARIABLE: self._mark,
         }
-        return environ | dict(self._interpreter.environ) | dict(slot.environ) | dict(state.job.workload.environ)
+        return environ | dict(interpreter.environ) | dict(slot.environ) | dict(state.job.workload.environ)
 
     def _message(self, index: int, message: dict[str, object]) -> None:
         state = self._by_index.get(index)

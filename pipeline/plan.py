@@ -205,6 +205,7 @@ def _workload(
     workload: WorkloadConfig, config: Config, device: Device, window: Window, inventory: Inventory
 ) -> Workload:
     path, content = inventory.scripts[workload.script]
+    env = build.spec_of(config.env)
     runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
     flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
     if not workload.ends_by_itself:
@@ -216,6 +217,7 @@ def _workload(
         script=str(path),
         argv=(*([str(runner)] if runner else []), str(path), *_flags(flags), *workload.args),
         ends_by_itself=workload.ends_by_itself,
+        env=env,
         digest=_digest(
             [
                 content,
@@ -224,6 +226,7 @@ def _workload(
                 {k: v for k, v in flags.items() if k not in _PATH_KEYS},
                 workload.args,
                 workload.environ,
+                inventory.interpreters[env].lock_digest,
             ]
         ),
         params=tuple((key, _text(value)) for key, value in flags.items() if value is not None),
@@ -261,7 +264,6 @@ def _text(value: object) -> str:
 def _group(
     config: Config, inventory: Inventory, device: Device, window: Window, jobs: tuple[Job, ...], *, sequential: bool
 ) -> Group:
-    env = build.spec_of(config.env)
     scenario = "serial" if sequential else config.scenario.name
     sharing, listeners = _specs(config)
     if sequential:
@@ -278,7 +280,6 @@ def _group(
             device.name,
             *([config.gpu.job_memory_mib, *config.gpu.faults] if device.is_simulated else []),
         ],
-        "env": inventory.interpreters[env].lock_digest,
         "seed": config.seed,
         "pin_cpus": pin_cpus,
         "exclusive_process": config.gpu.exclusive_process and not sequential,
@@ -298,7 +299,6 @@ def _group(
         seed=config.seed,
         sequential=sequential,
         device=device,
-        env=env,
         listeners=tuple(listeners),
         pin_cpus=pin_cpus,
         digest=_digest(facts),

@@ -102,7 +102,9 @@ class Rehearsal:
         assert device is not None
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
-    def charge(self, states: Sequence[JobState], slots: Sequence[Slot], program: str, memory_mib: int) -> None:
+    def charge(
+        self, states: Sequence[JobState], slots: Sequence[Slot], programs: Sequence[str], memory_mib: int
+    ) -> None:
         """Let each job hold memory on the device of its slot, from now until it ends.
 
         A job that finds no room gets the error event that it would write on a real GPU, so that its row is `oom`.
@@ -110,7 +112,7 @@ class Rehearsal:
         Args:
             states: jobs that stand at the barrier.
             slots: by index of the job.
-            program: what the process lists show.
+            programs: what the process lists show, one a job.
             memory_mib: of each job, in MiB.
 
         Raises:
@@ -118,7 +120,7 @@ class Rehearsal:
             SharingError: a slot names no device that can be computed on.
         """
         charged: list[str] = []
-        for state in states:
+        for state, program in zip(states, programs, strict=True):
             assert state.pid is not None
             slot = slots[state.job.index]
             uuid, limit_mib = slot.visible_devices, _limit_mib(slot)

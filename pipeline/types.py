@@ -97,7 +97,8 @@ class Workload:
         script: absolute path of the program.
         argv: all arguments of the interpreter, the program's path among them.
         ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
-        digest: of everything that decides what the program computes.
+        env: where its interpreter comes from.
+        digest: of everything that decides what the program computes, the packages of its environment among it.
         params: its settings, for the record.
     """
 
@@ -105,6 +106,7 @@ class Workload:
     script: str
     argv: tuple[str, ...]
     ends_by_itself: bool
+    env: Spec
     digest: str
     params: tuple[tuple[str, str], ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
@@ -197,7 +199,7 @@ class Group:
         number: position in the plan, from 1.
         block: the repeat, from 1; each block holds every group of the study once.
         sequential: run the jobs one after another (the serial baseline of a mix).
-        digest: of workloads, sharing, window, device model, environment lock, seed and block.
+        digest: of workloads, sharing, window, device model, seed and block.
         skip_reason: why this group is recorded as `skipped` instead of run.
         config: the configuration that asked for the group, for the record only.
     """
@@ -214,7 +216,6 @@ class Group:
     seed: int
     sequential: bool
     device: Device
-    env: Spec
     listeners: tuple[ListenerSpec, ...]
     pin_cpus: bool
     digest: str

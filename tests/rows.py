@@ -16,7 +16,14 @@ S = 1_000_000_000
 
 
 def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
-    return Workload(name=name, script=__file__, argv=("x.py",), ends_by_itself=ends_by_itself, digest=f"digest-{name}")
+    return Workload(
+        name=name,
+        script=__file__,
+        argv=("x.py",),
+        ends_by_itself=ends_by_itself,
+        env=Spec(target="pipeline.env.CurrentEnv"),
+        digest=f"digest-{name}",
+    )
 
 
 def group(
@@ -35,7 +42,6 @@ def group(
         "seed": 0,
         "sequential": sequential,
         "device": GPU,
-        "env": Spec(target="pipeline.env.CurrentEnv"),
         "listeners": (),
         "pin_cpus": False,
         "digest": f"{block}-{sequential}-{names}-{kind}",

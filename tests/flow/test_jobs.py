@@ -16,7 +16,7 @@ from pipeline import measure, processes
 from pipeline.errors import LaunchError
 from pipeline.jobs import JobGroup
 from pipeline.measure import Batch, Observation
-from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Window, WindowKind, Workload
+from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
 
 PYTHON = Interpreter(python=Path(sys.executable))
 PATIENT = Limits(ready_s=10, group_s=10, stop_s=5)
@@ -44,6 +44,7 @@ def run(tmp_path) -> Callable[..., GroupResult]:
                     script=str(TOYS / "toy.py"),
                     argv=(str(TOYS / "toy.py"), "--epochs", epochs, manner),
                     ends_by_itself=False,
+                    env=Spec(target="pipeline.env.CurrentEnv"),
                     digest="d",
                 ),
             )
@@ -54,7 +55,9 @@ def run(tmp_path) -> Callable[..., GroupResult]:
         slots = [Slot(visible_devices="") for _ in jobs]
         scratch = Path("/tmp") / f"t-{mark[:12]}"
         scratch.mkdir()
-        running = JobGroup(jobs, slots, python, tmp_path / mark, limits, mark=mark, scratch=scratch, **options)
+        running = JobGroup(
+            jobs, slots, [python] * len(jobs), tmp_path / mark, limits, mark=mark, scratch=scratch, **options
+        )
         failure = None
         try:
             with running:

@@ -460,10 +460,10 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
     with rehearsal.prepared([config]) as simulated:
         uuid = simulated.find_device(config.gpu).uuid
         slots = [Slot(visible_devices=uuid)]
-        simulated.charge([JobState(job=job, folder=tmp_path, pid=ended.pid)], slots, "python", 10)
+        simulated.charge([JobState(job=job, folder=tmp_path, pid=ended.pid)], slots, ["python"], 10)
         here = JobState(job=job, folder=tmp_path, pid=os.getpid())
         with pytest.raises(SharingError, match="GPU-absent: Not Found"):
-            simulated.charge([here], [Slot(visible_devices="GPU-absent")], "python", 10)
+            simulated.charge([here], [Slot(visible_devices="GPU-absent")], ["python"], 10)
 
 
 @pytest.mark.parametrize(

@@ -502,9 +502,9 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
     jobs = tuple(Job(index=i, workload=program) for i in range(2))
     group = group_in(folder, "a", jobs=jobs)
     window = dataclasses.replace(group.window, seconds=0.2, settle_s=0.1)
-    python = Interpreter(python=Path(sys.executable))
+    pythons = [Interpreter(python=Path(sys.executable))] * len(jobs)
     with prepared(folder, group, sharing=MpsPercent) as slots:
-        running = JobGroup(jobs, slots.slots, python, tmp_path, group.limits, mark=folder.name, scratch=folder)
+        running = JobGroup(jobs, slots.slots, pythons, tmp_path, group.limits, mark=folder.name, scratch=folder)
         with running:
             running.wait_ready()
             slots.verify(running.pids())
