@@ -74,6 +74,14 @@ class Precision(enum.Enum):
     fp16 = 3
 
 
+class Autotune(enum.Enum):
+    """When cuDNN tries its algorithms: one job after another, while the other jobs do, or not at all."""
+
+    in_turn = 0
+    together = 1
+    off = 2
+
+
 @dataclass
 class WorkloadConfig:
     """A program. Keys that a subclass adds become its command-line flags (`batch_size` -> `--batch-size`).
@@ -106,6 +114,8 @@ class TrainTimmConfig(WorkloadConfig):
         samples: training samples an epoch for synthetic data; the real data set's number if not given.
         loader_workers: data loader processes of each job.
         threads: CPU threads of each job's framework; the framework's own choice if not given.
+        autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it, and the
+            jobs train at a third of their speed (docs/method.md).
         canary: check before the run that the job's products and convolutions come out right (docs/method.md).
         validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
     """
@@ -127,6 +137,7 @@ class TrainTimmConfig(WorkloadConfig):
     channels_last: bool = True
     loader_workers: int = 2
     threads: int | None = None
+    autotune: Autotune = Autotune.in_turn
     warmup_steps: int = 10
     canary: bool = True
     validate: bool = False

@@ -20,6 +20,8 @@ the job's leader before the leader can end the rest of its group; 19 of 20 grand
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -73,6 +75,11 @@ class NullJob:
         """Return at once, with the present instant."""
         return time.monotonic_ns()
 
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Go on at once: by hand there are no others."""
+        yield
+
     def until_stop(self, items: Iterable[T]) -> Iterator[T]:
         """Yield every item."""
         yield from items
@@ -108,6 +115,7 @@ class Job(NullJob):
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, "job.json"), encoding="utf-8") as file:
             spec = json.load(file)
+        self._folder = folder
         self._index = spec["index"]
         self._address = spec["socket"]
         # One write call a line, straight to the file: what a killed job wrote is not lost.
@@ -169,6 +177,18 @@ class Job(NullJob):
         # a scheduler's slice each. So nobody works before everybody had the time to leave.
         time.sleep(_CLEARANCE_S)
         return started
+
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Let only one job of the group be inside at a time; the others wait for their turn."""
+        jobs = os.open(os.path.join(self._folder, os.pardir), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(jobs, fcntl.LOCK_EX)
+            yield
+        finally:
+            # Said, and not left to the descriptor's end: a child that was forked meanwhile has a copy of it.
+            fcntl.flock(jobs, fcntl.LOCK_UN)
+            os.close(jobs)
 
     def until_stop(self, items: Iterable[T]) -> Iterator[T]:
         """Yield items until they end or the orchestrator says stop."""

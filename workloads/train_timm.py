@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -94,6 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--channels-last", action=on_off, default=True)
     flag("--loader-workers", type=_count, default=2, help="loader processes; 0 loads in this one")
     flag("--threads", type=_positive, help="CPU threads of torch (default: its own choice)")
+    flag("--autotune", default="in_turn", choices=["in_turn", "together", "off"],
+         help="let cuDNN try its algorithms: one job after another, while the other jobs do, or not")  # fmt: skip
     flag("--warmup-steps", type=_count, default=10, help="real steps before the run, which they do not change")
     flag("--canary", action=on_off, default=True, help="check first that products and convolutions come out right")
     flag("--validate", action=on_off, default=False, help="measure the accuracy; synthetic data has none")
@@ -188,7 +191,7 @@ def _set_arithmetic(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = args.autotune != "off"
 
 
 def _data_request(args: argparse.Namespace) -> DataRequest:
@@ -224,14 +227,19 @@ def _warm_up(args: argparse.Namespace, job: client.NullJob, training: Training, 
     """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned. Also runs the canary."""
     from workloads import steps
 
+    warm_up = _endless(batches, args.warmup_steps)
     with steps.undone(training):
-        if args.step_mode == "cuda_graph":
-            step = steps.graph_step(training, *next(batches.epoch(1)))
-        elif args.step_mode == "compile":
-            step = steps.compiled_step(training)
-        else:
-            step = steps.eager_step(training)
-        for images, labels in _endless(batches, args.warmup_steps):
+        # cuDNN tries every algorithm of a layer in the first step, forward and backward.
+        with job.in_turn() if args.autotune == "in_turn" else nullcontext():
+            if args.step_mode == "cuda_graph":
+                step = steps.graph_step(training, *next(batches.epoch(1)))
+            elif args.step_mode == "compile":
+                step = steps.compiled_step(training)
+            else:
+                step = steps.eager_step(training)
+            for images, labels in islice(warm_up, 1):
+                step(images, labels)
+        for images, labels in warm_up:
             step(images, labels)
         if args.canary:
             _check_results(job, training, next(batches.epoch(1)))
@@ -285,7 +293,7 @@ def _describe(args: argparse.Namespace, job: client.NullJob, training: Training)
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         facts["cublas"] = _cublas_version()
     names = ["model", "dataset", "source", "image_px", "batch_size", "learning_rate", "step_mode", "precision"]
-    for name in [*names, "channels_last", "loader_workers", "warmup_steps", "seed"]:
+    for name in [*names, "channels_last", "loader_workers", "autotune", "warmup_steps", "seed"]:
         facts[name] = getattr(args, name)
     job.param(**{name: value for name, value in facts.items() if value is not None})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import uuid
@@ -85,6 +86,14 @@ def test_jobs_that_behave_run_together_until_they_are_told_to_stop(run):
 def test_seven_jobs_start_within_ten_milliseconds(run):
     skews = [run(*["well"] * 7, seconds=0.1).metrics["start_skew_ms"] for _ in range(5)]
     assert statistics.median(skews) <= 10, skews
+
+
+def test_what_jobs_do_in_turn_never_overlaps(run):
+    row = run("takes_turns", "takes_turns", "takes_turns")
+    assert row.result is Result.OK, row.reason
+    spans = sorted((series[0][1], series[1][1]) for series in (job.series["inside"] for job in row.jobs))
+    assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(spans))
+    assert spans[-1][1] - spans[0][0] < 2e9, "waited for the children that inherited the descriptor"
 
 
 def test_a_work_window_ends_when_the_jobs_do(run):

@@ -46,6 +46,8 @@ def main() -> None:  # noqa: C901  one line a manner
             return
         if manner == "raises_before_ready":
             raise ValueError("a model that does not exist")
+        if manner == "takes_turns":
+            _take_a_turn(job)
         job.ready()
         if manner == "raises":
             raise RuntimeError("something went wrong")
@@ -72,6 +74,17 @@ def main() -> None:  # noqa: C901  one line a manner
             job.epoch(epoch, time.monotonic() - began, loss=1 / epoch)
     if manner == "dies_after_bye":
         os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _take_a_turn(job: client.NullJob) -> None:
+    """Be inside for a while, and leave a forked child behind that has our descriptors for longer."""
+    with job.in_turn():
+        job.metric("inside", 1)
+        if os.fork() == 0:
+            time.sleep(2)
+            os._exit(0)
+        time.sleep(0.1)
+        job.metric("inside", 0)
 
 
 if __name__ == "__main__":

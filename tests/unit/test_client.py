@@ -55,7 +55,8 @@ def test_by_hand_every_call_does_nothing(monkeypatch, tmp_path):
         before = time.monotonic_ns()
         assert before <= job.ready() <= time.monotonic_ns()
         assert list(job.until_stop([1, 2, 3])) == [1, 2, 3]
-        job.step(samples=1)
+        with job.in_turn():
+            job.step(samples=1)
         job.metric("loss", 1.0)
         job.epoch(1, 1.0, loss=1.0)
         assert not (job.attached or job.stopping or job.wait_stop(10))
