@@ -8,7 +8,8 @@ import shlex
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.protocols import Sharing
+from pipeline.gpu import dcgm_profiling
+from pipeline.protocols import Launcher, Sharing
 from pipeline.types import Plan, Spec
 
 
@@ -47,6 +48,11 @@ def checked(plan: Plan) -> Plan:
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)
+    for spec in dict.fromkeys(group.launcher.build for group in plan.groups):
+        launcher: Launcher = instance(spec)
+        launcher.check()
+    for group in plan.groups:
+        dcgm_profiling.commands(group, instance(group.launcher.build))
     groups = []
     refusal: ConfigError | None = None
     for group in plan.groups:
@@ -73,7 +79,9 @@ def describe_privileged(plan: Plan) -> str:
     for group in plan.groups:
         if group.skip_reason is None:
             sharing: Sharing = instance(group.sharing)
-            groups_by_commands.setdefault(sharing.privileged(group), []).append(group.number)
+            of_dcgm = dcgm_profiling.commands(group, instance(group.launcher.build))
+            privileged = (*of_dcgm[:1], *sharing.privileged(group), *of_dcgm[1:])
+            groups_by_commands.setdefault(privileged, []).append(group.number)
     groups_by_commands.pop((), None)
     if not groups_by_commands:
         return "no command changes the settings of a GPU"

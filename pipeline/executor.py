@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import build, interrupts, measure
+from pipeline import build, interrupts, measure, timeline
 from pipeline.errors import CollocationError, ListenerError
-from pipeline.gpu import lease
+from pipeline.gpu import dcgm_profiling, lease
 from pipeline.interrupts import Interrupted, UndoStack
 from pipeline.inventory import Inventory
-from pipeline.jobs import JobGroup
+from pipeline.jobs import JobGroup, JobState
 from pipeline.journal import Journal, replay
 from pipeline.measure import Batch, Observation
-from pipeline.protocols import Listener, Sharing
+from pipeline.phases import PhaseLog
+from pipeline.protocols import Launcher, Listener, Sharing
 from pipeline.sender import Sender
 from pipeline.spool import SampleFile, Spool, SpoolRun
 from pipeline.types import Device, Group, GroupResult, ListenerSpec, Required, Result, Slot
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
 
 log = logging.getLogger(__name__)
+NO_REPORT_TAG = "collocation.no_report"
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class Executor:
                 interrupted = error
             row = measure.judge(group, execution.observation(interrupted is not None))
             row = dataclasses.replace(row, spool_id=run.spool_id)
+            execution.phases.write(run.folder / "artifacts")
+            timeline.write(run, row, execution.phases)
             run.close(row)
         if interrupted is not None:
             raise interrupted
@@ -106,12 +110,17 @@ class _Execution:
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
         self.tool_cpu_s = self.tool_wall_s = 0.0
+        self.phases = PhaseLog()
 
     def go(self) -> None:
         """Take the device, observe, run the jobs. Every failure but the user's signal is kept, not raised."""
+        self.phases.begin("setup")
         try:
             with UndoStack() as stack:
-                self._set_up_and_run(stack)
+                try:
+                    self._set_up_and_run(stack)
+                finally:
+                    self.phases.begin("cleanup")
         except CollocationError as error:
             self.failure = "; ".join([str(error), *getattr(error, "__notes__", [])])
             log.debug("%s: %s", self.group.name, self.failure, exc_info=True)
@@ -121,6 +130,7 @@ class _Execution:
             log.exception("%s failed in the orchestrator", self.group.name)
         finally:
             self._undo_again()
+            self.phases.end()
 
     def _undo_again(self) -> None:
         """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
@@ -165,6 +175,8 @@ class _Execution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         lease.refuse_strangers(group.device, group.config.gpu.tolerate)
+        launcher: Launcher = build.instance(group.launcher.build)
+        stack.enter_context(dcgm_profiling.paused(group, launcher))
         sharing: Sharing = build.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
         self.run.place(slots.slots)
@@ -174,6 +186,7 @@ class _Execution:
         stack.enter_context(self.executor.view(group, watched))
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
+            self.phases.begin("launch")
             interpreters = [self.executor.inventory.interpreters[job.workload.env] for job in jobs]
             with UndoStack() as processes:
                 running = JobGroup(
@@ -185,6 +198,7 @@ class _Execution:
                     mark=self.run.spool_id,
                     scratch=self.run.scratch,
                     pin_cpus=group.pin_cpus,
+                    launcher=launcher,
                 )
                 self.batches.append(Batch(states=running.states))
                 processes.enter_context(running)
@@ -196,10 +210,22 @@ class _Execution:
                     self.executor.rehearsal.charge(running.states, slots.slots, programs, memory_mib)
                 slots.verify(running.pids())
                 self.executor.sender.rest()
+                self.phases.begin("run")
                 with self._own_cost():
                     running.measure(group.window)
+                self._note_missing_reports(launcher, running.states)
+                self.phases.begin("cleanup")
             if any(state.went_wrong for state in running.states):
                 return
+
+    def _note_missing_reports(self, launcher: Launcher, states: Sequence[JobState]) -> None:
+        """Say which jobs ended well and left no report of their profiler, which is not their fault."""
+        without = [s.job.name for s in states if s.profiler is not None and launcher.report(s.folder) is None]
+        if without:
+            said = f"{launcher.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
+            before = self.tags.get(NO_REPORT_TAG)
+            self.tags[NO_REPORT_TAG] = f"{before}; {said}" if before else said
+            log.warning("%s: %s", self.group.name, said)
 
     def _observe(self, spec: ListenerSpec, watched: Watched, stack: UndoStack) -> None:
         is_needed = spec.required is Required.YES or (spec.required is Required.IF_GPU and watched.device.is_gpu)

@@ -19,6 +19,7 @@ from types import TracebackType
 from pipeline import events, processes
 from pipeline.channel import PROTOCOL, Channel
 from pipeline.errors import LaunchError
+from pipeline.protocols import Launcher
 from pipeline.types import Interpreter, Job, Limits, Slot, Window, WindowKind
 
 # From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
@@ -39,6 +40,9 @@ class JobState:
         fault: what else it did wrong, in words.
         cpus: the CPUs that it is bound to, if it is.
         signalled: that we ended it by a signal.
+        profiler: what its leading process is, if not the job itself; a job under one is never started warm.
+        speaker_pid: the process that speaks the job protocol, if that is not the leading one.
+        bye_ns: when it reported the end of its work.
     """
 
     job: Job
@@ -54,6 +58,19 @@ class JobState:
     fault: str | None = None
     signalled: bool = False
     cpus: Sequence[int] = ()
+    profiler: str | None = None
+    speaker_pid: int | None = None
+    bye_ns: int | None = None
+
+    @property
+    def working_pid(self) -> int | None:
+        """The process that does the work: below a profiler, the one that speaks the job protocol."""
+        return self.pid if self.speaker_pid is None else self.speaker_pid
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its work is over: the process is gone, or its profiler is still writing its report."""
+        return self.has_ended or (self.profiler is not None and self.bye is not None)
 
     @property
     def has_ended(self) -> bool:
@@ -77,6 +94,7 @@ class JobGroup:
         mark: what every process of the group carries in its environment (`pipeline/processes.py`).
         scratch: short-lived folder with a short path, for the control socket.
         pin_cpus: give each job an equal share of the CPUs.
+        launcher: what is put before the command of each job; nothing if not given.
     """
 
     def __init__(
@@ -90,7 +108,9 @@ class JobGroup:
         mark: str,
         scratch: Path,
         pin_cpus: bool = False,
+        launcher: Launcher | None = None,
     ) -> None:
+        self._launcher = launcher
         self._slots, self._interpreters, self._limits, self._pin_cpus = slots, interpreters, limits, pin_cpus
         self._mark, self._socket = mark, scratch / "control"
         self.states = [JobState(job=job, folder=folder / "jobs" / str(job.index)) for job in jobs]
@@ -130,8 +150,8 @@ class JobGroup:
             self._channel.close()
 
     def pids(self) -> Mapping[int, int]:
-        """Job index to PID, for the jobs that are alive."""
-        return {s.job.index: s.pid for s in self.states if s.pid is not None and not s.has_ended}
+        """Job index to PID, for the jobs that are alive; below a profiler, of the process that it profiles."""
+        return {s.job.index: s.working_pid for s in self.states if s.working_pid is not None and not s.has_ended}
 
     def wait_ready(self) -> None:
         """Wait until every job stands at the barrier.
@@ -144,7 +164,7 @@ class JobGroup:
             _deadline(self._limits.ready_s),
         )
         for state in self.states:
-            if state.has_ended and not state.went_wrong:
+            if state.has_left and not state.went_wrong:
                 state.fault = "ended before it was ready"
         if self._failed():
             raise LaunchError("a job ended before it was ready")
@@ -168,7 +188,7 @@ class JobGroup:
             self._channel.pump(self._any_ended, start_ns + length_ns)
             if self._any_ended():
                 for state in self.states:
-                    if state.has_ended and not state.went_wrong:
+                    if state.has_left and not state.went_wrong:
                         state.fault = "ended before it was told to stop"
                 return
             self._stop()
@@ -192,7 +212,7 @@ class JobGroup:
         return any(state.went_wrong for state in self.states)
 
     def _any_ended(self) -> bool:
-        return any(state.has_ended for state in self.states)
+        return any(state.has_left for state in self.states)
 
     def _all_ended(self) -> bool:
         return all(state.has_ended for state in self.states if state.pid is not None)
@@ -213,7 +233,9 @@ class JobGroup:
         state.folder.mkdir(parents=True)
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
         (state.folder / "job.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
-        argv = [str(interpreter.python), *job.workload.argv]
+        prefix = () if self._launcher is None else self._launcher.prefix(state.folder)
+        state.profiler = self._launcher.name if self._launcher is not None and prefix else None
+        argv = [*prefix, str(interpreter.python), *job.workload.argv]
         with (state.folder / "stdout.log").open("wb") as stdout, (state.folder / "stderr.log").open("wb") as stderr:
             try:
                 # The argument list comes from the plan; there is no shell.
@@ -259,10 +281,15 @@ class JobGroup:
         kind = message.get("type")
         if kind == "hello" and message.get("protocol") != PROTOCOL:
             state.fault = f"speaks version {message.get('protocol')} of the job protocol, not {PROTOCOL}"
+        elif kind == "hello":
+            pid = message.get("pid")
+            # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.
+            if state.profiler is not None and isinstance(pid, int) and pid in processes.marked(self._mark):
+                state.speaker_pid = pid
         elif kind == "ready":
             state.is_ready = True
         elif kind == "bye":
-            state.bye = str(message.get("status"))
+            state.bye, state.bye_ns = str(message.get("status")), time.monotonic_ns()
 
     def _exited(self, index: int) -> None:
         state = self._by_index[index]

@@ -34,6 +34,7 @@ from pipeline.interrupts import UndoStack
 # needs not import every sharing mode first; and not in the journal itself, whose lines would then be programs.
 UNDO_FUNCTIONS = {
     "compute_mode": "pipeline.gpu.compute_mode.set_mode",
+    "dcgm_profiling": "pipeline.gpu.dcgm_profiling.resume",
     "mps_daemon": "pipeline.gpu.mps_daemon.end_daemon",
     "mig_mode": "pipeline.gpu.mig_control.switch_off",
     "mig_instance": "pipeline.gpu.mig_control.destroy_instance",

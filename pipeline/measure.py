@@ -125,7 +125,10 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
 def _end_ns(state: JobState, log: Events) -> int | None:
     """The last instant of a job's work: its last step or epoch, or its exit if it reports neither."""
     marks = [*log.steps.t_ns[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
-    return max(marks) if marks else state.exit_ns
+    if marks:
+        return max(marks)
+    # What a profiler does after the job's end is not the job's work.
+    return state.exit_ns if state.profiler is None else state.bye_ns
 
 
 def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | None, seen: Observation) -> JobResult:
@@ -193,6 +196,10 @@ def _end(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
         return Result.FAILED, "ended with status 0 without reporting the end of its work"
     how = f"status {state.exit_status}" if state.exit_status > 0 else f"signal {-state.exit_status}"
     words = _last_words(state.folder / "stderr.log")
+    if state.profiler is not None and state.bye in (None, "ok"):
+        when = "before the job spoke" if state.speaker_pid is None else "before the job's end"
+        words = words or _last_words(state.folder / "stdout.log")
+        return Result.FAILED, f"{state.profiler} ended with {how} {'after the job' if state.bye else when}{words}"
     return (Result.OOM if _tells_oom(words) else Result.FAILED), f"ended with {how}{words}"
 
 

@@ -24,6 +24,7 @@ from pipeline.schema import (
     Baseline,
     Config,
     GpuKind,
+    LauncherConfig,
     ListenerConfig,
     Order,
     WorkloadConfig,
@@ -32,6 +33,7 @@ from pipeline.types import (
     Device,
     Group,
     Job,
+    LauncherSpec,
     Limits,
     ListenerSpec,
     Plan,
@@ -137,6 +139,10 @@ def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:
     return sharing, [_listener(name, listener) for name, listener in config.listeners.items()]
 
 
+def _launcher(config: LauncherConfig) -> LauncherSpec:
+    return LauncherSpec(name=config.name, build=build.spec_of(config, without=frozenset({"name"})))
+
+
 def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
     options = tuple((key, build.freeze(value)) for key, value in config.options.items())
     return ListenerSpec(
@@ -155,6 +161,7 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
             f"{device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
             f"{config.gpu.job_memory_mib} MiB, and the figures tell nothing about a real GPU"
         )
+    notes += build.instance(_launcher(config.launcher).build).notes(device)
     workloads = chosen_workloads(config)
     for workload in workloads:
         check.workload(workload, config, device)
@@ -269,6 +276,7 @@ def _group(
     if sequential:
         sharing = _SERIAL
     pin_cpus = config.pin_cpus
+    launcher = _launcher(config.launcher)
     facts = {
         "workloads": [job.workload.digest for job in jobs],
         "scenario": scenario,
@@ -283,12 +291,14 @@ def _group(
         "seed": config.seed,
         "pin_cpus": pin_cpus,
         "exclusive_process": config.gpu.exclusive_process and not sequential,
+        # Where the profiler lies is no fact, what it does is.
+        **({} if launcher.is_direct else {"launcher": [launcher.name, config.launcher.options]}),
     }
     sizes = [job.size or job.workload.name for job in jobs]
     label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
     return Group(
         number=0,
-        name="-".join([scenario, label, *_told_apart_by(sharing)]),
+        name="-".join([scenario, label, *_told_apart_by(sharing), *([] if launcher.is_direct else [launcher.name])]),
         experiment=config.tracking.experiment,
         scenario=scenario,
         sharing=sharing,
@@ -303,6 +313,7 @@ def _group(
         pin_cpus=pin_cpus,
         digest=_digest(facts),
         config=config,
+        launcher=launcher,
     )
 
 

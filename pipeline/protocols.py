@@ -121,6 +121,40 @@ class Env(Protocol):
         ...
 
 
+class Launcher(Protocol):
+    """What is put before the command of each job, such as a profiler. Built with its own options."""
+
+    @property
+    def name(self) -> str:
+        """What users choose it by."""
+        ...
+
+    @property
+    def uses_counters(self) -> bool:
+        """Whether it takes the GPU's profiling counters, which DCGM may hold."""
+        ...
+
+    def check(self) -> None:
+        """Check that it is there.
+
+        Raises:
+            ConfigError: it is not, or cannot be run; says where it was looked for.
+        """
+        ...
+
+    def notes(self, device: Device) -> tuple[str, ...]:
+        """What a user should know of figures that are measured under it."""
+        ...
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        """The words before the command of the job that keeps its files in this folder."""
+        ...
+
+    def report(self, folder: Path) -> Path | None:
+        """The report that it left in a job's folder; `None` if there is none."""
+        ...
+
+
 class Run(Protocol):
     """The record of one group while it runs: a folder on disk that a killed process cannot lose."""
 

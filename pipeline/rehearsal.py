@@ -121,7 +121,8 @@ class Rehearsal:
         """
         charged: list[str] = []
         for state, program in zip(states, programs, strict=True):
-            assert state.pid is not None
+            pid = state.working_pid
+            assert pid is not None
             slot = slots[state.job.index]
             uuid, limit_mib = slot.visible_devices, _limit_mib(slot)
             if limit_mib is not None and memory_mib > limit_mib:
@@ -131,9 +132,9 @@ class Rehearsal:
             try:
                 bypasses = state.job.index == 0 and "bypass" in self._state_file.read().mps_faults
                 kind = "C" if bypasses else self._join_mps(state, slot)
-                self._clients.hold(uuid, state.pid, program, memory_mib, kind)
+                self._clients.hold(uuid, pid, program, memory_mib, kind)
             except codes.DriverError as error:
-                if start_ticks(state.pid) is None:
+                if start_ticks(pid) is None:
                     continue  # it has just ended, which the group notices
                 if error.code != codes.MEMORY:
                     raise SharingError(
@@ -156,7 +157,7 @@ class Rehearsal:
             SharingError: the server of that daemon takes no clients.
         """
         try:
-            connection = mps_control.connect(dict(slot.environ), on_behalf_of=state.pid)
+            connection = mps_control.connect(dict(slot.environ), on_behalf_of=state.working_pid)
         except RuntimeError as error:
             raise SharingError(f"job {state.job.name} cannot become a client of MPS: {error}") from error
         if connection is None:

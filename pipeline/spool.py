@@ -66,6 +66,11 @@ class SpoolRun:
         """Names the group in the store; every process of it carries it as its mark."""
         return self._record.spool_id
 
+    @property
+    def record(self) -> Record:
+        """What is known of the group until now."""
+        return self._record
+
     def place(self, slots: Sequence[Slot]) -> None:
         """Note where each job runs: its device, GPU instance and share."""
         children = []
@@ -188,6 +193,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
         "collocation.gpu_uuid": group.device.uuid,
         "collocation.device": group.device.name,
         **({"collocation.simulated": "true"} if group.device.is_simulated else {}),
+        **({} if group.launcher.is_direct else {"collocation.launcher": group.launcher.name}),
         **{f"collocation.{key}": value for key, value in (facts | dict(group.device.details)).items()},
         **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
     }
@@ -227,6 +233,7 @@ def _group_params(group: Group) -> dict[str, str]:
         "block": str(group.block),
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
+        "launcher": group.launcher.name,
         **{f"scenario.{key}": str(value) for key, value in group.sharing.options if value is not None},
     }
     shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))

@@ -71,6 +71,19 @@ class ListenerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSpec:
+    """What is put before the command of each job; nothing, by default."""
+
+    name: str = "direct"
+    build: Spec = Spec(target="pipeline.launchers.Direct")
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether jobs are started as they are."""
+        return self.name == "direct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """When throughput is measured (METHOD: steady and work windows)."""
 
@@ -201,6 +214,7 @@ class Group:
         sequential: run the jobs one after another (the serial baseline of a mix).
         digest: of workloads, sharing, window, device model, seed and block.
         skip_reason: why this group is recorded as `skipped` instead of run.
+        launcher: what starts its jobs, such as a profiler.
         config: the configuration that asked for the group, for the record only.
     """
 
@@ -221,6 +235,7 @@ class Group:
     digest: str
     config: Config
     skip_reason: str | None = None
+    launcher: LauncherSpec = LauncherSpec()
 
     @property
     def degree(self) -> int:

@@ -25,13 +25,22 @@ from pipeline.simulation.state import Gpu, GpuInstance, StateFile
 
 # What a fault names to keep the host engine from answering, or from watching a field, as `dcgmWatchFields:1006`.
 CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
+# And what keeps it from releasing the profiling counters, or from taking them again.
+PAUSE, RESUME = "dcgmProfPause", "dcgmProfResume"
 
+_PROFILING_ERROR = -37
 _BAD_PARAMETER, _NOT_SUPPORTED, _NO_CONNECTION, _INCOMPATIBLE = -1, -6, -21, -23
 _NO_ENGINE = (
     "Error: unable to establish a connection to the specified host: localhost\n"
     "Error: Unable to connect to host engine. Host engine connection invalid/disconnected."
 )
 _REFUSED = "Error setting watches. Result: -6: Feature not supported"
+_UNRECOVERABLE = "The third-party Profiling module returned an unrecoverable error"
+# What is said when it worked. Source: DCGM user guide, "Concurrent Usage of NVIDIA Profiling Tools".
+_PROFILING = {
+    "profile --pause": "Successfully paused profiling.",
+    "profile --resume": "Successfully resumed profiling.",
+}
 # The host engine sees a new instance a second or two after it was made (NVIDIA/DCGM#230).
 _SEEN_AFTER_S = 1.0
 # The header comes again after 15 rounds, then after every 14.
@@ -133,12 +142,18 @@ class _Program:
 
     def run(self, arguments: Sequence[str]) -> int:
         known = {"discovery -l": "", "discovery -c": "", "profile -l": "-i", "dmon": "-e -i -d -c"}
+        known |= dict.fromkeys(_PROFILING, "")
         words = 1 if arguments[:1] == ["dmon"] else 2
         command = " ".join(arguments[:words])
         options = _options(arguments[words:], known.get(command, "").split())
         if options is None or command not in known:
             raise _RefusedError(f"The simulated dcgmi does not know {' '.join(arguments)}.", _BAD_PARAMETER)
         self._check(CONNECT, _NO_ENGINE, _NO_CONNECTION)
+        if command in _PROFILING:
+            self._check(PAUSE if command == "profile --pause" else RESUME, _UNRECOVERABLE, _PROFILING_ERROR)
+            self._driver.pause_dcgm(is_paused=command == "profile --pause")
+            _say(_PROFILING[command])
+            return 0
         targets = options.get("-i", "*")
         if command == "dmon":
             return self._watch(options, targets)

@@ -68,6 +68,11 @@ class Driver:
             with self._file.changing() as cell:
                 meet(cell, function, gpu)
 
+    def pause_dcgm(self, *, is_paused: bool) -> None:
+        """Let DCGM's host engine leave the profiling counters alone, or take them again."""
+        with self._file.changing() as cell:
+            cell.state = replace(cell.state, dcgm_is_paused=is_paused)
+
     def set_mig_mode(self, index: int, *, is_on: bool) -> int:
         """Switch MIG mode; the returned activation status is 0 when it is in force, else why it is only pending.
 

@@ -123,6 +123,7 @@ class State:
     Attributes:
         mps_faults: of `mps_control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
         faults_pid, faults_ticks: the process with which the faults end, and when it began; `None`: they stay.
+        dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
     """
 
     gpus: tuple[Gpu, ...]
@@ -131,6 +132,7 @@ class State:
     mps_faults: tuple[str, ...] = ()
     faults_pid: int | None = None
     faults_ticks: int | None = None
+    dcgm_is_paused: bool = False
 
     def with_gpu(self, index: int, gpu: Gpu) -> State:
         """The same machine with another GPU at this index."""
@@ -312,6 +314,7 @@ def _from_json(data: dict[str, Any]) -> State:
         mps_faults=tuple(data["mps_faults"]),
         faults_pid=data["faults_pid"],
         faults_ticks=data["faults_ticks"],
+        dcgm_is_paused=data.get("dcgm_is_paused", False),  # a machine may be kept from before there was this
     )
 
 

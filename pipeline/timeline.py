@@ -1,0 +1,284 @@
+"""What a study did when, as a trace that https://ui.perfetto.dev opens.
+
+Every group keeps its own `timeline.json`; this program puts those of a study, over all its starts, into one file:
+
+    python -m pipeline.timeline --experiment NAME --out trace.json
+
+Source of the format: "Trace Event Format", JSON object format: complete events (`ph: X`), counters (`C`) and metadata
+(`M`); instants and lengths in microseconds. Tracks begin at number 1: Perfetto takes process and thread 0 for the
+kernel's idle task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import spool_format
+from pipeline.errors import CollocationError, TrackingError
+from pipeline.phases import Phase, PhaseLog
+from pipeline.types import GroupResult, JobResult, Sample
+
+if TYPE_CHECKING:
+    from pipeline.spool import SpoolRun
+
+FILE = "timeline.json"
+_COUNTERS = ("power_w", "memory_used_mib", "utilization_gpu_pct", "gract_ratio", "smact_ratio", "dram_active_ratio")
+_COUNTER_POINTS = 2000
+# A line of a step is the only one that a job writes very often, and the client writes it by hand in this way.
+_STEP = b'{"event":"step"'
+_GROUPS_TRACK, _FIRST_JOB_TRACK = 1, 2
+_TRACKS = 1000
+
+Event = dict[str, Any]
+
+
+def write(run: SpoolRun, row: GroupResult, log: PhaseLog) -> None:
+    """Keep the timeline of a group that is over as its artifact.
+
+    Args:
+        run: its record, which is still open.
+        row: how it ended.
+        log: its phases.
+    """
+    if log.phases:
+        samples = getattr(run.sink, "samples", [])
+        trace = trace_of(run.folder, run.record, row, log.phases, samples)
+        spool_format.write_json(run.folder / "artifacts" / FILE, trace)
+
+
+def trace_of(
+    folder: Path, record: spool_format.Record, row: GroupResult, phases: Sequence[Phase], samples: Iterable[Sample]
+) -> dict[str, Any]:
+    """The trace of one group; instants count from its begin.
+
+    Args:
+        folder: holds the files of the jobs.
+        record: of the group: its clock and its start.
+        row: how it ended.
+        phases: of the group, in order, at least one.
+        samples: what the listeners read.
+    """
+    begin_ns, end_ns = phases[0].begin_ns, phases[-1].end_ns
+    group, device = row.group, row.group.device
+    process = f"{'SIMULATED ' if device.is_simulated else ''}{device.name}"
+    tracks = _Tracks(begin_ns)
+    tracks.name_process(f"{process} ({device.uuid})")
+    tracks.name(_GROUPS_TRACK, "groups")
+    facts = {"result": row.result.value, "reason": row.reason, "digest": group.digest, "block": group.block}
+    tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    for phase in phases:
+        tracks.slice(_GROUPS_TRACK, phase.name, phase.begin_ns, phase.end_ns)
+    window = _window(row, phases)
+    if window is not None:
+        tracks.slice(_GROUPS_TRACK, "measured window", *window)
+    launches = [phase for phase in phases if phase.name == "launch"]
+    for position, job in enumerate(row.jobs):
+        track = _FIRST_JOB_TRACK + job.job.index
+        tracks.name(track, f"job {job.job.index}")
+        launch = launches[min(position if group.sequential else 0, len(launches) - 1)]
+        _add_job(tracks, track, job, folder, launch, phases)
+    for name, t_ns, value in _counters(samples):
+        if begin_ns <= t_ns <= end_ns:
+            tracks.counter(name, t_ns, value)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "group": group.name,
+            "experiment": group.experiment,
+            "study": record.parent.tags.get("collocation.study", ""),
+            "host": platform.node(),
+            "simulated": device.is_simulated,
+            "begin_ns": begin_ns,
+            "begin_wall_ns": record.clock.to_wall_ns(begin_ns),
+        },
+        "traceEvents": tracks.events,
+    }
+
+
+def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Many groups as one trace: a process for each start of the study on each device, in the order of their begins.
+
+    Within a start, groups are placed by the monotonic clock, which cannot be set back.
+    """
+    ordered = sorted(traces, key=lambda trace: int(trace["otherData"]["begin_wall_ns"]))
+    processes: dict[tuple[str, ...], int] = {}
+    origins: dict[str, tuple[int, int]] = {}
+    events: list[Event] = []
+    named: set[str] = set()
+    for trace in ordered:
+        facts = trace["otherData"]
+        start = f"{facts['host']} {facts['study']}"
+        wall_ns, monotonic_ns = origins.setdefault(start, (facts["begin_wall_ns"], facts["begin_ns"]))
+        first_ns = next(iter(origins.values()))[0]
+        shift_us = (wall_ns - first_ns + facts["begin_ns"] - monotonic_ns) / 1e3
+        device = next(e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name")
+        pid = processes.setdefault((start, device), len(processes) + 1)
+        for event in trace["traceEvents"]:
+            moved = event | {"pid": pid}
+            if "tid" in event:
+                moved["tid"] = pid * _TRACKS + event["tid"] % _TRACKS
+            if event["ph"] == "M":
+                if event["name"] == "process_name":
+                    moved["args"] = {"name": f"{device}, start {start}"}
+                key = json.dumps(moved, sort_keys=True)
+                if key in named:
+                    continue
+                named.add(key)
+            else:
+                moved["ts"] = round(event["ts"] + shift_us, 3)
+            events.append(moved)
+    return {"displayTimeUnit": "ms", "otherData": {"groups": len(ordered)}, "traceEvents": events}
+
+
+class _Tracks:
+    """The events of one process; track 1 is of the groups, those after it are of the jobs."""
+
+    def __init__(self, begin_ns: int) -> None:
+        self._begin_ns = begin_ns
+        self.events: list[Event] = []
+
+    def name_process(self, name: str) -> None:
+        self.events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}})
+
+    def name(self, track: int, name: str) -> None:
+        place = {"ph": "M", "pid": 1, "tid": _TRACKS + track}
+        self.events.append({**place, "name": "thread_name", "args": {"name": name}})
+        self.events.append({**place, "name": "thread_sort_index", "args": {"sort_index": track}})
+
+    def slice(self, track: int, name: str, begin_ns: int, end_ns: int, facts: dict[str, Any] | None = None) -> None:
+        event = {"ph": "X", "name": name, "cat": "study", "pid": 1, "tid": _TRACKS + track}
+        event |= {"ts": self._us(begin_ns), "dur": (end_ns - begin_ns) / 1e3}
+        self.events.append(event | ({"args": facts} if facts else {}))
+
+    def counter(self, name: str, t_ns: int, value: float) -> None:
+        self.events.append({"ph": "C", "name": name, "pid": 1, "ts": self._us(t_ns), "args": {"value": value}})
+
+    def _us(self, t_ns: int) -> float:
+        return (t_ns - self._begin_ns) / 1e3
+
+
+def _window(row: GroupResult, phases: Sequence[Phase]) -> tuple[int, int] | None:
+    """The measured window, if the jobs ran together once and the window lies within that."""
+    runs = [phase for phase in phases if phase.name == "run"]
+    if len(runs) != 1 or "collocation.window_start_ns" not in row.tags:
+        return None
+    begin, end = (int(row.tags[f"collocation.window_{edge}_ns"]) for edge in ("start", "end"))
+    begin, end = max(begin, runs[0].begin_ns), min(end, runs[0].end_ns)
+    return (begin, end) if begin < end else None
+
+
+def _add_job(tracks: _Tracks, track: int, job: JobResult, folder: Path, launch: Phase, phases: Sequence[Phase]) -> None:
+    """The job from its launch to the end of its run, and what it said that it did meanwhile."""
+    begin_ns = launch.begin_ns
+    # A group that failed while it launched has no run: then its jobs ended with the launch.
+    end_ns = next((p.end_ns for p in phases if p.name == "run" and p.begin_ns >= begin_ns), launch.end_ns)
+    facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
+    tracks.slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    marks = [("start", begin_ns), *_marks(folder / "jobs" / str(job.job.index) / "events.jsonl")]
+    if job.end_ns is not None and job.start_ns is not None:
+        marks.append(("finish", job.end_ns))
+    inside = sorted(((name, min(max(t_ns, begin_ns), end_ns)) for name, t_ns in marks), key=lambda mark: mark[1])
+    for (name, since_ns), (_, until_ns) in zip(inside, [*inside[1:], ("", end_ns)], strict=True):
+        if until_ns > since_ns:
+            tracks.slice(track, name, since_ns, until_ns)
+
+
+def _marks(path: Path) -> list[tuple[str, int]]:
+    """What a job said that it does from when on, in the order in which it said so."""
+    marks: list[tuple[str, int]] = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return marks
+    for line in lines:
+        if line.startswith(_STEP):
+            continue
+        try:
+            event = json.loads(line)
+            if event["event"] == "phase":
+                marks.append((str(event["name"]), int(event["t_ns"])))
+            elif event["event"] == "started":
+                marks.append(("work", int(event["t_ns"])))
+        except (ValueError, KeyError, TypeError):
+            continue  # a torn last line is normal
+    return marks
+
+
+def _counters(samples: Iterable[Sample]) -> Iterator[tuple[str, int, float]]:
+    """Readings of the whole device, thinned to what a screen can show."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for sample in samples:
+        if sample.job is None and sample.gi_id is None:
+            for field in _COUNTERS:
+                if field in sample.values:
+                    series.setdefault(f"{sample.source}/{field}", []).append((sample.t_ns, sample.values[field]))
+    for name, points in series.items():
+        stride = -(-len(points) // _COUNTER_POINTS)
+        for t_ns, value in points[::stride]:
+            yield name, t_ns, value
+
+
+def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
+    """The trace of a whole experiment, and how many of its groups have no timeline (skipped, or killed).
+
+    Args:
+        root_or_uri: folder of a local store, or the URI of a tracking server.
+        experiment: MLflow experiment.
+
+    Raises:
+        TrackingError: there is no such experiment, or no group of it has a timeline.
+    """
+    import tempfile
+
+    from mlflow.exceptions import MlflowException
+
+    from pipeline import results
+    from pipeline.store import open_store
+
+    groups = results.find_finished(root_or_uri, experiment)
+    if not groups:
+        raise TrackingError(f"there is no finished group of experiment {experiment!r} in {root_or_uri}")
+    is_server = isinstance(root_or_uri, str) and "://" in root_or_uri
+    store = open_store(Path(), str(root_or_uri)) if is_server else open_store(Path(root_or_uri))
+    traces = []
+    for group in groups:
+        with tempfile.TemporaryDirectory() as scratch:
+            if not any(file.path == FILE for file in store.client.list_artifacts(group.run_id)):
+                continue
+            try:
+                path = store.client.download_artifacts(group.run_id, FILE, scratch)
+                traces.append(json.loads(Path(path).read_text(encoding="utf-8")))
+            except (MlflowException, OSError, ValueError) as error:
+                raise TrackingError(f"cannot read {FILE} of run {group.run_id}: {error}") from error
+    if not traces:
+        raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {FILE}")
+    return merged(traces), len(groups) - len(traces)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the trace of an experiment; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.timeline", description="A study as a trace for Perfetto.")
+    parser.add_argument("--experiment", default="collocation", help="MLflow experiment (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("trace.json"), help="file to write (default: %(default)s)")
+    parser.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store (default: %(default)s)")
+    parser.add_argument("--uri", help="tracking server, instead of --root")
+    options = parser.parse_args(arguments)
+    try:
+        trace, num_without = of_experiment(options.uri or options.root, options.experiment)
+        options.out.write_text(json.dumps(trace), encoding="utf-8")
+    except (CollocationError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    without = f" ({num_without} more have no timeline: skipped, or killed)" if num_without else ""
+    sys.stdout.write(f"{trace['otherData']['groups']} groups{without} in {options.out}; open https://ui.perfetto.dev\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
