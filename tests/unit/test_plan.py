@@ -204,6 +204,8 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
     extra = {
         "workload=script": [f"workload.script={script}"],
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
+        "launcher=nsys": ["launcher.program=/bin/true"],
+        "launcher=ncu": ["launcher.program=/bin/true"],
     }
     plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
     assert plan.groups

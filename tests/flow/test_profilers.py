@@ -1,0 +1,244 @@
+"""`launcher=nsys` and `launcher=ncu` as a user types them, with programs that play the profilers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trace_format import problems
+
+from pipeline import processes
+from pipeline.inventory import PROJECT_DIR
+from pipeline.simulation.state import StateFile
+
+pytest_plugins = ["tests.tracking_fixtures"]
+TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
+SHORT = ["window.seconds=0.6", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=10", "listeners=[host]"]
+
+
+@pytest.fixture
+def profilers(tmp_path) -> Path:
+    """A folder with programs that play nsys and ncu."""
+    return write_profilers(tmp_path / "bin")
+
+
+def write_profilers(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("nsys", "ncu"):
+        text = (PROJECT_DIR / "tests/toys/profiler.py").read_text(encoding="utf-8")
+        (folder / name).write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def start(tmp_path, template_store, profilers) -> Callable[..., subprocess.Popen[str]]:
+    shutil.copytree(template_store, tmp_path / "mlruns")
+
+    def begin(*arguments: str, manner: str = "", path: str | None = None, gpu: str = "cpu") -> subprocess.Popen[str]:
+        environ = {"FAKE_PROFILER": manner, "PATH": f"{profilers}:{os.environ['PATH']}" if path is None else path}
+        return subprocess.Popen(
+            [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, f"gpu.lock_dir={tmp_path}", f"gpu={gpu}"],
+            cwd=tmp_path,
+            env=os.environ | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return begin
+
+
+@pytest.fixture
+def run(start) -> Callable[..., tuple[int, str, str]]:
+    def to_the_end(*arguments: str, **options: str) -> tuple[int, str, str]:
+        process = start(*arguments, **options)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    return to_the_end
+
+
+@pytest.fixture
+def client(tmp_path):
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+
+
+def runs(client, role: str):
+    found = client.get_experiment_by_name("collocation")
+    return client.search_runs(
+        [found.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["attributes.start_time"]
+    )
+
+
+def artifact(client, run, name: str, folder: Path) -> str:
+    return Path(client.download_artifacts(run.info.run_id, name, str(folder))).read_text()
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("nsys", "nsys-rep"), ("ncu", "ncu-rep")])
+def test_the_report_of_each_job_is_its_artifact(run, client, tmp_path, name, suffix):
+    status, out, err = run(*TOY, *SHORT, f"launcher={name}")
+    assert status == 0, err
+    assert f"naive-2x-toy-{name}" in out
+    assert f"launcher={name}: what the profiler costs is in every figure" in err
+    assert ("say nothing about running together" in err) == (name == "ncu")
+    (group,) = runs(client, "group")
+    assert group.data.tags["collocation.launcher"] == group.data.params["launcher"] == name
+    jobs = runs(client, "job")
+    assert len(jobs) == 2
+    for job in jobs:
+        assert job.data.tags["collocation.launcher"] == name
+        assert job.data.metrics["throughput_samples_per_s"] > 0
+        words = artifact(client, job, f"profile.{suffix}", tmp_path).split()
+        assert words[-1] != "--only" and str(PROJECT_DIR / "tests/toys/toy.py") in words
+    trace = json.loads(artifact(client, group, "timeline.json", tmp_path))
+    assert problems(trace) == []
+
+
+def test_a_missing_profiler_is_refused_before_anything_is_touched(run, tmp_path):
+    before = sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts)
+    status, _, err = run(*TOY, "launcher=nsys", f"launcher.program={tmp_path}/nothing")
+    assert status == 2
+    assert f"launcher.program={tmp_path}/nothing is not a program that can be run" in err
+    assert "NVIDIA Nsight Systems" in err
+    (tmp_path / "nothing").write_text("not executable")
+    assert run(*TOY, "launcher=ncu", f"launcher.program={tmp_path}/nothing")[0] == 2
+    (tmp_path / "nothing").unlink()
+    assert sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts) == before
+    assert not (tmp_path / "mlruns/spool").exists()
+
+
+@pytest.mark.parametrize(
+    ("manner", "reason"),
+    [
+        ("fails", "nsys ended with status 7 after the job: the report could not be written"),
+        ("fails_at_once", "nsys ended with status 9 before the job spoke: no permission for the counters"),
+    ],
+)
+def test_a_profiler_that_fails_is_the_reason_of_the_row(run, client, manner, reason):
+    status, _, err = run(*TOY, *SHORT, "degree=1", "launcher=nsys", manner=manner)
+    assert status == 1, err
+    (group,) = runs(client, "group")
+    assert group.data.tags["collocation.result"] == "failed"
+    assert reason in group.data.tags["collocation.reason"]
+
+
+def test_a_profiler_without_a_report_is_said_in_the_row(run, client):
+    status, _, err = run(*TOY, *SHORT, "launcher=ncu", manner="no_report")
+    assert status == 0
+    said = "ncu made no report of 0-toy, 1-toy"
+    assert said in err
+    (group,) = runs(client, "group")
+    assert said in group.data.tags["collocation.no_report"]
+    assert group.data.tags["collocation.result"] == "ok"
+
+
+@pytest.mark.parametrize("manner", ["dies_before_hello", "dies_before_ready", "raises", "ends_before_ready"])
+def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(run, client, manner):
+    status, _, err = run(*TOY, *SHORT, f"workload.args=[{manner}]", "launcher=nsys")
+    assert status == 1, err
+    (group,) = runs(client, "group")
+    assert group.data.tags["collocation.result"] == "failed"
+    said = {"raises": "something went wrong", "ends_before_ready": "ended before it was ready"}.get(
+        manner, "nsys ended"
+    )
+    assert said in group.data.tags["collocation.reason"]
+
+
+def test_a_script_is_measured_without_the_time_that_its_profiler_takes(run, client, tmp_path):
+    (tmp_path / "script.py").write_text("import time; time.sleep(0.3)")
+    status, _, err = run("workload=script", "workload.script=script.py", "degree=1", "launcher=nsys", *SHORT[2:])
+    assert status == 0, err
+    (job,) = runs(client, "job")
+    assert 0.3 <= job.data.metrics["makespan_s"] < 5
+    assert "profile.nsys-rep" in {file.path for file in client.list_artifacts(job.info.run_id)}
+
+
+def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(run, client):
+    grid = ["-m", *TOY, *SHORT, "degree=2"]
+    assert run(*grid)[0] == 0
+    status, _, err = run(*grid, "launcher=nsys", "resume=true")
+    assert status == 0 and "0 of 2 groups are finished" in err
+    names = [group.info.run_name for group in runs(client, "group")]
+    assert sorted(names) == ["naive-2x-toy", "naive-2x-toy-nsys", "serial-1x-toy", "serial-1x-toy-nsys"]
+    both = [group for group in runs(client, "group") if group.info.run_name.startswith("naive")]
+    assert all("speedup_vs_serial_ratio" in group.data.metrics for group in both)
+
+
+@pytest.mark.parametrize("manner", ["", "ignores_term"])
+def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
+    process = start(*TOY, "window.seconds=60", "launcher=nsys", "listeners=[host]", manner=manner)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) < 2 and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    time.sleep(0.5)
+    (record,) = tmp_path.glob("mlruns/spool/*/*/record.json")
+    mark = json.loads(record.read_text())["spool_id"]
+    assert len(processes.marked(mark)) >= 4
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert processes.marked(mark) == []
+    (group,) = runs(client, "group")
+    assert group.data.tags["collocation.result"] == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["naive", "mps", "mig"])
+def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
+    arguments = [*TOY, *SHORT, f"scenario={scenario}", "launcher=nsys", f"gpu.machine={tmp_path}/machine.json"]
+    status, out, err = run(*arguments, "dry_run=true", gpu="simulated_a100_40gb")
+    assert status == 0, err
+    assert "dcgmi profile --pause" in out and "dcgmi profile --resume" in out
+    status, out, err = run(*arguments, gpu="simulated_a100_40gb")
+    assert status == 0, err
+    assert not StateFile(tmp_path / "machine.json").read().dcgm_is_paused
+    (group,) = runs(client, "group")
+    assert group.data.tags["collocation.simulated"] == "true"
+
+
+@pytest.mark.slow
+def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, run, tmp_path):
+    machine = tmp_path / "machine.json"
+    arguments = [*TOY, "launcher=ncu", f"gpu.machine={machine}", "listeners=[host]"]
+    process = start(*arguments, "window.seconds=60", gpu="simulated_a100_40gb")
+    deadline = time.monotonic() + 60
+    while not (machine.exists() and StateFile(machine).read().dcgm_is_paused) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    assert StateFile(machine).read().dcgm_is_paused
+    status, _, err = run(*arguments[:-1], *SHORT, "launcher=direct", gpu="simulated_a100_40gb")
+    assert status == 0, err
+    assert "undid 1 steps" in err
+    assert not StateFile(machine).read().dcgm_is_paused
+
+
+def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
+    assert run(*TOY, *SHORT, "degree=1")[0] == 0
+    assert run(*TOY, *SHORT, "degree=2", "launcher=nsys")[0] == 0
+    argv = [sys.executable, "-m", "pipeline.timeline", "--root", str(tmp_path / "mlruns"), "--out", "all.json"]
+    environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)}
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "2 groups in all.json" in done.stdout
+    trace = json.loads((tmp_path / "all.json").read_text())
+    assert problems(trace) == []
+    assert len({event["pid"] for event in trace["traceEvents"]}) == 2  # one a start
+    names = [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert names.count("measured window") == 2 and "naive-1x-toy" in names and "naive-2x-toy-nsys" in names
+    done = subprocess.run([*argv, "--experiment", "nothing"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no finished group of experiment 'nothing'")

@@ -1,0 +1,67 @@
+"""Whether a trace is what Perfetto takes: the JSON object format of "Trace Event Format", as far as we use it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+KEYS = {
+    "X": {"name", "ph", "ts", "dur", "pid", "tid"},
+    "C": {"name", "ph", "ts", "pid", "args"},
+    "M": {"name", "ph", "pid", "args"},
+}
+METADATA = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
+_ROUNDING_US = 0.002
+
+
+def problems(trace: dict[str, Any]) -> list[str]:
+    """What is wrong with a trace, in words; slices of one thread must nest, and every track must have a name."""
+    events = trace["traceEvents"]
+    found = [f"{problem}: {event}" for event in events if (problem := _problem(event))]
+    if found:
+        return found
+    named = {(event["name"], event["pid"], event.get("tid")) for event in events if event["ph"] == "M"}
+    slices: dict[tuple[int, int], list[tuple[float, float, str]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"], event["name"]))
+    for (pid, tid), members in slices.items():
+        if ("thread_name", pid, tid) not in named or ("process_name", pid, None) not in named:
+            found.append(f"track {pid}/{tid} has no name")
+        found += _not_nested(members)
+    return found
+
+
+def _problem(event: dict[str, Any]) -> str | None:
+    """What is wrong with one event by itself."""
+    if event.get("ph") not in KEYS:
+        return "unknown kind"
+    if missing := KEYS[event["ph"]] - event.keys():
+        return f"without {missing}"
+    numbers = [event[key] for key in ("ts", "dur") if key in event]
+    if event["ph"] == "C":
+        numbers += event["args"].values()
+    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+        return "not a number"
+    if any(event.get(key, 0) < 0 for key in ("ts", "dur")):
+        return "before the begin, or of negative length"
+    if event["pid"] < 1 or event.get("tid", 1) < 1:
+        return "number of a kernel's idle task"
+    if not event["name"]:
+        return "without a name"
+    if event["ph"] == "M" and METADATA.get(event["name"]) not in event["args"]:
+        return "metadata that Perfetto does not read"
+    return None
+
+
+def _not_nested(members: list[tuple[float, float, str]]) -> list[str]:
+    found = []
+    open_: list[tuple[float, float, str]] = []
+    for begin, end, name in sorted(members, key=lambda member: (member[0], -member[1])):
+        while open_ and open_[-1][1] <= begin + _ROUNDING_US:
+            open_.pop()
+        if open_ and end > open_[-1][1] + _ROUNDING_US:
+            found.append(f"{name} [{begin}, {end}] begins within {open_[-1]} and ends after it")
+        open_.append((begin, end, name))
+    return found

@@ -1,0 +1,126 @@
+"""DCGM's profiling is paused for a profiler, and always resumed; over the simulated dcgmi, a real process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rows import group as make_group
+
+from pipeline import command
+from pipeline.errors import ConfigError, SharingError
+from pipeline.gpu import dcgm_profiling, nvml
+from pipeline.journal import Journal, replay
+from pipeline.launchers import Direct, Nsys
+from pipeline.schema import Config, GpuConfig
+from pipeline.simulation import dcgmi
+from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.state import Fault, StateFile
+from pipeline.types import Group
+
+
+@dataclasses.dataclass
+class Machine:
+    file: StateFile
+    group: Group
+    program: str
+    journal: Journal
+
+    @property
+    def is_paused(self) -> bool:
+        return self.file.read().dcgm_is_paused
+
+
+@pytest.fixture
+def make_machine(tmp_path: Path) -> Callable[..., Machine]:
+    def make(model: str = "a100_40gb", *, fails: str | None = None, **gpu) -> Machine:
+        file = StateFile(tmp_path / "machine.json")
+        file.create([model], [Fault(function=fails, code=999, times=None)] if fails else [])
+        programs = {name: str(path) for name, path in write_programs(tmp_path / "bin", file.path).items()}
+        with installed(file.path):
+            (device,) = nvml.list_devices()
+        simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
+        config = Config(gpu=GpuConfig(lock_dir=str(tmp_path), **gpu))
+        return Machine(
+            file, make_group("a", device=simulated, config=config), programs["dcgmi"], Journal(tmp_path, device.uuid)
+        )
+
+    return make
+
+
+def test_it_is_paused_meanwhile_and_resumed_at_the_end(make_machine):
+    machine = make_machine()
+    with pytest.raises(RuntimeError, match="on the way"), dcgm_profiling.paused(machine.group, Nsys()):
+        assert machine.is_paused
+        assert [step.kind for step in machine.journal.steps()] == ["dcgm_profiling"]
+        raise RuntimeError("on the way")
+    assert not machine.is_paused and machine.journal.steps() == ()
+
+
+def test_what_a_killed_run_paused_is_resumed_by_the_journal(make_machine):
+    machine = make_machine()
+    context = dcgm_profiling.paused(machine.group, Nsys())
+    context.__enter__()
+    assert machine.is_paused
+    assert [step.kind for step in replay(machine.journal)] == ["dcgm_profiling"]
+    assert not machine.is_paused
+
+
+def test_the_commands_are_known_before(make_machine):
+    machine = make_machine()
+    wanted = ((machine.program, "profile", "--pause"), (machine.program, "profile", "--resume"))
+    assert dcgm_profiling.commands(machine.group, Nsys()) == wanted
+
+
+@pytest.mark.parametrize("model", ["h100_80gb", "b200_180gb"])
+def test_from_hopper_on_nothing_is_paused(make_machine, model):
+    machine = make_machine(model)
+    assert dcgm_profiling.commands(machine.group, Nsys()) == ()
+    with dcgm_profiling.paused(machine.group, Nsys()):
+        assert not machine.is_paused
+
+
+def test_without_a_profiler_nothing_is_paused(make_machine):
+    assert dcgm_profiling.commands(make_machine().group, Direct()) == ()
+
+
+def test_where_no_host_engine_answers_there_is_nothing_to_pause(make_machine):
+    machine = make_machine(fails=dcgmi.CONNECT)
+    with dcgm_profiling.paused(machine.group, Nsys()):
+        pass
+    assert machine.journal.steps() == ()
+
+
+def test_an_engine_that_does_not_pause_is_an_error(make_machine):
+    machine = make_machine(fails=dcgmi.PAUSE)
+    with (
+        pytest.raises(SharingError, match="--pause` ended with status 219 and said: The third-party Profiling module"),
+        dcgm_profiling.paused(machine.group, Nsys()),
+    ):
+        pytest.fail("the counters are not free")
+    assert machine.journal.steps() == ()
+
+
+def test_an_engine_that_does_not_resume_stays_in_the_journal(make_machine):
+    machine = make_machine(fails=dcgmi.RESUME)
+    with pytest.raises(SharingError, match="--resume`"), dcgm_profiling.paused(machine.group, Nsys()):
+        pass
+    assert [step.kind for step in machine.journal.steps()] == ["dcgm_profiling"]
+
+
+def test_it_is_refused_where_nothing_may_be_changed(make_machine):
+    machine = make_machine(admin=None)
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids to pause it"):
+        dcgm_profiling.commands(machine.group, Nsys())
+
+
+def test_the_simulated_dcgmi_says_what_the_real_one_says(make_machine):
+    machine = make_machine()
+    for what, said in (
+        ("--pause", "Successfully paused profiling.\n"),
+        ("--resume", "Successfully resumed profiling.\n"),
+    ):
+        assert command.run([machine.program, "profile", what], timeout_s=30).stdout == said
+    assert command.run([machine.program, "profile", "--stop"], timeout_s=30, check=False).status != 0
