@@ -27,6 +27,7 @@ _MIB = 2**20
 _HIDDEN = "shown to administrators only"
 _WORDS = {
     "compute_mode": "set the compute mode back to {mode}",
+    "dcgm_profiling": "let DCGM profile again",
     "mps_daemon": "end the MPS daemon in {pipes}",
     "mig_mode": "switch MIG mode off",
     "mig_instance": "destroy the GPU instance of profile {profile_id} at slice {start}",
