@@ -226,6 +226,7 @@ def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, ru
     assert not StateFile(machine).read().dcgm_is_paused
 
 
+@pytest.mark.slow
 def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     assert run(*TOY, *SHORT, "degree=1")[0] == 0
     assert run(*TOY, *SHORT, "degree=2", "launcher=nsys")[0] == 0
