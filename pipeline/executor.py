@@ -18,18 +18,21 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import build, interrupts, measure
+from pipeline import build, interrupts, measure, phases
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.gpu import lease
 from pipeline.interrupts import Interrupted, UndoStack
 from pipeline.inventory import Inventory
 from pipeline.jobs import JobGroup
 from pipeline.journal import Journal, replay
+from pipeline.launch import Starter
 from pipeline.measure import Batch, Observation
+from pipeline.phases import Phases
 from pipeline.protocols import Listener, Sharing
 from pipeline.sender import Sender
 from pipeline.spool import SampleFile, Spool, SpoolRun
-from pipeline.types import Device, Group, GroupResult, ListenerSpec, Required, Result, Slot
+from pipeline.types import Device, Group, GroupResult, Job, ListenerSpec, Required, Result, Slot
+from pipeline.warm_start import WarmStart
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
@@ -59,6 +62,7 @@ class Executor:
     Attributes:
         spool: where each group is recorded.
         sender: rests while a window is open.
+        warm_start: starts the jobs.
         idle_w: lowest power read before jobs started, by device.
         view: called with what is being watched, for the time that a group runs.
         rehearsal: the machine of a study on simulated GPUs.
@@ -67,6 +71,7 @@ class Executor:
     inventory: Inventory
     spool: Spool
     sender: Sender
+    warm_start: WarmStart
     idle_w: dict[str, float] = field(default_factory=dict)
     view: Callable[[Group, Watched], AbstractContextManager[None]] = lambda group, watched: nullcontext()
     rehearsal: Rehearsal | None = None
@@ -90,6 +95,7 @@ class Executor:
                 interrupted = error
             row = measure.judge(group, execution.observation(interrupted is not None))
             row = dataclasses.replace(row, spool_id=run.spool_id)
+            run.add_artifact(phases.FILE_NAME, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
             run.close(row)
         if interrupted is not None:
             raise interrupted
@@ -106,6 +112,7 @@ class _Execution:
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
         self.tool_cpu_s = self.tool_wall_s = 0.0
+        self.phases = Phases()
 
     def go(self) -> None:
         """Take the device, observe, run the jobs. Every failure but the user's signal is kept, not raised."""
@@ -121,6 +128,7 @@ class _Execution:
             log.exception("%s failed in the orchestrator", self.group.name)
         finally:
             self._undo_again()
+            self.phases.finish()
 
     def _undo_again(self) -> None:
         """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
@@ -148,6 +156,7 @@ class _Execution:
             tool_wall_s=self.tool_wall_s or None,
             idle_w=self._idle_w(),
             tags=tuple(self.tags.items()),
+            spans=self.phases.spans,
         )
 
     def _idle_w(self) -> float | None:
@@ -164,6 +173,7 @@ class _Execution:
 
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
+        self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.config.gpu.tolerate)
         sharing: Sharing = build.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
@@ -174,12 +184,13 @@ class _Execution:
         stack.enter_context(self.executor.view(group, watched))
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
-            interpreters = [self.executor.inventory.interpreters[job.workload.env] for job in jobs]
+            self.phases.begin(phases.LAUNCH)
+            starters = [self._starter(job) for job in jobs]
             with UndoStack() as processes:
                 running = JobGroup(
                     jobs,
                     [_as_seen_by_jobs(slots.slots[job.index], group.device) for job in jobs],
-                    interpreters,
+                    starters,
                     self.run.folder,
                     group.limits,
                     mark=self.run.spool_id,
@@ -192,14 +203,22 @@ class _Execution:
                 running.wait_ready()
                 if self.executor.rehearsal is not None:
                     memory_mib = group.config.gpu.job_memory_mib
-                    programs = [str(interpreter.python) for interpreter in interpreters]
+                    programs = [str(starter.interpreter.python) for starter in starters]
                     self.executor.rehearsal.charge(running.states, slots.slots, programs, memory_mib)
                 slots.verify(running.pids())
                 self.executor.sender.rest()
+                self.phases.begin(phases.WINDOW)
                 with self._own_cost():
                     running.measure(group.window)
+                stopped = [state.stopped_ns for state in running.states if state.stopped_ns is not None]
+                self.phases.begin(phases.END, min(stopped, default=None))
             if any(state.went_wrong for state in running.states):
-                return
+                break
+        self.phases.begin(phases.CLEANUP)
+
+    def _starter(self, job: Job) -> Starter:
+        workload = job.workload
+        return self.executor.warm_start.starter(workload, self.executor.inventory.interpreters[workload.env])
 
     def _observe(self, spec: ListenerSpec, watched: Watched, stack: UndoStack) -> None:
         is_needed = spec.required is Required.YES or (spec.required is Required.IF_GPU and watched.device.is_gpu)

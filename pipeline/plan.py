@@ -231,6 +231,7 @@ def _workload(
         ),
         params=tuple((key, _text(value)) for key, value in flags.items() if value is not None),
         environ=tuple(sorted(workload.environ.items())),
+        preload=workload.preload,
     )
 
 

@@ -94,6 +94,7 @@ class WorkloadConfig:
         runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
         ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
         environ: further environment variables.
+        preload: module that imports what the program imports, for a warm start; `null` starts each job from nothing.
     """
 
     name: str = MISSING
@@ -102,6 +103,7 @@ class WorkloadConfig:
     runner: str | None = None
     ends_by_itself: bool = False
     environ: dict[str, str] = field(default_factory=dict)
+    preload: str | None = None
 
 
 @dataclass
@@ -121,6 +123,7 @@ class TrainTimmConfig(WorkloadConfig):
     """
 
     script: str = "workloads/train_timm.py"
+    preload: str | None = "workloads.timm_imports"
     model: str = MISSING
     model_args: dict[str, Any] = field(default_factory=dict)
     dataset: Dataset = MISSING
@@ -347,6 +350,7 @@ class Config:
         repeats: complete blocks of the study, each with its own baseline.
         resume: leave out the groups that the store already holds a result of.
         time_limit_s: no group starts after this many seconds.
+        warm_start: fork jobs from a process that has already imported their libraries (docs/warm_start.md).
         pin_cpus: give each job an equal share of the CPUs instead of all of them.
     """
 
@@ -367,6 +371,7 @@ class Config:
     repeats: int = 1
     seed: int = 0
     pin_cpus: bool = False
+    warm_start: bool = True
     resume: bool = False
     dry_run: bool = False
     time_limit_s: float | None = None

@@ -146,11 +146,13 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         FileNotFoundError, ValueError: the data is missing, or does not fit the arguments.
         NonFiniteLossError: training diverged.
     """
+    job.phase("import")
     import torch
 
     from workloads.epochs import Trainer
     from workloads.image_data import open_data
 
+    job.phase("build")
     device = _device(args)
     _set_arithmetic(args)
     data = open_data(_data_request(args), device)
