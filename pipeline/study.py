@@ -150,6 +150,7 @@ class _Study:
                 f"resume: {len(self.plan.groups) - len(groups)} of {len(self.plan.groups)} groups are finished"
             )
         facts = provenance.collect(self.inventory)
+        facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
         spool = Spool(self.root, self.sender, facts, self._artifacts(facts))
         for note in self.plan.notes:
             terminal.say(f"note: {note}")

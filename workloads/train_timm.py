@@ -158,6 +158,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     data = open_data(_data_request(args), device)
     training = _build(args, device)
     _describe(args, job, training)
+    job.param(samples_per_epoch=data.train.num_batches * args.batch_size)
     job.phase("warmup")
     step = _warm_up(args, job, training, data.train)
     job.ready()
