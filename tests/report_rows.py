@@ -1,0 +1,125 @@
+"""Rows of a report made by hand: a study of synthetic figures, without a store."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from pipeline.report import labels
+from pipeline.report.rows import JobRow, Row, Study, study_of
+from pipeline.types import Result, WindowKind
+
+GPU = "NVIDIA H100 80GB HBM3"
+PROFILES = {1: "7g.80gb", 2: "3g.40gb", 3: "2g.20gb", 7: "1g.10gb"}
+
+
+def params(workload: str = "resnet26_cifar10", **changes: Any) -> dict[str, str]:
+    """Params of a job's run."""
+    values = {
+        "workload": workload,
+        "model": "resnetv2_50",
+        "dataset": "cifar10",
+        "source": "synthetic_device",
+        "batch_size": "128",
+        "step_mode": "eager",
+        "precision": "fp32",
+        "seed": "0",
+        "job.samples_per_epoch": "49920",
+        "job.torch": "2.11.0",
+    }
+    return values | {key: str(value) for key, value in changes.items()}
+
+
+def digest_of(own: dict[str, str], salt: str = "") -> str:
+    """A workload digest that follows from the params, as a real one does."""
+    return hashlib.sha256(repr((own["workload"], sorted(labels.own_params(own).items()), salt)).encode()).hexdigest()
+
+
+def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> JobRow:
+    """A job with a throughput (steady) in samples/s."""
+    name = own["workload"]
+    size = changes.pop("size", None)
+    values: dict[str, Any] = {
+        "index": index,
+        "run_id": f"job{index}",
+        "name": f"{index}-{size}-{name}" if size else f"{index}-{name}",
+        "label": name,
+        "base_label": name,
+        "digest": digest_of(own, changes.pop("salt", "")),
+        "size": size,
+        "result": Result.OK,
+        "reason": "",
+        "metrics": {} if rate is None else {"throughput_samples_per_s": rate},
+        "params": own,
+        "place": {},
+        "start_ns": 1_000_000_000,
+        "end_ns": 11_000_000_000,
+    }
+    return JobRow(**(values | changes))
+
+
+def row(
+    scenario: str = "naive", jobs: tuple[JobRow, ...] = (), block: int = 1, result: Result = Result.OK, **changes: Any
+) -> Row:
+    """A group of a steady window; its total throughput is the sum of its jobs' unless it ran in sequence."""
+    window = changes.pop("window", WindowKind.STEADY)
+    options = changes.pop("options", {})
+    is_simulated = changes.get("is_simulated", False)
+    device = changes.get("device", GPU)
+    rates = [one.metrics.get("throughput_samples_per_s") for one in jobs]
+    total = {} if None in rates or not rates else {"throughput_total_samples_per_s": sum(r for r in rates if r)}
+    settings = changes.pop(
+        "settings",
+        (
+            ("device", f"simulated {device}" if is_simulated else device),
+            ("window", "steady, 5 s after 1 s" if window is WindowKind.STEADY else "work, 2 epochs"),
+            ("seed", "0"),
+            ("pinned CPUs", "false"),
+        ),
+    )
+    key = repr((scenario, sorted(options.items()), [one.digest for one in jobs], settings))
+    start_ms = changes.pop("start_ms", 1_000_000 * block)
+    names = "+".join(one.size or one.params["workload"] for one in jobs)
+    values: dict[str, Any] = {
+        "run_id": hashlib.sha256(repr((key, block, start_ms)).encode()).hexdigest()[:32],
+        "digest": hashlib.sha256(repr((key, block)).encode()).hexdigest(),
+        "key": key,
+        "name": f"{scenario}-{names}",
+        "scenario": scenario,
+        "mode": "",
+        "family": labels.FAMILIES[scenario],
+        "workloads": tuple(one.label for one in jobs),
+        "sizes": tuple(one.size for one in jobs),
+        "setting": "",
+        "settings": settings,
+        "block": block,
+        "result": result,
+        "reason": "" if result is Result.OK else f"why it is {result}",
+        "flag": "",
+        "metrics": (total if result in (Result.OK, Result.WRONG_RESULTS) else {}) | changes.pop("metrics", {}),
+        "params": {"scenario": scenario, "seed": "0", **{f"scenario.{k}": v for k, v in options.items()}},
+        "window": window,
+        "device": device,
+        "gpu_uuid": "GPU-1",
+        "boot_id": "boot-1",
+        "is_simulated": False,
+        "start_ms": start_ms,
+        "end_ms": start_ms + 10_000,
+        "start": "20261121-100000-abcdef",
+        "jobs": jobs,
+        "facts": {"driver_version": "580.159.04", "git_commit": "0123abcd"},
+    }
+    return Row(**(values | changes))
+
+
+def copies(scenario: str, degree: int, rate: float, block: int = 1, own: Any = None, **changes: Any) -> Row:
+    """Equal jobs at `rate` samples/s each."""
+    own = own or params()
+    place = {"mig_profile": PROFILES.get(degree, "1g.10gb")} if scenario == "mig" else {}
+    jobs = tuple(job(index, own, rate, place=place) for index in range(degree))
+    return row(scenario, jobs, block, **changes)
+
+
+def study(*rows: Row) -> Study:
+    """The study that rows make."""
+    return study_of("synthetic", rows)
