@@ -43,8 +43,8 @@ class Test:
 
     Attributes:
         ratio: the median of the blocks' ratios, and their interval.
-        p_different: of "the ratio is within the margin of 1", two-sided.
-        p_equal: of "the ratio is not within the margin of 1" (two one-sided tests).
+        p_different: of "the ratio is 1", two-sided.
+        p_equal: of "the ratio is outside the margin around 1" (two one-sided tests).
         mean, deviation: of the log ratios; the deviation is `None` for a single block.
     """
 
@@ -86,13 +86,10 @@ def paired(ratios: Sequence[float]) -> Test:
     if n < 2:
         return Test(ratio=estimate(ratios), p_different=None, p_equal=None, mean=mean, deviation=None)
     error, margin = _standard_error(logs), math.log1p(MARGIN)
-    above = _p_above(mean - margin, error, n - 1)  # of "at most the margin above 1"
-    below = _p_above(-mean - margin, error, n - 1)
-    not_above, not_below = _p_above(margin - mean, error, n - 1), _p_above(margin + mean, error, n - 1)
     return Test(
         ratio=estimate(ratios),
-        p_different=min(1.0, 2 * min(above, below)),
-        p_equal=max(not_above, not_below),
+        p_different=min(1.0, 2 * _p_above(abs(mean), error, n - 1)),
+        p_equal=_p_above(margin - abs(mean), error, n - 1),  # the larger of the two
         mean=mean,
         deviation=statistics.stdev(logs),
     )
@@ -123,12 +120,15 @@ def blocks_needed(test: Test, num_tests: int) -> int | None:
     """
     if test.deviation is None:
         return None
-    distance = abs(abs(test.mean) - math.log1p(MARGIN))
-    sides = 2 if abs(test.mean) > math.log1p(MARGIN) else 1
-    level = (1 - CONFIDENCE) / num_tests / sides
+    margin, distance = math.log1p(MARGIN), abs(test.mean)
+    level = (1 - CONFIDENCE) / num_tests
+    if distance > margin:
+        level /= 2  # two-sided
+    else:
+        distance = margin - distance
     for n in range(MIN_BLOCKS, MOST_BLOCKS + 1):
         wanted = (_t(1 - level, n - 1) + _t(_POWER, n - 1)) * test.deviation / math.sqrt(n)
-        if distance > wanted or test.deviation == 0:
+        if distance >= wanted:
             return n
     return None
 

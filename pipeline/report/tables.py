@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeline.report import labels, quantities
 from pipeline.report.metrics import METRICS
 from pipeline.report.rows import Row, Study
 from pipeline.report.statistics import Estimate, estimate
-from pipeline.types import Result
+from pipeline.types import Result, WindowKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -46,12 +46,16 @@ class Cell:
         reason: why the first block that did not end `ok` did not.
         flags: what is doubtful about rows that are `ok`.
         run_ids: of the groups' runs, by block.
+        is_simulated: whether the GPU was a simulated one, of which no figure says anything about a real one.
     """
 
     case: Case
     degree: int
     mode: str
     family: str
+    window: WindowKind
+    device: str
+    is_simulated: bool = False
     is_derived: bool = False
     results: Counter[Result] = field(default_factory=Counter)
     values: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -132,7 +136,7 @@ def _cell(
     degree: int,
     mode: str,
     family: str,
-    found: Iterable[tuple[Row, dict[str, float]]],
+    found: Sequence[tuple[Row, dict[str, float]]],
     *,
     is_derived: bool = False,
 ) -> Cell:
@@ -141,6 +145,9 @@ def _cell(
         degree=degree,
         mode=mode,
         family=family,
+        window=found[0][0].window,
+        device=found[0][0].device,
+        is_simulated=any(row.is_simulated for row, _ in found),
         is_derived=is_derived,
         reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),
         flags=tuple(dict.fromkeys(row.flag for row, _ in found if row.flag)),
