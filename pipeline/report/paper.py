@@ -58,14 +58,13 @@ def compare(cells: Sequence[Cell], winners: Sequence[Winner] = ()) -> list[Compa
     """
     made: list[Comparison] = []
     for finding in FINDINGS:
+        found: list[Comparison | None]
         if finding.metric == paper_findings.BEST_MODE:
-            found = [
-                _best_mode(finding, winner, cells) for winner in winners if _mix(winner.case.label) in finding.mixes
-            ]
+            mine = [winner for winner in winners if _mix(winner.case.label) in finding.mixes]
+            found = [_best_mode(finding, winner, cells) for winner in mine]
         else:
             found = [_compared(finding, cell, cells) for cell in cells if _speaks_of(finding, cell)]
-        known = [comparison for comparison in found if comparison is not None]
-        made += known or [_absent(finding)]
+        made += [comparison for comparison in found if comparison is not None] or [_absent(finding)]
     return made
 
 
@@ -190,7 +189,7 @@ def _entry(
 def _absent(finding: Finding) -> Comparison:
     return Comparison(
         finding=finding,
-        case_label=", ".join(finding.mixes or finding.workloads),
+        case_label=", ".join(finding.mixes) or _workloads(finding),
         degree=finding.degree,
         mode=", ".join(finding.families),
         ours=None,
@@ -199,6 +198,10 @@ def _absent(finding: Finding) -> Comparison:
         difference="",
         note="",
     )
+
+
+def _workloads(finding: Finding) -> str:
+    return "any workload" if finding.workloads == paper_findings.WORKLOADS else ", ".join(finding.workloads)
 
 
 def _note(cell: Cell) -> str:

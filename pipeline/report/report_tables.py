@@ -202,7 +202,7 @@ def paper_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
             "ours",
             "low",
             "high",
-            "",
+            "agreement",
             "by how much",
             "mind",
         ),

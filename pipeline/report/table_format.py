@@ -27,7 +27,7 @@ _LATEX = {
     '"': r"\textquotedbl{}",
 }
 MISSING = "-"
-_WIDE = 7
+_WIDE, _LONG = 7, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def to_csv(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """A `table` environment for a paper that uses the package `booktabs`; wide ones are set smaller."""
-    alignment = "".join("r" if numeric else "l" for numeric in table.is_numeric)
+    alignment = "".join(_alignment(table, column) for column in range(len(table.columns)))
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -102,6 +102,14 @@ def to_latex(table: Table) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _alignment(table: Table, column: int) -> str:
+    """Numbers to the right, long text in lines of its own."""
+    if table.is_numeric[column]:
+        return "r"
+    longest = max((len(shown(row[column])) for row in table.rows), default=0)
+    return r"p{0.3\linewidth}" if longest > _LONG else "l"
 
 
 def escape(text: str) -> str:
