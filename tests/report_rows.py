@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import random
 from typing import Any
 
 from pipeline.report import labels
@@ -123,3 +125,64 @@ def copies(scenario: str, degree: int, rate: float, block: int = 1, own: Any = N
 def study(*rows: Row) -> Study:
     """The study that rows make."""
     return study_of("synthetic", rows)
+
+
+NAMES = {"S": "resnet26_cifar10", "M": "resnet50_imagenet64", "L": "resnet152_imagenet"}
+ALONE = {"S": 12000.0, "M": 6000.0, "L": 400.0}
+SHARED = {  # speed of all jobs over one at a time: naive and MPS, by size and degree
+    "S": {2: (1.45, 1.80), 3: (1.55, 2.20), 7: (1.60, 1.84)},
+    "M": {2: (1.03, 1.19), 3: (1.04, 1.06), 7: (1.05, 0.52)},
+}
+MIXED = {"MS": (1.2, 1.35), "MSS": (1.3, 1.5), "MMMS": (1.05, 1.1), "LS": (1.1, 1.2)}
+
+
+def collocation_study(num_blocks: int = 5, noise: float = 0.01, seed: int = 1) -> list[Row]:
+    """Figures like those of an H100: serial, naive, MPS; two workloads, four mixes, an oom and wrong results."""
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    for block in range(1, num_blocks + 1):
+        drift = math.exp(rng.gauss(0, 0.03))
+        start = 1_000_000_000 * block
+
+        def speed(value: float, drift: float = drift) -> float:
+            return value * drift * math.exp(rng.gauss(0, noise))
+
+        def add(scenario: str, jobs: tuple[JobRow, ...], block: int = block, **changes: Any) -> None:
+            nonlocal start
+            start += 10_000
+            metrics = changes.pop("metrics", {})
+            if changes.get("result", Result.OK) is Result.OK:
+                busy = min(0.99, 0.5 + 0.07 * len(jobs))
+                metrics |= {
+                    "gract_mean_ratio": busy,
+                    "smact_mean_ratio": 0.7 * busy,
+                    "memory_peak_mib": 1500.0 * len(jobs),
+                    "energy_per_sample_j": 0.05 / len(jobs),
+                    "power_mean_w": 300.0 + 20 * len(jobs),
+                    "overlap_ratio": 0.99,
+                }
+            rows.append(row(scenario, jobs, block, start_ms=start, metrics=metrics, **changes))
+
+        for size, name in NAMES.items():
+            own = params(name)
+            add("serial", (job(0, own, speed(ALONE[size])),))
+            if size == "L":
+                add("naive", tuple(job(i, own, None) for i in range(7)), result=Result.OOM)
+                continue
+            for degree, ratios in SHARED[size].items():
+                for scenario, ratio in zip(("naive", "mps"), ratios, strict=True):
+                    each = speed(ALONE[size] * ratio / degree)
+                    add(scenario, tuple(job(i, own, each) for i in range(degree)))
+        small = params(NAMES["S"])
+        add("serial", (job(0, params(NAMES["S"], step_mode="cuda_graph"), speed(4.0 * ALONE["S"])),))
+        place = {"mps_active_thread_percentage": "14"}
+        wrong = tuple(job(i, small, speed(2000.0), place=place) for i in range(7))
+        add("mps_percent", wrong, result=Result.WRONG_RESULTS)
+        for mix, ratios in MIXED.items():
+            for scenario, ratio in zip(("naive", "mps"), ratios, strict=True):
+                shared = [speed(ALONE[size] * ratio / len(mix)) for size in mix]
+                parts = enumerate(zip(mix, shared, strict=True))
+                add(scenario, tuple(job(i, params(NAMES[size]), rate, size=size) for i, (size, rate) in parts))
+        lmmsss = tuple(job(i, params(NAMES[s]), None, size=s) for i, s in enumerate("LMSSS"))
+        add("mig", lmmsss, result=Result.SKIPPED, reason="no partition of this GPU holds 3g+2g+1g+1g+1g")
+    return rows

@@ -10,7 +10,8 @@ from pipeline.report import labels, paper_findings
 from pipeline.report.paper_findings import FINDINGS, Finding
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Cell
-from pipeline.report.verdicts import Winner, finding_in_words
+from pipeline.report.verdicts import Winner
+from pipeline.report.wording import finding_in_words
 from pipeline.types import Result, WindowKind
 
 _MEMORY, _SPEEDUP = "memory_peak_mib", paper_findings.SPEEDUP

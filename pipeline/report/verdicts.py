@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.report import labels, statistics
 from pipeline.report.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, blocks_needed, holm, paired
 from pipeline.report.tables import Case, Cell
-from pipeline.types import Result
+from pipeline.report.wording import finding_in_words, jobs_in_words, listed, times_in_words
 
 LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (labels.SERIAL, labels.NAIVE, labels.MPS)
@@ -25,14 +25,6 @@ _AS_FAST_AS = {
     labels.SERIAL: "one after another",
     labels.NAIVE: "naive sharing",
     labels.MPS: "MPS",
-}
-_FINDINGS = {
-    Result.OOM: "out of memory",
-    Result.WRONG_RESULTS: "computes wrong results",
-    Result.SKIPPED: "cannot be placed",
-    Result.TIMEOUT: "ran out of time",
-    Result.FAILED: "failed",
-    Result.INTERRUPTED: "interrupted",
 }
 
 
@@ -261,11 +253,11 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
     elif mode is not None:
         sentence = f"{what}: {mode} is fastest, {times_in_words(speedup)} as fast as one after another."
     else:
-        sentence = f"{what}: {_listed(tied)} are not told apart"
+        sentence = f"{what}: {listed(tied)} are not told apart"
         slower = sorted(beaten, key=order.index)
         if slower:
             ahead = "all" if all(_is_beaten_by_all(loser, tied, found) for loser in slower) else best
-            sentence += f"; {ahead} ahead of {_listed(slower)}"
+            sentence += f"; {ahead} ahead of {listed(slower)}"
         sentence += "."
     sentence += _against_best_solo(cells, best)
     if any(cell.is_simulated for cell in cells):
@@ -289,28 +281,3 @@ def _marked(sentence: str, cell: Cell) -> str:
     """The sentence with what a reader must not overlook."""
     flag = f" ({cell.flags[0]})" if cell.flags and cell.is_ranked else ""
     return sentence + flag + (" (simulated)" if cell.is_simulated else "")
-
-
-def jobs_in_words(case: Case, degree: int) -> str:
-    """`7 resnet26_cifar10 bs128`, `one resnet26_cifar10 bs128`, `M+2S`."""
-    if case.is_mix:
-        return case.label
-    return f"{'one' if degree == 1 else degree} {case.label}"
-
-
-def times_in_words(ratio: Estimate) -> str:
-    """`1.84 times (1.79 to 1.90)`; without the interval where there is none."""
-    interval = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{ratio.median:.2f} times{interval}"
-
-
-def finding_in_words(cell: Cell) -> str:
-    """Why a cell is not ranked: `out of memory in 5 of 5 blocks: REASON`."""
-    total = sum(cell.results.values())
-    count = cell.results[cell.finding]
-    words = _FINDINGS.get(cell.finding, "no figure to compare")
-    return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
-
-
-def _listed(modes: Sequence[str]) -> str:
-    return modes[0] if len(modes) == 1 else ", ".join(modes[:-1]) + " and " + modes[-1]
