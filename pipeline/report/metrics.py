@@ -53,9 +53,19 @@ _ALL = (
     Metric(name="smact_mean_ratio", title="SMACT", unit="", scale=Scale.SHARE),
     Metric(name="smocc_mean_ratio", title="SM occupancy", unit="", scale=Scale.SHARE),
     Metric(name="dram_active_mean_ratio", title="DRAM activity", unit="", scale=Scale.SHARE),
+    Metric(name="tensor_active_mean_ratio", title="tensor core activity", unit="", scale=Scale.SHARE),
     Metric(name="memory_peak_mib", title="peak memory of the GPU", unit="MiB"),
     Metric(name="energy_per_sample_j", title="energy per sample", unit="J", higher_is_better=False),
+    Metric(
+        name="energy_above_idle_per_sample_j",
+        title="energy per sample above idle",
+        unit="J",
+        scale=Scale.PLAIN,
+        higher_is_better=False,
+    ),
     Metric(name="power_mean_w", title="power of the GPU", unit="W"),
+    Metric(name="sm_clock_mean_mhz", title="SM clock", unit="MHz"),
+    Metric(name="temperature_max_c", title="highest temperature", unit="C", scale=Scale.PLAIN),
     Metric(name="overlap_ratio", title="overlap", unit="", scale=Scale.SHARE),
 )
 METRICS = {metric.name: metric for metric in _ALL}

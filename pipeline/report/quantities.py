@@ -16,7 +16,8 @@ from pipeline.types import Result, WindowKind
 
 RECORDED = (
     *("throughput_total_samples_per_s", "makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
-    *("dram_active_mean_ratio", "memory_peak_mib", "energy_per_sample_j", "power_mean_w", "overlap_ratio"),
+    *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "energy_per_sample_j", "power_mean_w"),
+    *("sm_clock_mean_mhz", "temperature_max_c", "overlap_ratio"),
 )
 """What a row's run has under the same name."""
 
@@ -70,6 +71,10 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
     found = {name: row.metrics[name] for name in RECORDED if name in row.metrics}
     if row.window is WindowKind.STEADY:
         found.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
+    energy_j = row.metrics.get("energy_j")
+    if energy_j and "energy_per_sample_j" in found and "energy_above_idle_j" in row.metrics:
+        share = row.metrics["energy_above_idle_j"] / energy_j
+        found["energy_above_idle_per_sample_j"] = share * found["energy_per_sample_j"]
     found |= _epochs(row, baselines)
     progress = [_progress(row, job, baselines.solo.get(job.digest)) for job in row.jobs]
     known = [value for value in progress if value is not None]
@@ -91,7 +96,8 @@ def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str,
     alone = quantities(solo, baselines)
     kept = (
         *("throughput_total_samples_per_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
-        *("dram_active_mean_ratio", "memory_peak_mib", "energy_per_sample_j", "power_mean_w"),
+        *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "power_mean_w"),
+        *("energy_per_sample_j", "energy_above_idle_per_sample_j", "sm_clock_mean_mhz", "temperature_max_c"),
         *("speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio"),
     )
     found = {name: alone[name] for name in kept if name in alone}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.report import labels
+from pipeline.types import Result
 
 if TYPE_CHECKING:
     from pipeline.report.rows import Row
@@ -118,11 +119,15 @@ def _of_one_origin(members: Sequence[Row], expected: set[str], left_out: Counter
     by_origin: dict[Origin, dict[str, Row]] = defaultdict(dict)
     for row in members:  # newest first
         mine = by_origin[row.gpu_uuid, row.boot_id]
-        before = mine.setdefault(row.key, row)
-        if before is not row:
-            if row.result.is_finding and not before.result.is_finding:
-                mine[row.key] = row
-            left_out["run again: a newer run of the same group counts"] += 1
+        dropped = row
+        newer = mine.setdefault(row.key, row)
+        if newer is row:
+            continue
+        if row.result.is_finding and not newer.result.is_finding:
+            dropped, mine[row.key] = newer, row
+        # A group that was stopped and then run to its end leaves a study as if it had not been stopped.
+        if dropped.result is not Result.INTERRUPTED:
+            left_out["run again: the newest finding of the same group counts"] += 1
 
     def rank(origin: Origin) -> tuple[bool, int, int]:
         rows = by_origin[origin].values()

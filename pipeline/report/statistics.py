@@ -91,7 +91,7 @@ def paired(ratios: Sequence[float]) -> Test:
         p_different=min(1.0, 2 * _p_above(abs(mean), error, n - 1)),
         p_equal=_p_above(margin - abs(mean), error, n - 1),  # the larger of the two
         mean=mean,
-        deviation=statistics.stdev(logs),
+        deviation=_deviation(logs),
     )
 
 
@@ -134,7 +134,13 @@ def blocks_needed(test: Test, num_tests: int) -> int | None:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values))
+    return _deviation(values) / math.sqrt(len(values))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation of a sample. That of the standard library computes with fractions, 20 times as long."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _p_above(distance: float, error: float, degrees: int) -> float:

@@ -17,8 +17,16 @@ def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_
     later_failure = copies("naive", 2, 1.0, result=Result.TIMEOUT, start_ms=4)
     found = study(failed, first, second, later_failure)
     assert [r.start_ms for r in found.rows] == [3]
-    assert found.left_out == {"run again: a newer run of the same group counts": 3}
+    assert found.left_out == {"run again: the newest finding of the same group counts": 3}
     assert [r.result for r in study(failed).rows] == [Result.FAILED]
+
+
+def test_a_study_that_was_stopped_and_resumed_is_as_if_it_had_not_been() -> None:
+    whole = [copies("serial", 1, 10.0, start_ms=1), copies("naive", 2, 9.0, start_ms=3)]
+    stopped = copies("naive", 2, 1.0, result=Result.INTERRUPTED, start_ms=2)
+    once, resumed = study(*whole), study(whole[0], stopped, whole[1])
+    assert dataclasses.replace(resumed) == once
+    assert [r.result for r in study(whole[0], stopped).rows] == [Result.OK, Result.INTERRUPTED]
 
 
 def test_a_complete_block_of_one_boot_is_preferred_to_newer_pieces_of_another() -> None:

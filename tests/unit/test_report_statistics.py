@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,9 +13,14 @@ from numpy.typing import NDArray
 from pipeline.report import statistics
 from pipeline.report.metrics import Scale
 from pipeline.report.statistics import estimate, holm, paired
+from pipeline.report.tables import Case, Cell
+from pipeline.report.verdicts import SPEEDUP, Decision, Verdict, verdicts
+from pipeline.types import Result, WindowKind
 
-NUM_CASES, NUM_BLOCKS = 8, 5
-PAIRS = list(itertools.combinations(range(4), 2))
+NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 600, 8, 5
+FAMILIES = ("serial", "naive", "MPS", "MIG")
+NUM_PAIRS = 6
+CLAIMS = (Decision.BETTER, Decision.WORSE)
 RNG_SEED = 20261121
 
 
@@ -27,35 +33,42 @@ def studies(noise: float, speeds: tuple[float, ...], num_studies: int) -> NDArra
     return np.exp(np.log(speeds) + drift[..., None] + runs)
 
 
-def claims(study: NDArray[np.float64]) -> list[tuple[int, int, bool]]:
-    """What the table of one study says is different: modes, and whether the claim is made."""
-    tests, modes = [], []
-    for case in study:
-        for one, other in PAIRS:
-            tests.append(paired((case[:, other] / case[:, one]).tolist()))
-            modes.append((one, other))
-    adjusted = holm([test.p_different for test in tests])
-    beyond = [abs(math.log(test.ratio.median)) > math.log1p(statistics.MARGIN) for test in tests]
-    return [(*pair, p < 0.05 and far) for pair, p, far in zip(modes, adjusted, beyond, strict=True)]
+def claims(study: NDArray[np.float64]) -> list[Verdict]:
+    """The verdicts of one study: of each case, every mode against those before it, by way of the serial baseline."""
+    cells = []
+    for number, case in enumerate(study):
+        label = f"case {number}"
+        for mode, family in enumerate(FAMILIES):
+            ratios = {block: float(rates[mode] / rates[0]) for block, rates in enumerate(case, start=1)}
+            cells.append(
+                Cell(
+                    case=Case(label=label, is_mix=False, workloads=(label,), base_workloads=(label,)),
+                    degree=7,
+                    mode=family,
+                    family=family,
+                    window=WindowKind.STEADY,
+                    device="H100",
+                    results=Counter({Result.OK: NUM_BLOCKS}),
+                    values={SPEEDUP: ratios},
+                )
+            )
+    return verdicts(cells)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.04])
 def test_equal_modes_are_declared_different_in_at_most_5_percent_of_studies(noise: float) -> None:
-    found = [any(claim for _, _, claim in claims(study)) for study in studies(noise, (1, 1, 1, 1), 800)]
+    found = [any(v.decision in CLAIMS for v in claims(study)) for study in studies(noise, (1, 1, 1, 1), NUM_STUDIES)]
     share = np.mean(found)
-    print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {NUM_CASES * len(PAIRS)}")
-    assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 800)
+    print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {NUM_CASES * NUM_PAIRS}")
+    assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_STUDIES)
 
 
 @pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7)])
 def test_a_difference_of_10_percent_is_found(noise: float, power: float) -> None:
     """Power of each claim, after Holm's correction over 48 of them, with five blocks."""
-    found = [
-        claim
-        for study in studies(noise, (1.0, 1.0, 1.0, 1.1), 200)
-        for one, other, claim in claims(study)
-        if other == 3
-    ]
+    every = [v for study in studies(noise, (1.0, 1.0, 1.0, 1.1), 200) for v in claims(study) if v.family == "MIG"]
+    found = [v.decision is Decision.BETTER for v in every]
+    assert len(found) == 200 * NUM_CASES * 3 and Decision.WORSE not in {v.decision for v in every}
     print(f"noise {noise:.1%} of a run: found {np.mean(found):.3f} of the differences")
     assert np.mean(found) > power
 

@@ -112,7 +112,7 @@ def test_what_failed_before_a_resume_is_replaced_by_what_came_after(root: Path) 
     insert(root, [*before, group("naive", 2, 1, 80.0, study="20261121-120000-bbbbbb")])
     study = rows.read(root, EXPERIMENT)
     assert [(row.mode, row.result) for row in study.rows] == [("serial", Result.OK), ("naive", Result.OK)]
-    assert study.left_out == {"run again: a newer run of the same group counts": 1}
+    assert study.left_out == {"run again: the newest finding of the same group counts": 1}
 
 
 def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_study(root: Path) -> None:

@@ -78,6 +78,13 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
     assert len(bases) == 1
 
 
+def test_energy_is_given_raw_and_above_idle() -> None:
+    energy = {"energy_j": 200.0, "energy_above_idle_j": 150.0, "energy_per_sample_j": 0.4}
+    found = cell(tables.cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
+    assert found.values["energy_per_sample_j"] == {1: 0.4}
+    assert found.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
+
+
 def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
     rows = [copies("serial", 1, 1000.0, block) for block in (1, 2)]
     rows += [copies("mps_percent", 2, 900.0, 1), copies("mps_percent", 2, 950.0, 2, result=Result.WRONG_RESULTS)]
