@@ -38,22 +38,21 @@ def own_params(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def workload_label(name: str, params: Mapping[str, str], *, without: str | None = None) -> str:
-    """The name of a workload and what is not as it is by default: `resnet26_cifar10 bs128 bf16 CUDA graph`.
+    """The name of a workload and what is not as it is by default: `resnet26_cifar10 bs128 (bf16, CUDA graph)`.
 
     Args:
         name: of the workload.
         params: its own params.
         without: a param to leave out.
     """
-    words = [name]
-    if "batch_size" in params:
-        words.append(f"bs{params['batch_size']}")
+    label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
+    words = []
     for key in ("precision", STEP_MODE, "source"):
         value = params.get(key)
         if value is not None and key != without:
             word = _WORDS[key].get(value, value)
             words += [word] if word else []
-    return " ".join(words)
+    return f"{label} ({', '.join(words)})" if words else label
 
 
 def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:

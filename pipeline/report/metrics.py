@@ -70,3 +70,14 @@ _ALL = (
 )
 METRICS = {metric.name: metric for metric in _ALL}
 """By name, in the order of tables."""
+
+_SPEED = ("throughput_total_samples_per_s", "epoch_time_s", "epoch_time_derived_s", "makespan_s")
+_SHARE = ("gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio", "tensor_active_mean_ratio")
+_POWER = ("energy_per_sample_j", "energy_above_idle_per_sample_j", "power_mean_w", "sm_clock_mean_mhz")
+GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("speed", "Speed", (*_SPEED, "speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio")),
+    ("fairness", "What each job gets", ("epoch_time_vs_solo_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")),
+    ("utilisation", "Utilisation and memory", (*_SHARE, "dram_active_mean_ratio", "memory_peak_mib")),
+    ("energy", "Energy, power and clocks", (*_POWER, "temperature_max_c")),
+)
+"""Quantities that are printed side by side: name and title of the table, and what is in it."""

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 
 from pipeline.report import labels
-from pipeline.report.metrics import METRICS
+from pipeline.report.metrics import GROUPS, METRICS
 from pipeline.report.paper import Comparison
 from pipeline.report.rows import Row, Study
 from pipeline.report.statistics import Estimate
-from pipeline.report.table_format import Table, Value
+from pipeline.report.table_format import Table, Value, shown
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Verdict, Winner
 from pipeline.types import Result
@@ -30,6 +30,7 @@ def every_table(
     tables = [
         winner_table(study, winners),
         verdict_table(study, verdicts),
+        *(group_table(study, cells, *group) for group in GROUPS),
         result_table(study, cells),
         ending_table(study, cells),
         paper_table(study, comparisons),
@@ -105,13 +106,36 @@ def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     )
 
 
+def group_table(study: Study, cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
+    """Some quantities of every cell, each as `median (low to high)`: what is printed."""
+    names = [name for name in metrics if any(name in cell.estimates for cell in cells)]
+    rows: list[tuple[Value, ...]] = [
+        (
+            cell.case.label,
+            cell.degree,
+            cell.mode,
+            results_in_words(cell),
+            *(_with_interval(cell.estimates.get(name)) for name in names),
+        )
+        for cell in cells
+    ]
+    return Table(
+        name=name,
+        title=title,
+        columns=("case", "jobs", "mode", "result", *map(_head, names)),
+        rows=tuple(rows) if names else (),
+        note=_note(study, f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."),
+    )
+
+
 def result_table(study: Study, cells: Sequence[Cell]) -> Table:
-    """Every cell with every quantity that any of them has."""
+    """Every cell with every quantity that any of them has, in full: for machines."""
     names = [name for name in METRICS if any(name in cell.estimates for cell in cells)]
     heads = [head for name in names for head in (_head(name), f"{_head(name)}: low", f"{_head(name)}: high")]
     return Table(
         name="results",
         title="Results by case, degree and mode",
+        is_for_machines=True,
         columns=("case", "jobs", "mode", "result", "blocks", *heads),
         rows=tuple(
             (
@@ -241,6 +265,14 @@ def _baseline(row: Row) -> float | None:
 
 def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
     return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
+
+
+def _with_interval(estimate: Estimate | None) -> Value:
+    if estimate is None:
+        return None
+    if estimate.low is None or estimate.high is None:
+        return shown(estimate.median)
+    return f"{shown(estimate.median)} ({shown(estimate.low)} to {shown(estimate.high)})"
 
 
 def _head(name: str) -> str:

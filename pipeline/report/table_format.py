@@ -27,7 +27,7 @@ _LATEX = {
     '"': r"\textquotedbl{}",
 }
 MISSING = "-"
-_WIDE, _LONG = 7, 40
+_WIDE, _LONG = 6, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Table:
         columns: heads, with units.
         rows: one value a column; `None` is missing.
         note: what a reader must know of it; a table of simulated figures says so here.
+        is_for_machines: it has too many columns for a page; its content is in other tables too.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     note: str = ""
+    is_for_machines: bool = False
 
     @property
     def is_numeric(self) -> tuple[bool, ...]:
@@ -83,21 +85,21 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A `table` environment for a paper that uses the package `booktabs`; wide ones are set smaller."""
+    """A `table` environment for a paper that uses `booktabs` and `graphicx`; a wide one shrinks to the text's width."""
     alignment = "".join(_alignment(table, column) for column in range(len(table.columns)))
+    shrunk = r"\resizebox{\linewidth}{!}{" if len(table.columns) > _WIDE else ""
     lines = [
         r"\begin{table}",
         r"\centering",
-        *([r"\scriptsize"] if len(table.columns) > _WIDE else []),
         rf"\caption{{{escape(table.title)}}}",
         rf"\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.name)}}}",
-        rf"\begin{{tabular}}{{{alignment}}}",
+        rf"{shrunk}\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
         _latex_row(table.columns),
         r"\midrule",
         *(_latex_row(tuple(map(shown, row))) for row in table.rows),
         r"\bottomrule",
-        r"\end{tabular}",
+        rf"\end{{tabular}}{'}' if shrunk else ''}",
         *([rf"\par\smallskip\footnotesize {escape(table.note)}"] if table.note else []),
         r"\end{table}",
     ]

@@ -81,7 +81,7 @@ def test_programs_that_share_a_label_are_told_apart() -> None:
     rows += [row("serial", (job(0, params("other"), 5.0, salt=salt),)) for salt in ("a", "b")]
     found = sorted(r.workloads[0] for r in study(*rows).rows)
     assert [name for name in found if "resnet26" in name] == [
-        f"resnet26_cifar10 bs128 data on the GPU learning_rate={rate}" for rate in ("0.05", "0.1")
+        f"resnet26_cifar10 bs128 (data on the GPU) learning_rate={rate}" for rate in ("0.05", "0.1")
     ]
     assert len(set(found)) == 4
 

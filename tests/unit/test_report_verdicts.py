@@ -42,8 +42,8 @@ def test_what_is_faster_is_found_and_said_in_a_sentence(whole) -> None:
     assert verdict.p_adjusted is not None and verdict.p is not None and verdict.p < verdict.p_adjusted < 0.05
     assert verdict.ratio is not None and verdict.ratio.median == pytest.approx(1.84, rel=0.03)
     assert re.fullmatch(
-        r"MPS runs 7 resnet26_cifar10 bs128 data on the GPU 1\.8\d times \(1\.\d\d to 1\.\d\d\) as fast as one after "
-        r"another, 5 blocks\.",
+        r"MPS runs 7 resnet26_cifar10 bs128 \(data on the GPU\) 1\.8\d times \(1\.\d\d to 1\.\d\d\) as fast as one "
+        r"after another, 5 blocks\.",
         verdict.sentence,
     )
     assert one(whole[1], "MPS", "naive", "resnet50", 7).decision is Decision.WORSE
@@ -155,7 +155,13 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     oom = next(line for line in lines if line["result"] == "oom")
     assert oom["speed-up against serial"] == "" and "0.0" not in oom.values()
     names = [t.name for t in report_tables.every_table(found, *whole, paper.compare(whole[0], whole[2]))]
-    assert names == ["winners", "verdicts", "results", "endings", "paper", "drift", "blocks"]
+    assert names == [
+        *("winners", "verdicts", "speed", "fairness", "utilisation", "energy", "results", "endings", "paper"),
+        *("drift", "blocks"),
+    ]
+    tex = to_latex(next(t for t in report_tables.every_table(found, *whole, []) if t.name == "speed"))
+    assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
+    assert re.search(r"MPS & ok & \d+ \(\d+ to \d+\) & ", tex)
     endings = report_tables.ending_table(found, whole[0])
     assert [row[3] for row in endings.rows] == ["oom", "wrong_results", "skipped"]
     wrong = next(row for row in endings.rows if row[3] == "wrong_results")
