@@ -11,7 +11,7 @@ from pipeline.report.paper_findings import FINDINGS, Finding
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Winner
-from pipeline.report.wording import finding_in_words
+from pipeline.report.wording import finding_in_words, interval_in_words
 from pipeline.types import Result, WindowKind
 
 _MEMORY, _SPEEDUP = "memory_peak_mib", paper_findings.SPEEDUP
@@ -64,9 +64,18 @@ def compare(cells: Sequence[Cell], winners: Sequence[Winner] = ()) -> list[Compa
             mine = [winner for winner in winners if _mix(winner.case.label) in finding.mixes]
             found = [_best_mode(finding, winner, cells) for winner in mine]
         else:
-            found = [_compared(finding, cell, cells) for cell in cells if _speaks_of(finding, cell)]
+            found = [_compared(finding, cell, cells) for cell in _spoken_of(finding, cells)]
         made += [comparison for comparison in found if comparison is not None] or [_absent(finding)]
     return made
+
+
+def _spoken_of(finding: Finding, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells that a finding speaks of; of what grows with the degree, the highest degree of each case and mode."""
+    found = [cell for cell in cells if _speaks_of(finding, cell)]
+    if finding.metric != paper_findings.MEMORY_GROWTH:
+        return found
+    highest = {(cell.case, cell.family): cell for cell in found if cell.values}  # cells are ordered by degree
+    return list(highest.values())
 
 
 def _speaks_of(finding: Finding, cell: Cell) -> bool:
@@ -104,6 +113,8 @@ def _compared(finding: Finding, cell: Cell, cells: Sequence[Cell]) -> Comparison
         ours_in_words = Result.OOM.value if ran_out else Result.OK.value
         agreement = Agreement.AGREES if ran_out else Agreement.DIFFERS
         return _entry(finding, cell, None, ours_in_words, agreement, "" if ran_out else "it fits here")
+    if ran_out and finding.degree is None:
+        return None  # nothing is said of degrees that do not fit
     if ran_out:
         return _entry(finding, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
     values = _values(finding.metric, cell, cells)
@@ -220,5 +231,4 @@ def _note(cell: Cell) -> str:
 
 
 def _in_words(ours: Estimate) -> str:
-    interval = "" if ours.low is None or ours.high is None else f" ({ours.low:.2f} to {ours.high:.2f})"
-    return f"{ours.median:.2f}{interval}"
+    return f"{ours.median:.2f}{interval_in_words(ours, '.2f')}"

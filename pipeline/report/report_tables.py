@@ -270,7 +270,7 @@ def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
 def _with_interval(estimate: Estimate | None) -> Value:
     if estimate is None:
         return None
-    if estimate.low is None or estimate.high is None:
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return shown(estimate.median)
     return f"{shown(estimate.median)} ({shown(estimate.low)} to {shown(estimate.high)})"
 

@@ -21,7 +21,7 @@ TAG = "collocation."
 _FACTS = (
     *("command_line", "git_commit", "git_changed", "host", "kernel", "cpus", "python", "driver_version"),
     *("cuda_version", "compute_capability", "multiprocessors", "persistence_mode", "compute_mode"),
-    *("environment_0_digest", "environment_1_digest", "plan"),
+    "plan",
 )
 _JOB_FACTS = ("torch", "timm", "cuda", "cudnn", "cublas")
 
@@ -280,12 +280,12 @@ def _job(run: Any) -> JobRow:
 def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for row in rows:
-        for name in _FACTS:
-            if name in row.facts:
-                found[name][row.facts[name]] = None
+        for name, value in row.facts.items():
+            if name in _FACTS or (name.startswith("environment_") and name.endswith("_digest")):
+                found[name][value] = None
         for job in row.jobs:
             for name in _JOB_FACTS:
-                if value := job.params.get(f"job.{name}"):
-                    found[f"job_{name}"][value] = None
+                if reported := job.params.get(f"job.{name}"):
+                    found[f"job_{name}"][reported] = None
         found["seed"][row.params.get("seed", "")] = None
-    return {name: tuple(sorted(values)) for name, values in found.items()}
+    return {name: tuple(sorted(values)) for name, values in sorted(found.items())}

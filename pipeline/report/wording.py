@@ -27,8 +27,14 @@ def jobs_in_words(case: Case, degree: int) -> str:
 
 def times_in_words(ratio: Estimate) -> str:
     """`1.84 times (1.79 to 1.90)`; without the interval where there is none."""
-    interval = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{ratio.median:.2f} times{interval}"
+    return f"{ratio.median:.2f} times{interval_in_words(ratio, '.2f')}"
+
+
+def interval_in_words(estimate: Estimate, form: str) -> str:
+    """` (1.79 to 1.90)`; empty where there is no interval, and where every block has the same value by definition."""
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+        return ""
+    return f" ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
 def finding_in_words(cell: Cell) -> str:

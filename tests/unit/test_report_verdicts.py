@@ -142,7 +142,14 @@ def test_the_paper_agrees_differs_or_was_not_measured(whole) -> None:
     assert of("a medium model with one or two", "M+2S").agreement is Agreement.AGREES
     assert of("three medium models and a small one", "3M+S").agreement is Agreement.NOT_MEASURED
     assert of("a 7g instance with a single job", "any").agreement is Agreement.NOT_MEASURED
-    assert of("MPS gains up to 80 %", "resnet26_cifar10").agreement is Agreement.AGREES
+    gains = [c for c in compared if c.finding.text.startswith("MPS gains up to 80 %")]
+    assert {(c.case_label.split()[0], c.degree): c.agreement for c in gains} == {
+        **{("resnet26_cifar10", degree): Agreement.AGREES for degree in (2, 3, 7)},
+        **{("resnet50_imagenet64", degree): Agreement.AGREES for degree in (2, 3)},
+        ("resnet50_imagenet64", 7): Agreement.DIFFERS,
+    }
+    memory = [c for c in compared if c.finding.text.startswith("memory grows")]
+    assert {c.degree for c in memory} == {7} and len(memory) == 4
     assert {c.finding for c in compared} == set(paper.FINDINGS)
     assert "CUDA graph" not in " ".join(c.case_label for c in compared)
 
