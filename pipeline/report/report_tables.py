@@ -5,15 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pipeline.report import labels
 from pipeline.report.metrics import GROUPS, METRICS
 from pipeline.report.paper import Comparison
 from pipeline.report.rows import Row, Study
 from pipeline.report.statistics import Estimate
 from pipeline.report.table_format import Table, Value, shown
-from pipeline.report.tables import Cell
+from pipeline.report.tables import Cell, case_of
 from pipeline.report.verdicts import Verdict, Winner
-from pipeline.types import Result
+from pipeline.types import Result, WindowKind
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
 _INTERVALS = "Median over the blocks; low and high are a 95 % t interval, from three blocks on."
@@ -35,6 +34,7 @@ def every_table(
         ending_table(study, cells),
         paper_table(study, comparisons),
         drift_table(study),
+        case_table(study),
         block_table(study),
     ]
     return [table for table in tables if table.rows]
@@ -173,27 +173,47 @@ def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
 
 def drift_table(study: Study) -> Table:
     """How the baselines changed from block to block: what the machine did while the study ran."""
-    by_label: dict[str, dict[int, float]] = {}
+    by_label: dict[tuple[str, str], dict[int, float]] = {}
     for row in study.rows:
-        if (value := _baseline(row)) is not None:
-            label = " ".join(filter(None, (row.workloads[0], f"[{row.setting}]" if row.setting else "")))
-            by_label.setdefault(label, {})[row.block] = value
+        if (baseline := _baseline(row)) is not None:
+            unit, value = baseline
+            by_label.setdefault((case_of(row).label, unit), {})[row.block] = value
     rows: list[tuple[Value, ...]] = []
-    for label, by_block in sorted(by_label.items()):
+    for (label, unit), by_block in sorted(by_label.items()):
         values = [value for _, value in sorted(by_block.items())]
         if len(values) > 1:
-            middle = statistics.fmean(values)
-            change, spread = 100 * (values[-1] / values[0] - 1), 100 * statistics.stdev(values) / middle
-            rows.append((label, len(values), min(by_block), max(by_block), change, spread, min(values), max(values)))
+            change = 100 * (values[-1] / values[0] - 1)
+            spread = 100 * statistics.stdev(values) / statistics.fmean(values)
+            blocks = (len(values), min(by_block), max(by_block))
+            rows.append((label, unit, *blocks, change, spread, min(values), max(values)))
     return Table(
         name="drift",
         title="Drift of the serial baselines between blocks",
         columns=(
-            *("workload alone", "blocks", "first block", "last block", "last against first (%)"),
-            *("standard deviation (%)", "slowest (samples/s)", "fastest (samples/s)"),
+            *("baseline", "unit", "blocks", "first block", "last block", "last against first (%)"),
+            *("standard deviation (%)", "lowest", "highest"),
         ),
         rows=tuple(rows),
         note=_note(study, "Speed-ups are against the baseline of the same block, so drift does not enter them."),
+    )
+
+
+def case_table(study: Study) -> Table:
+    """What the mixes consist of."""
+    parts = {
+        case_of(row).label: tuple(dict.fromkeys(zip(row.sizes, row.workloads, strict=True)))
+        for row in study.rows
+        if row.is_mix
+    }
+    return Table(
+        name="mixes",
+        title="What the mixes consist of",
+        columns=("mix", "jobs"),
+        rows=tuple(
+            (label, "; ".join(f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)))
+            for label, jobs in sorted(parts.items())
+        ),
+        note=_note(study),
     )
 
 
@@ -257,10 +277,14 @@ def results_in_words(cell: Cell) -> str:
     return ", ".join(f"{result.value} {cell.results[result]}" for result in Result if cell.results[result])
 
 
-def _baseline(row: Row) -> float | None:
-    if row.family != labels.SERIAL or row.degree != 1 or row.result is not Result.OK:
+def _baseline(row: Row) -> tuple[str, float] | None:
+    """Unit and value of what a serial run measured: the rate of one job, or the total time of a mix."""
+    if not row.is_sequential or row.result is not Result.OK:
         return None
-    return row.metrics.get("throughput_total_samples_per_s")
+    name, unit = (
+        ("makespan_s", "s") if row.window is WindowKind.WORK else ("throughput_total_samples_per_s", "samples/s")
+    )
+    return (unit, row.metrics[name]) if name in row.metrics and (row.degree == 1 or unit == "s") else None
 
 
 def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,10 +88,11 @@ def cells(study: Study) -> list[Cell]:
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Like `cells`, of rows."""
     baselines = quantities.baselines_of(rows)
+    cases = _cases(rows)
     members: dict[tuple[Case, int, str, str], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in rows:
         mine = baselines.get(quantities.baseline_key(row), quantities.Baselines())
-        members[case_of(row), row.degree, row.mode, row.family].append((row, quantities.quantities(row, mine)))
+        members[cases[row.run_id], row.degree, row.mode, row.family].append((row, quantities.quantities(row, mine)))
     solos = {case: found for (case, degree, _, family), found in members.items() if (degree, family) == _SOLO}
     collocated = {(case, degree) for case, degree, _, family in members if not case.is_mix and degree > 1}
     made = [_cell(*key, found) for key, found in members.items()]
@@ -124,6 +126,20 @@ def case_of(row: Row) -> Case:
         base_workloads=tuple(sorted(base)) if row.is_mix else base[:1],
         setting=row.setting,
     )
+
+
+def _cases(rows: Sequence[Row]) -> dict[str, Case]:
+    """The case of each row by its run, with longer labels where different mixes would share one."""
+    cases = {row.run_id: case_of(row) for row in rows}
+    sharing: dict[str, set[Case]] = defaultdict(set)
+    for case in cases.values():
+        sharing[case.label].add(case)
+    return {
+        run_id: case
+        if len(sharing[case.label]) == 1
+        else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}")
+        for run_id, case in cases.items()
+    }
 
 
 def _order(cell: Cell) -> tuple[object, ...]:

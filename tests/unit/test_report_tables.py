@@ -109,6 +109,16 @@ def test_without_a_baseline_there_is_no_speed_up() -> None:
     assert found.values["throughput_total_samples_per_s"] == {1: 1800.0}
 
 
+def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
+    def mix(batch_size: int):
+        own = {"M": params("resnet50_imagenet64"), "S": params(batch_size=batch_size)}
+        return row("naive", tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate("MS")))
+
+    found = [c.case.label for c in tables.cells(study(mix(32), mix(128)))]
+    assert len(set(found)) == 2
+    assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
+
+
 def test_cells_come_by_case_degree_and_mode() -> None:
     rows = [copies(scenario, degree, 10.0) for scenario in ("mig", "mps", "naive") for degree in (3, 2)]
     assert [(c.degree, c.mode) for c in tables.cells(study(*rows))] == [

@@ -164,7 +164,7 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     names = [t.name for t in report_tables.every_table(found, *whole, paper.compare(whole[0], whole[2]))]
     assert names == [
         *("winners", "verdicts", "speed", "fairness", "utilisation", "energy", "results", "endings", "paper"),
-        *("drift", "blocks"),
+        *("drift", "mixes", "blocks"),
     ]
     tex = to_latex(next(t for t in report_tables.every_table(found, *whole, []) if t.name == "speed"))
     assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
@@ -178,8 +178,8 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
 def test_drift_is_first_against_last() -> None:
     rows = [copies("serial", 1, rate, block) for block, rate in enumerate((100.0, 101.0, 110.0), start=1)]
     (row,) = report_tables.drift_table(study(*rows)).rows
-    assert row[1:5] == (3, 1, 3, pytest.approx(10.0))
-    assert row[6:] == (100.0, 110.0)
+    assert row[1:6] == ("samples/s", 3, 1, 3, pytest.approx(10.0))
+    assert row[7:] == (100.0, 110.0)
 
 
 def test_latex_prints_text_as_it_stands() -> None:
