@@ -106,6 +106,11 @@ class Row:
     facts: Mapping[str, str]
 
     @property
+    def plan(self) -> str:
+        """What tells its plan from others: of several starts where they name it (a resumed study), else of one."""
+        return self.facts.get("plan") or self.start
+
+    @property
     def degree(self) -> int:
         """How many jobs there are."""
         return len(self.workloads)

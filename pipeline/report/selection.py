@@ -47,7 +47,7 @@ Origin = tuple[str, str]
 def choose(rows: Sequence[Row]) -> Selection:
     """The rows of the newest plan, one a group and block."""
     left_out: Counter[str] = Counter()
-    current = _of_the_newest_plan(rows, left_out)
+    current = _of_the_newest_plan(_unprofiled(rows, left_out), left_out)
     blocks: dict[tuple[int, str], list[Row]] = defaultdict(list)
     for row in current:
         blocks[row.block, row.settings[0][1]].append(row)
@@ -73,12 +73,23 @@ def choose(rows: Sequence[Row]) -> Selection:
     return Selection(rows=tuple(chosen), blocks=tuple(found), left_out=dict(left_out))
 
 
+def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
+    """Rows of jobs that nothing stood between: a profiler changes what it measures."""
+    kept = []
+    for row in rows:
+        if profiler := row.facts.get("launcher"):
+            left_out[f"ran under {profiler}, which changes the figures"] += 1
+        else:
+            kept.append(row)
+    return kept
+
+
 def _of_the_newest_plan(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Rows whose settings, and whose programs, are those of the newest start."""
+    """Rows whose settings, and whose programs, are those of the plan that ran last."""
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
     if not newest_first:
         return []
-    newest = {row.settings for row in newest_first if row.start == newest_first[0].start}
+    newest = {row.settings for row in newest_first if row.plan == newest_first[0].plan}
     programs = _newest_programs(newest_first)
     kept = []
     for row in newest_first:
@@ -96,19 +107,19 @@ def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], set[str]]:
-    """By workload and options: the digests in the newest start that ran it. A start may compare two environments."""
+    """By workload and options: the digests in the newest plan that has it. A plan may compare two environments."""
     programs: dict[tuple[object, ...], set[str]] = {}
-    starts: dict[tuple[object, ...], str] = {}
+    plans: dict[tuple[object, ...], str] = {}
     for row in newest_first:
         for job in row.jobs:
             identity = _identity(job.params)
-            if starts.setdefault(identity, row.start) == row.start:
+            if plans.setdefault(identity, row.plan) == row.plan:
                 programs.setdefault(identity, set()).add(job.digest)
     return programs
 
 
 def _difference(row: Row, newest: set[tuple[tuple[str, str], ...]]) -> str:
-    """In words, how the settings of a row differ from the nearest ones of the newest start."""
+    """In words, how the settings of a row differ from the nearest ones of the newest plan."""
     nearest = min(sorted(newest), key=lambda settings: len(set(row.settings) - set(settings)))
     now = dict(nearest)
     return "; ".join(f"{key} {value} instead of {now[key]}" for key, value in row.settings if now[key] != value)

@@ -71,9 +71,26 @@ def test_rows_of_a_program_that_changed_are_left_out() -> None:
     assert list(found.left_out) == ["older plan: a program, its options or its environment changed since"]
 
 
+def test_what_ran_under_a_profiler_neither_counts_nor_replaces_anything() -> None:
+    plain = copies("naive", 2, 9.0, start_ms=1)
+    profiled = copies("naive", 2, 3.0, start_ms=2, start="later", facts={"launcher": "nsys"})
+    found = study(plain, profiled)
+    assert [r.run_id for r in found.rows] == [plain.run_id]
+    assert found.left_out == {"ran under nsys, which changes the figures": 1}
+
+
 def test_a_study_over_two_windows_keeps_them_apart() -> None:
     rows = [copies("naive", 2, 9.0, settings=settings(f"{seconds} s")) for seconds in (5, 20)]
     assert sorted(r.setting for r in study(*rows).rows) == ["window 20 s", "window 5 s"]
+
+
+def test_a_resumed_plan_is_one_plan_whatever_its_last_start_ran() -> None:
+    plan = {"plan": "0123"}
+    first = [copies("naive", 2, 9.0, settings=settings(f"{s} s"), facts=plan, start_ms=s) for s in (5, 20)]
+    resumed = copies("mps", 2, 9.0, settings=settings("5 s"), facts=plan, start_ms=99, start="later")
+    assert len(study(*first, resumed).rows) == 3
+    other = copies("mps", 2, 9.0, settings=settings("5 s"), facts={"plan": "4567"}, start_ms=99, start="later")
+    assert study(*first, other).left_out == {"older plan: window 20 s instead of 5 s": 1}
 
 
 def test_programs_that_share_a_label_are_told_apart() -> None:
