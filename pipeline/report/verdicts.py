@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,8 @@ class _Pair:
 
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     """Each mode against serial, naive and MPS, in the order of the cells."""
-    pairs = [pair for cell in cells for pair in _pairs(cell, cells)]
+    places = _by_place(cells)
+    pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.num_blocks >= MIN_BLOCKS]
     different = holm([_known(test.p_different) for test in tested])
     equal = holm([_known(test.p_equal) for test in tested])
@@ -110,28 +112,33 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
 def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
     """The fastest mode of each case and degree at which several ran, serial among them."""
     made = []
-    for case, degree in dict.fromkeys((cell.case, cell.degree) for cell in cells):
-        mine = [verdict for verdict in found if (verdict.case, verdict.degree) == (case, degree)]
-        speeds = {
-            cell.mode: cell.estimates[SPEEDUP]
-            for cell in cells
-            if (cell.case, cell.degree) == (case, degree) and cell.is_ranked and SPEEDUP in cell.estimates
-        }
+    judged: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
+    for verdict in found:
+        judged[verdict.case, verdict.degree].append(verdict)
+    for place, here in _by_place(cells).items():
+        speeds = {cell.mode: cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates}
         if speeds and labels.SERIAL not in speeds:
             n = max(estimate.n for estimate in speeds.values())
             speeds[labels.SERIAL] = Estimate(median=1.0, low=1.0, high=1.0, n=n)  # the unit of all the others
         if len(speeds) > 1:
-            here = [cell for cell in cells if (cell.case, cell.degree) == (case, degree)]
-            made.append(_winner(here, speeds, mine))
+            made.append(_winner(here, speeds, judged[place]))
     return made
 
 
-def _pairs(cell: Cell, cells: Sequence[Cell]) -> list[_Pair]:
+def _by_place(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
+    """The cells of each case and degree, in their order."""
+    places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        places[cell.case, cell.degree].append(cell)
+    return places
+
+
+def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
     if cell.mode == labels.SERIAL:
         return []
     if not cell.is_ranked:
         return [_Pair(cell=cell, against=labels.SERIAL, metric="", num_blocks=0, test=None)]
-    others = {other.mode: other for other in cells if (other.case, other.degree) == (cell.case, cell.degree)}
+    others = {other.mode: other for other in here}
     found = []
     for against in REFERENCES:
         other = others.get(against)

@@ -17,7 +17,7 @@ from pipeline.report.tables import Case, Cell
 from pipeline.report.verdicts import SPEEDUP, Decision, Verdict, verdicts
 from pipeline.types import Result, WindowKind
 
-NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 600, 8, 5
+NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
 FAMILIES = ("serial", "naive", "MPS", "MIG")
 NUM_PAIRS = 6
 CLAIMS = (Decision.BETTER, Decision.WORSE)
@@ -55,6 +55,7 @@ def claims(study: NDArray[np.float64]) -> list[Verdict]:
     return verdicts(cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.01, 0.04])
 def test_equal_modes_are_declared_different_in_at_most_5_percent_of_studies(noise: float) -> None:
     found = [any(v.decision in CLAIMS for v in claims(study)) for study in studies(noise, (1, 1, 1, 1), NUM_STUDIES)]
