@@ -221,7 +221,7 @@ class JobGroup:
 
     def _start(self, state: JobState, slot: Slot, starter: Starter, position: int) -> None:
         job = state.job
-        state.folder.mkdir(parents=True)
+        state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
         (state.folder / "job.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
         if self._pin_cpus:

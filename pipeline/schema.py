@@ -65,6 +65,15 @@ class StepMode(enum.Enum):
     cuda_graph = 2
 
 
+class EnvTool(enum.Enum):
+    """What builds a conda environment: py-rattler, or a program of that name."""
+
+    rattler = 0
+    conda = 1
+    mamba = 2
+    micromamba = 3
+
+
 class Precision(enum.Enum):
     """Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
 
@@ -95,6 +104,7 @@ class WorkloadConfig:
         ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
         environ: further environment variables.
         preload: module that imports what the program imports, for a warm start; `null` starts each job from nothing.
+        env_file: the file of this program's environment, instead of `env.file`.
     """
 
     name: str = MISSING
@@ -104,6 +114,7 @@ class WorkloadConfig:
     ends_by_itself: bool = False
     environ: dict[str, str] = field(default_factory=dict)
     preload: str | None = None
+    env_file: str | None = None
 
 
 @dataclass
@@ -269,9 +280,39 @@ class GpuConfig:
 
 @dataclass
 class EnvConfig:
-    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`."""
+    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`, further keys its arguments."""
 
     _target_: str = MISSING
+
+
+@dataclass
+class VenvConfig(EnvConfig):
+    """A virtual environment made by uv.
+
+    Attributes:
+        file: requirements.txt, pyproject.toml, uv.lock, pylock.toml, or a lock that the project recorded.
+        python: version (`3.12`) or path of its interpreter; if not given, the lock's or the orchestrator's own version.
+        cache_root: folder of the environments; one in the user's cache folder if not given.
+    """
+
+    file: str | None = None
+    python: str | None = None
+    cache_root: str | None = None
+
+
+@dataclass
+class CondaConfig(EnvConfig):
+    """A conda environment.
+
+    Attributes:
+        file: environment.yml, or an explicit lock, such as the project records.
+        tool: what solves and installs; `rattler` needs no conda.
+        cache_root: folder of the environments; one in the user's cache folder if not given.
+    """
+
+    file: str | None = None
+    tool: EnvTool = EnvTool.rattler
+    cache_root: str | None = None
 
 
 @dataclass
@@ -393,5 +434,7 @@ def register() -> None:
         ("workload", WorkloadConfig),
         ("train_timm", TrainTimmConfig),
         ("script", ScriptConfig),
+        ("venv", VenvConfig),
+        ("conda", CondaConfig),
     ):
         store.store(group="schema", name=name, node=node)

@@ -74,6 +74,10 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             if sender is None:
                 sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
+            if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
+                # The first plan showed that the study can run at all, before minutes are spent on its environments.
+                inventory = inventory.with_environments()
+                plan = build.checked(planning.build_plan(typed, inventory, is_sweep=is_sweep))
             return _Study(first, plan, inventory, sender, root, simulated).run(stack)
     except CollocationError as error:
         terminal.say(f"error: {error}")
@@ -151,7 +155,7 @@ class _Study:
             )
         facts = provenance.collect(self.inventory)
         facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
-        spool = Spool(self.root, self.sender, facts, self._artifacts(facts))
+        spool = Spool(self.root, self.sender, facts, self._artifacts(facts), self.inventory.interpreters)
         for note in self.plan.notes:
             terminal.say(f"note: {note}")
         view = terminal.make_view(len(groups))

@@ -185,12 +185,20 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """The Python a job runs with, and exactly what is installed there."""
+    """The Python a job runs with, and exactly what is installed there.
+
+    Attributes:
+        environ: further variables for the job.
+        lock: lines of a text from which the same environment can be built again (docs/environments.md).
+        lock_digest: of the packages, wherever they came from; provisional as long as `to_build` says something.
+        to_build: what must be built before a job can run, in words; `None` for an environment that is ready.
+    """
 
     python: Path
     environ: tuple[tuple[str, str], ...] = ()
     lock: tuple[str, ...] = ()
     lock_digest: str = ""
+    to_build: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
