@@ -23,10 +23,10 @@ def main() -> int:
 
     task = json.load(sys.stdin)
     classes = [each for each in vars(exceptions).values() if isinstance(each, type)]
-    known: tuple[type[Exception], ...] = tuple(each for each in classes if issubclass(each, Exception))
+    known = (OSError, ValueError, *(each for each in classes if issubclass(each, Exception)))
     try:
         asyncio.run(_build(task))
-    except (*known, OSError, ValueError) as error:
+    except known as error:
         sys.stderr.write(f"{str(error).strip()}\n")
         return 1
     return 0

@@ -201,7 +201,11 @@ CHOICES = sorted(
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
+    (tmp_path / "environment.yml").write_text("channels: [conda-forge]\ndependencies: [python]")
+    (tmp_path / "requirements.txt").write_text("numpy")
     extra = {
+        "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
+        "env=venv": [f"env.file={tmp_path}/requirements.txt", f"env.cache_root={tmp_path}/cache"],
         "workload=script": [f"workload.script={script}"],
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
     }
