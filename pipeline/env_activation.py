@@ -46,9 +46,10 @@ def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
     shell = shutil.which("bash") or "/bin/sh"
     try:
         printed = command.run([shell, "-c", _SCRIPT], timeout_s=_LIMIT_S, environ=begin).stdout
-        end: dict[str, str] = json.loads(printed)
-    except (CommandError, ValueError) as error:
-        raise ConfigError(f"{title} cannot be activated: {error}") from error
+    except CommandError as error:
+        words = error.stderr.strip() or "nothing"
+        raise ConfigError(f"{title} cannot be activated: a script of its packages failed and says: {words}") from error
+    end: dict[str, str] = json.loads(printed)
     changed = {key: value for key, value in end.items() if os.environ.get(key) != value and key not in _OF_THE_SHELL}
     return tuple(sorted(changed.items()))
 

@@ -72,6 +72,9 @@ def explicit_lock(
         file: what the environment was built from.
         pip: Python packages that did not come from a channel.
     """
+    # A tool that installed a list knows of a package only what stood there.
+    listed = {package["url"]: package for package in file.packages}
+    records = [{**listed.get(record["url"], {}), **record} for record in records]
     lines = [*env_lock.header("conda", python)]
     if file.variables:
         lines.append(_VARIABLES + json.dumps(dict(file.variables)))

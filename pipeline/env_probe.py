@@ -43,7 +43,10 @@ def probe(python: Path, prefix: Path) -> Probe:
     """
     # Isolated, as jobs are: neither PYTHONPATH nor the user's own packages count.
     argv = [str(python), "-I", "-c", _PROGRAM]
-    answer = command.run(argv, timeout_s=_LIMIT_S).stdout
+    try:
+        answer = command.run(argv, timeout_s=_LIMIT_S).stdout
+    except CommandError as error:
+        raise CommandError([str(python)], error.status, error.stderr) from error  # without the program's text
     try:
         facts = json.loads(answer)
         packages = tuple(Distribution(name=n, version=v, direct_url=url) for n, v, url in facts["packages"])

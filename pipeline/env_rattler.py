@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,11 @@ def main() -> int:
 
     task = json.load(sys.stdin)
     classes = [each for each in vars(exceptions).values() if isinstance(each, type)]
-    known = (OSError, ValueError, *(each for each in classes if issubclass(each, Exception)))
+    known: tuple[type[Exception], ...] = (
+        OSError,
+        ValueError,
+        *(each for each in classes if issubclass(each, Exception)),
+    )
     try:
         asyncio.run(_build(task))
     except known as error:
@@ -80,4 +85,7 @@ def task_of(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stderr.flush()
+    # py-rattler 0.28 crashes in about one of thirty ordinary exits, when its work is done.
+    os._exit(status)
