@@ -95,7 +95,8 @@ class CondaRecipe:
         requirements.write_text("\n".join(self._file.pip) + "\n", encoding="utf-8")
         env_uv.install(builder, python, requirements, builder.scratch)
         after = self._probe(prefix)
-        return after.python, sorted(set(after.packages) - set(before.packages), key=lambda each: each.name)
+        installed = sorted(set(after.packages) - set(before.packages), key=lambda each: each.name)
+        return after.python, env_lock.pinned(installed)
 
     def _version(self, prefix: Path) -> str:
         return self._probe(prefix).python

@@ -6,12 +6,15 @@ environment, an explicit list of packages for conda. What that format has no wor
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import platform
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 _FIRST_LINE = "# environment lock: "
 _SECRETS = (re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"/t/[^/\s]+(?=/)"))
@@ -69,6 +72,25 @@ class Distribution:
         _, _, fragment = self.requirement().partition("#")
         commit = json.loads(self.direct_url).get("vcs_info", {}).get("commit_id", "") if self.direct_url else ""
         return " ".join(filter(None, (f"{self.name}=={self.version}", fragment, commit)))
+
+
+def pinned(packages: Iterable[Distribution]) -> list[Distribution]:
+    """The packages, those that came from an archive on this machine with the digest that it has now.
+
+    uv records where such a package came from, and no digest.
+    """
+    return [_pinned(each) for each in packages]
+
+
+def _pinned(package: Distribution) -> Distribution:
+    origin = json.loads(package.direct_url) if package.direct_url else {}
+    parts = urlsplit(origin.get("url", ""))
+    path = Path(unquote(parts.path))
+    if parts.scheme != "file" or "archive_info" not in origin or not path.is_file():
+        return package
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    origin |= {"url": path.as_uri(), "archive_info": {"hashes": {"sha256": digest}}}
+    return dataclasses.replace(package, direct_url=json.dumps(origin))
 
 
 def header(kind: str, python: str) -> tuple[str, ...]:

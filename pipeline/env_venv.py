@@ -75,7 +75,8 @@ class VenvRecipe:
             env_uv.run(builder, export, folder)
         env_uv.install(builder, python, requirements, folder)
         installed = probe(python, prefix)
-        return env_lock.of_packages(self.kind, installed.python, installed.packages, self._requirements.options)
+        packages = env_lock.pinned(installed.packages)
+        return env_lock.of_packages(self.kind, installed.python, packages, self._requirements.options)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
         """Variables as `bin/activate` would set them, and isolation from the orchestrator's packages."""
