@@ -94,8 +94,16 @@ class Builder:
     scratch: Path
     lock: int
 
-    def step(self, argv: Sequence[str], *, environ: Mapping[str, str] | None = None, stdin: str | None = None) -> str:
+    def step(
+        self, argv: Sequence[str], *, tool: str, environ: Mapping[str, str] | None = None, stdin: str | None = None
+    ) -> str:
         """Run one program to its end; returns what it printed.
+
+        Args:
+            argv: program and arguments.
+            tool: what users call the program.
+            environ: further variables.
+            stdin: text that it reads.
 
         Raises:
             ConfigError: it failed; in its own words.
@@ -104,10 +112,9 @@ class Builder:
         try:
             done = command.run(argv, timeout_s=_BUILD_LIMIT_S, environ=variables, stdin=stdin, keep_open=[self.lock])
         except CommandError as error:
-            words = [line.rstrip() for line in error.stderr.splitlines() if line.strip()][-_SHOWN_LINES:]
-            raise ConfigError(
-                f"{self.title} cannot be built: {Path(argv[0]).name} says:\n    " + "\n    ".join(words or ["nothing"])
-            ) from error
+            lines = [line.rstrip() for line in error.stderr.splitlines() if line.strip()][-_SHOWN_LINES:]
+            words = "\n    ".join(lines or [f"nothing, and ended with status {error.status}"])
+            raise ConfigError(f"{self.title} cannot be built: {tool} says:\n    {words}") from error
         return done.stdout
 
 

@@ -76,9 +76,9 @@ class CondaRecipe:
                 cache=self._packages,
             )
             # -P: with its folder first on the module path, our file names would shadow the standard library's.
-            builder.step([sys.executable, "-P", str(Path(env_rattler.__file__))], stdin=task)
+            builder.step([sys.executable, "-P", str(Path(env_rattler.__file__))], tool=self.tool, stdin=task)
         else:
-            builder.step(self._command(prefix, builder.scratch), environ=_NEVER_ASK)
+            builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
         if self._file.variables:
             _write_state(prefix, dict(self._file.variables))
         python, pip = self._install_pip(prefix, builder) if self._file.pip else (self._version(prefix), [])

@@ -34,7 +34,7 @@ def run(builder: Builder, arguments: Sequence[str], folder: Path) -> str:
         ConfigError: it failed; in its own words.
     """
     argv = [program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
-    return builder.step(argv)
+    return builder.step(argv, tool="uv")
 
 
 def install(builder: Builder, python: Path, requirements: Path, folder: Path) -> None:

@@ -130,7 +130,7 @@ def slowly(self, prefix, builder):
     with open(os.environ["BUILDS"], "a") as builds:
         builds.write(f"{os.getpid()}\\n")
     if "HANG" in os.environ:
-        builder.step(["sleep", os.environ["HANG"]])
+        builder.step(["sleep", os.environ["HANG"]], tool="sleep")
     time.sleep(1)
     return build(self, prefix, builder)
 env_venv.VenvRecipe.build = slowly
