@@ -165,4 +165,7 @@ def test_the_current_environment_has_a_lock_that_says_what_it_is():
     text = "\n".join(interpreter.lock)
     assert env_lock.kind_of(text) == "current" and env_lock.python_of(text) == VERSION
     assert any(line.startswith("hydra-core==") for line in interpreter.lock)
+    # Built as a venv from it, the same packages are the same environment.
+    packages = [line for line in interpreter.lock if not line.startswith("#")]
+    assert env_lock.of_packages("venv", VERSION, packages).digest == interpreter.lock_digest
     assert env_lock.kind_of("numpy==1") is None and env_lock.python_of("# python: 3.12") is None
