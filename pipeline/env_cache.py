@@ -176,7 +176,11 @@ class Cache:
         if path not in _held:
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
-                _held[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                # What others built in a folder that only they may write can be used, and locked, all the same.
+                mode = (
+                    os.O_RDWR | os.O_CREAT if os.access(path if path.exists() else self.root, os.W_OK) else os.O_RDONLY
+                )
+                _held[path] = os.open(path, mode | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise ConfigError(
                     f"env.cache_root={self.root}: environments cannot be kept there: {error.strerror}; "
@@ -232,7 +236,7 @@ class Cache:
             with suppress(OSError):  # the next start removes it as well
                 _remove(folder)
             raise
-        terminal.say(f"{recipe.title}: {len(lock.identity)} packages in {time.monotonic() - begin_s:.0f} s")
+        terminal.say(f"{recipe.title} is ready after {time.monotonic() - begin_s:.0f} s")
 
     def _probe(self, recipe: Recipe, prefix: Path) -> Probe:
         if not python_of(prefix).exists():

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import io
 import json
+import platform
 import sys
 import tarfile
 import zipfile
@@ -18,6 +19,7 @@ from pathlib import Path
 
 VERSION = "{}.{}.{}".format(*sys.version_info[:3])
 SHORT = "{}.{}".format(*sys.version_info[:2])
+SUBDIR = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}[platform.machine()]
 # One instant for all files: a package must come out the same to the byte whenever it is made.
 _MTIME = 1_700_000_000
 
@@ -31,7 +33,7 @@ class Channel:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._index: dict[str, dict[str, dict[str, object]]] = {"noarch": {}, "linux-64": {}}
+        self._index: dict[str, dict[str, dict[str, object]]] = {"noarch": {}, SUBDIR: {}}
         base = Path(sys.executable).resolve()
         config = f"home = {base.parent}\ninclude-system-site-packages = false\nversion = {VERSION}\n"
         files = {
@@ -40,7 +42,7 @@ class Channel:
             f"bin/python{SHORT}": Link("python"),
             "pyvenv.cfg": config,
         }
-        self.add("python", VERSION, files, subdir="linux-64")
+        self.add("python", VERSION, files, subdir=SUBDIR)
 
     @property
     def url(self) -> str:
@@ -76,7 +78,7 @@ class Channel:
         if subdir == "noarch":
             facts["noarch"] = noarch or "generic"
         else:
-            facts |= {"arch": "x86_64", "platform": "linux"}
+            facts |= {"arch": platform.machine(), "platform": "linux"}
         content = {"info/index.json": json.dumps(facts), "info/about.json": "{}", **files}
         content["info/files"] = "".join(f"{path}\n" for path in files)
         content["info/paths.json"] = json.dumps({"paths_version": 1, "paths": [_path(p, b) for p, b in files.items()]})
