@@ -217,6 +217,7 @@ class Cache:
             folder.mkdir()
             lock = recipe.build(prefix, Builder(title=recipe.title, scratch=folder, lock=handle))
             probed = self._probe(recipe, prefix)
+            _compile(prefix, handle)
             (folder / _LOCK).write_text(lock.text, encoding="utf-8")
             marker = {
                 "format": _FORMAT,
@@ -274,6 +275,13 @@ def _fingerprint(prefix: Path, probed: Probe) -> str:
     """Changes when somebody installs or removes something."""
     conda = sorted(path.name for path in (prefix / "conda-meta").glob("*.json"))
     return _sha256(json.dumps([probed.python, sorted(p.requirement() for p in probed.packages), conda]))
+
+
+def _compile(prefix: Path, lock: int) -> None:
+    """Compile what is not yet, or the first jobs would do it: a script's time would then tell first from later runs."""
+    argv = [str(python_of(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
+    # Packages carry files that cannot be compiled, such as templates; nobody imports those.
+    command.run(argv, timeout_s=_BUILD_LIMIT_S, check=False, keep_open=[lock])
 
 
 def _remove(folder: Path) -> None:

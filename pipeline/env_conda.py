@@ -45,7 +45,13 @@ class CondaRecipe:
         # What stands in for the machine's properties, so that a solve for another machine is another environment.
         overrides = sorted(item for item in os.environ.items() if item[0].startswith("CONDA_OVERRIDE_"))
         self.key = env_cache.key_of(
-            self.kind, tool.name, self._file.content, self._file.channels, env_lock.platform_name(), overrides
+            self.kind,
+            tool.name,
+            self._file.content,
+            self._file.channels,
+            self._file.pip,
+            env_lock.platform_name(),
+            overrides,
         )
 
     def check_tools(self) -> None:

@@ -46,6 +46,11 @@ def test_it_is_built_once_and_found_again(env, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_it_is_compiled_so_that_first_jobs_are_no_slower_than_later_ones(env):
+    (compiled,) = folder_of(env.resolve()).glob("prefix/lib/python*/site-packages/__pycache__/tiny.*.pyc")
+    assert compiled.stat().st_size
+
+
 def test_a_preview_builds_nothing_and_says_what_would_be(env, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     seen = env.preview()
