@@ -22,7 +22,7 @@ from typing import Protocol
 
 from pipeline import command, terminal
 from pipeline.env_lock import Lock
-from pipeline.env_probe import Probe, probe
+from pipeline.env_probe import Probe, probe, probe_new
 from pipeline.errors import CommandError, ConfigError
 
 _FORMAT = 1
@@ -216,7 +216,7 @@ class Cache:
             _remove(folder)
             folder.mkdir()
             lock = recipe.build(prefix, Builder(title=recipe.title, scratch=folder, lock=handle))
-            probed = self._probe(recipe, prefix)
+            probed = probe_new(python_of(prefix), prefix, recipe.title)
             _compile(prefix, handle)
             (folder / _LOCK).write_text(lock.text, encoding="utf-8")
             marker = {
@@ -238,14 +238,6 @@ class Cache:
                 _remove(folder)
             raise
         terminal.say(f"{recipe.title} is ready after {time.monotonic() - begin_s:.0f} s")
-
-    def _probe(self, recipe: Recipe, prefix: Path) -> Probe:
-        if not python_of(prefix).exists():
-            raise ConfigError(f"{recipe.title} has no interpreter: add `python` to what it depends on")
-        try:
-            return probe(python_of(prefix), prefix)
-        except CommandError as error:
-            raise ConfigError(f"{recipe.title} was built, but its interpreter cannot run jobs: {error}") from error
 
 
 def default_root() -> Path:

@@ -17,7 +17,7 @@ import yaml
 from pipeline import env_activation, env_cache, env_conda_file, env_lock, env_probe, env_rattler, env_uv
 from pipeline.env_cache import Builder
 from pipeline.env_lock import Distribution, Lock
-from pipeline.errors import CommandError, ConfigError
+from pipeline.errors import ConfigError
 from pipeline.schema import EnvTool
 
 # conda and mamba have no common flag that keeps every version of them from asking.
@@ -87,7 +87,7 @@ class CondaRecipe:
             builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
         if self._file.variables:
             _write_state(prefix, dict(self._file.variables))
-        python, pip = self._install_pip(prefix, builder) if self._file.pip else (self._version(prefix), [])
+        python, pip = self._install_pip(prefix, builder) if self._file.pip else (self._probe(prefix).python, [])
         return env_conda_file.explicit_lock(python, list(_records(prefix)), self._file, pip)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
@@ -104,16 +104,8 @@ class CondaRecipe:
         installed = sorted(set(after.packages) - set(before.packages), key=lambda each: each.name)
         return after.python, env_lock.pinned(installed)
 
-    def _version(self, prefix: Path) -> str:
-        return self._probe(prefix).python
-
     def _probe(self, prefix: Path) -> env_probe.Probe:
-        if not env_cache.python_of(prefix).exists():
-            raise ConfigError(f"{self.title} has no interpreter: add `python` to its dependencies")
-        try:
-            return env_probe.probe(env_cache.python_of(prefix), prefix)
-        except CommandError as error:
-            raise ConfigError(f"{self.title} was built, but its interpreter cannot run jobs: {error}") from error
+        return env_probe.probe_new(env_cache.python_of(prefix), prefix, self.title)
 
     def _program(self) -> str:
         # An activated conda is a function of the shell; the program itself may be known by a variable only.

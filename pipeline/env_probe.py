@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline import command
 from pipeline.env_lock import Distribution
-from pipeline.errors import CommandError
+from pipeline.errors import CommandError, ConfigError
 
 _LIMIT_S = 120.0
 _PROGRAM = """
@@ -56,3 +56,17 @@ def probe(python: Path, prefix: Path) -> Probe:
     if Path(facts["prefix"]).resolve() != prefix.resolve():
         raise CommandError([str(python)], 0, f"belongs to {facts['prefix']}, not to {prefix}")
     return found
+
+
+def probe_new(python: Path, prefix: Path, title: str) -> Probe:
+    """The same for an environment that was just built, called `title`.
+
+    Raises:
+        ConfigError: it cannot run jobs, and building it again would not help.
+    """
+    if not python.exists():
+        raise ConfigError(f"{title} has no interpreter: add `python` to its dependencies")
+    try:
+        return probe(python, prefix)
+    except CommandError as error:
+        raise ConfigError(f"{title} was built, but its interpreter cannot run jobs: {error}") from error

@@ -140,7 +140,7 @@ def test_a_channel_that_is_not_there_is_named(channel, resolve, tmp_path):
 def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
     channel.add("data", "1.0", {"share/data.txt": "x"})
     (tmp_path / "e.yml").write_text(f"channels: [{channel.url}]\ndependencies: [data]\n")
-    with pytest.raises(ConfigError, match="add `python` to"):
+    with pytest.raises(ConfigError, match="has no interpreter: add `python`"):
         resolve(tmp_path / "e.yml")
 
 
