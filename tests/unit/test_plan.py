@@ -191,8 +191,9 @@ def test_large_images_on_cpus_are_fine_for_those_who_say_so(make_plan):
 
 
 CONF = PROJECT_DIR / "conf"
+ADDED = ("experiment", "rehearse")  # groups without a default, so that a choice is added
 CHOICES = sorted(
-    f"{path.parent.relative_to(CONF)}={'[' + path.stem + ']' if path.parent.name == 'listeners' else path.stem}"
+    f"{'+' if path.parent.name in ADDED else ''}{path.parent.relative_to(CONF)}={'[' + path.stem + ']' if path.parent.name == 'listeners' else path.stem}"
     for path in CONF.glob("*/*.yaml")
 )
 
