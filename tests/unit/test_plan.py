@@ -191,11 +191,17 @@ def test_large_images_on_cpus_are_fine_for_those_who_say_so(make_plan):
 
 
 CONF = PROJECT_DIR / "conf"
-ADDED = ("experiment", "rehearse")  # groups without a default, so that a choice is added
-CHOICES = sorted(
-    f"{'+' if path.parent.name in ADDED else ''}{path.parent.relative_to(CONF)}={'[' + path.stem + ']' if path.parent.name == 'listeners' else path.stem}"
-    for path in CONF.glob("*/*.yaml")
-)
+
+
+def choice_of(path: Path) -> str:
+    """What the command line says to choose this file."""
+    group = path.parent.name
+    if group == "listeners":
+        return f"listeners=[{path.stem}]"
+    return f"{'+' if group in ('experiment', 'rehearse') else ''}{group}={path.stem}"
+
+
+CHOICES = sorted(map(choice_of, CONF.glob("*/*.yaml")))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
