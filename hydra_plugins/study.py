@@ -35,8 +35,13 @@ class StudySweeper(BasicSweeper):
         self.blocks, self.instead = blocks, instead
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Launch every combination; what the command line gives wins over a block's value of the same key."""
-        assert self.hydra_context is not None and self.launcher is not None
+        """Launch every combination."""
+        assert self.launcher is not None
+        return [self.launcher.launch(self.expand(arguments), initial_job_idx=0)]
+
+    def expand(self, arguments: list[str]) -> list[list[str]]:
+        """The overrides of every combination; what the command line gives wins over a block's value of the same key."""
+        assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         given = [override.get_key_element().lstrip("+~") for override in parser.parse_overrides(list(arguments))]
         instead = _left_by(given, self.instead)
@@ -45,7 +50,7 @@ class StudySweeper(BasicSweeper):
             grid = {**_left_by([*given, *instead], block), **instead}
             overrides = parser.parse_overrides([_as_override(*item) for item in grid.items()] + list(arguments))
             jobs += [list(job) for batch in self.split_arguments(overrides, None) for job in batch]
-        return [self.launcher.launch(jobs, initial_job_idx=0)]
+        return jobs
 
 
 def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:

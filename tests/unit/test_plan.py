@@ -167,7 +167,7 @@ def test_options_become_flags(make_plan):
         (["time_limit_s=0"], "time_limit_s"),
         (["workload.loader_workers=-1"], "loader_workers"),
         (["workload.samples=10"], "synthetic"),
-        (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=64"], "have 32 pixels"),
+        (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"], "have 32 pixels"),
         (["workload.step_mode=cuda_graph"], "needs a GPU"),
         (["scenario._target_=pipeline.gpu.naive.Naiv"], "no such class"),
         (["listeners.host._target_=listeners.host.Guest"], "no such class"),
