@@ -300,7 +300,7 @@ def test_batches_on_the_device_take_turns():
         ({"source": "synthetic_device", "samples": 99}, "less than one batch"),
         ({"source": "synthetic_host", "samples": 99}, "less than one batch"),
         ({"num_classes": 9}, "10 classes"),
-        ({"dataset": "cifar10", "image_px": 64}, "32 px"),
+        ({"dataset": "cifar10", "image_px": 16}, "32 px"),
         ({"dataset": "imagenet64", "image_px": 32, "source": "synthetic_device"}, "64 px"),
         ({"dataset": "cifar10", "image_px": 32}, "--data-root"),
     ],
