@@ -135,6 +135,7 @@ class SweeperConf:
     """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
+    _convert_: str = "all"  # plain dicts: what OmegaConf resolved once, it shall not resolve again
     blocks: list[dict[str, Any]] = field(default_factory=list)
     instead: dict[str, Any] = field(default_factory=dict)
 
