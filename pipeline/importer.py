@@ -143,7 +143,7 @@ def _override_value(value: int | str | tuple[str, ...]) -> int | str:
         return value
     if isinstance(value, tuple):
         return f"[{','.join(str(_override_value(each)) for each in value)}]"
-    return value if _NAME.fullmatch(value) else QuotedString(value, Quote.single).with_quotes()
+    return str(QuotedString(value, Quote.single).with_quotes())
 
 
 def _plain(text: str) -> str:

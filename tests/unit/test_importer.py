@@ -91,7 +91,7 @@ def test_the_published_table_is_198_groups(tmp_path, capsys):
 def test_arguments_arrive_as_a_shell_would_split_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my script, v2.py").write_text("")
-    words = ["--note", 'it\'s 100 %, "really"', "--path", "C:\\", "--price", "${HOME}", "--json", '{"a": [1, 2]}', "-x"]
+    words = ["--note", 'it\'s 100 %, "really"', "--path", "C:\\", "--json", '{"a": [1, 2]}', "-x", "1e-3", "true"]
     quoted = "--note 'it'\\''s 100 %, \"really\"' --path 'C:\\' --json '{\"a\": [1, 2]}' -x 1e-3 true"
     other = [job(2, file="my script, v2.py", params=quoted), job(2, file="my script, v2.py", params="--home '${HOME}'")]
     assert import_table(tmp_path, [job(1, file="my script, v2.py", params=quoted), *other]) == 0
