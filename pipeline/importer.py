@@ -188,8 +188,21 @@ def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slic
 
 def _yaml(value: int | str | tuple[str, ...]) -> int | str | list[str]:
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return _plain(value) if isinstance(value, str) else value
+        return [_Quoted(_plain(each)) for each in value]
+    return _Quoted(_plain(value)) if isinstance(value, str) else value
+
+
+class _Quoted(str):
+    """Text that is written in quotes: OmegaConf reads `1e-3` as a number, which PyYAML takes for text."""
+
+    __slots__ = ()
+
+
+def _represent_quoted(dumper: yaml.SafeDumper, text: _Quoted) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+
+
+yaml.SafeDumper.add_representer(_Quoted, _represent_quoted)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
