@@ -3,13 +3,15 @@
 Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init__.py`) beside `run.py`. Its basic
 launcher would run each job blind to the others: baselines measured again and again, repeats not interleaved, and no
 one knowing how long is left. An experiment file may give `hydra.sweeper.blocks`, a union of grids: each is crossed
-with the grid of the command line. `hydra/launcher=submitit_slurm` replaces the launcher; then every job is a study.
+with the grid of the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
+command line: so `+rehearse=tiny` makes small what any experiment asks for. `hydra/launcher=submitit_slurm` replaces
+the launcher; then every job is a study.
 """
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,21 +30,51 @@ from omegaconf import DictConfig, open_dict
 class StudySweeper(BasicSweeper):
     """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
 
-    def __init__(self, blocks: list[dict[str, Any]]) -> None:
+    def __init__(self, blocks: list[dict[str, Any]], instead: dict[str, Any]) -> None:
         super().__init__(max_batch_size=None, params=None)
-        self.blocks = blocks
+        self.blocks, self.instead = blocks, instead
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Launch every combination; what the command line gives wins over a block's value of the same key."""
-        assert self.hydra_context is not None and self.launcher is not None
+        """Launch every combination."""
+        assert self.launcher is not None
+        return [self.launcher.launch(self.expand(arguments), initial_job_idx=0)]
+
+    def expand(self, arguments: list[str]) -> list[list[str]]:
+        """The overrides of every combination; what the command line gives wins over a block's value of the same key."""
+        assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        given = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
+        given = [override.get_key_element().lstrip("+~") for override in parser.parse_overrides(list(arguments))]
+        instead = _left_by(given, self.instead)
         jobs: list[list[str]] = []
         for block in self.blocks or [{}]:
-            grid = [f"{key}={value}" for key, value in block.items() if key.lstrip("+") not in given]
-            overrides = parser.parse_overrides(grid + list(arguments))
+            grid = {**_left_by([*given, *instead], block), **instead}
+            overrides = parser.parse_overrides([_as_override(*item) for item in grid.items()] + list(arguments))
             jobs += [list(job) for batch in self.split_arguments(overrides, None) for job in batch]
-        return [self.launcher.launch(jobs, initial_job_idx=0)]
+        return jobs
+
+
+def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of a block: without the keys that are given, and without the values inside what is given.
+
+    Who replaces `scenario` replaces the block's `scenario.profile` too, which the other scenario may not have.
+    """
+    places = [_place(key) for key in given]
+    return {
+        key: value
+        for key, value in block.items()
+        if not any(_place(key) == place or _place(key).startswith(f"{place}.") for place in places)
+    }
+
+
+def _place(key: str) -> str:
+    """Where in the configuration a key puts something: `sizes.S` for `workload@sizes.S`."""
+    return key.lstrip("+~").rpartition("@")[2]
+
+
+def _as_override(key: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return f"{key}={'null' if value is None else str(value).lower()}"
+    return f"{key}={value}"
 
 
 class StudyLauncher(Launcher):
@@ -95,10 +127,17 @@ class StudyLauncher(Launcher):
 
 @dataclass
 class SweeperConf:
-    """`hydra.sweeper`."""
+    """`hydra.sweeper`.
+
+    Attributes:
+        blocks: a union of grids, each with overrides as on the command line (`scenario: naive,mps`).
+        instead: overrides that win over those of the blocks.
+    """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
+    _convert_: str = "all"  # plain dicts: what OmegaConf resolved once, it shall not resolve again
     blocks: list[dict[str, Any]] = field(default_factory=list)
+    instead: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from pipeline.types import Device
 _MIN_INTERVAL_MS = 200
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
 _GPU_ONLY_PX = 224
-_FIXED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
+_STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
 
 
 def settings(config: Config) -> None:
@@ -93,10 +93,10 @@ def workload(chosen: WorkloadConfig, config: Config, device: Device) -> None:
     for key in ("loader_workers", "warmup_steps"):
         if getattr(chosen, key) < 0:
             raise ConfigError(f"workload {chosen.name}: {key}={getattr(chosen, key)} must not be negative")
-    if _FIXED_PX.get(chosen.dataset, chosen.image_px) != chosen.image_px:
+    if _STORED_PX.get(chosen.dataset, chosen.image_px) > chosen.image_px:
         raise ConfigError(
-            f"workload {chosen.name}: the images of {chosen.dataset.name} have {_FIXED_PX[chosen.dataset]} "
-            f"pixels, not image_px={chosen.image_px}"
+            f"workload {chosen.name}: the images of {chosen.dataset.name} have {_STORED_PX[chosen.dataset]} "
+            f"pixels and are scaled up only, not to image_px={chosen.image_px}"
         )
     if chosen.samples is not None and chosen.source is DataSource.disk:
         raise ConfigError(f"workload {chosen.name}: samples is for synthetic data; a data set on disk is used whole")

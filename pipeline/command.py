@@ -40,6 +40,7 @@ def run(
     environ: Mapping[str, str] | None = None,
     stdin: str | None = None,
     check: bool = True,
+    keep_open: Sequence[int] = (),
 ) -> Completed:
     """Run a program in a session of its own and return what it printed.
 
@@ -51,6 +52,7 @@ def run(
         environ: its whole environment; that of this process if not given.
         stdin: text that it reads; nothing if not given.
         check: whether an exit status other than 0 is an error.
+        keep_open: descriptors that it inherits, such as a lock that is to be held until it ends.
 
     Raises:
         CommandError: it could not be started or reached its time limit (status `None`), or failed (with `check`).
@@ -71,6 +73,7 @@ def run(
                 stderr=stderr,
                 env=environ,
                 start_new_session=True,
+                pass_fds=tuple(keep_open),
             )
         except OSError as error:
             raise CommandError(list(argv), None, f"could not be started: {error}") from error

@@ -39,6 +39,7 @@ class Events:
     """Everything that one job reported.
 
     Attributes:
+        phases: what the job did, and since when.
         wrong: results that the job found to be wrong, in words.
         damaged: number of lines that are no event (a torn last line is normal).
     """
@@ -49,6 +50,7 @@ class Events:
     metrics: list[tuple[str, int, int, float]] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
     errors: list[dict[str, str]] = field(default_factory=list)
+    phases: list[tuple[str, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     damaged: int = 0
 
@@ -115,6 +117,8 @@ def _add(events: Events, event: dict[str, object]) -> None:
         events.params.update(event["params"])  # type: ignore[call-overload]
     elif kind == "error":
         events.errors.append(event)  # type: ignore[arg-type]
+    elif kind == "phase":
+        events.phases.append((str(event["name"]), event["t_ns"]))  # type: ignore[arg-type]
     elif kind == "wrong":
         events.wrong.append(str(event["what"]))
     elif kind == "started":

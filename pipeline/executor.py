@@ -18,19 +18,21 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import build, interrupts, measure, timeline
+from pipeline import build, interrupts, measure, phases, timeline
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.gpu import dcgm_profiling, lease
 from pipeline.interrupts import Interrupted, UndoStack
 from pipeline.inventory import Inventory
 from pipeline.jobs import JobGroup, JobState
 from pipeline.journal import Journal, replay
+from pipeline.launch import Spawn, Starter
 from pipeline.measure import Batch, Observation
-from pipeline.phases import PhaseLog
+from pipeline.phases import Phases
 from pipeline.protocols import Launcher, Listener, Sharing
 from pipeline.sender import Sender
 from pipeline.spool import SampleFile, Spool, SpoolRun
-from pipeline.types import Device, Group, GroupResult, ListenerSpec, Required, Result, Slot
+from pipeline.types import Device, Group, GroupResult, Job, ListenerSpec, Required, Result, Slot
+from pipeline.warm_start import WarmStart
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
@@ -61,6 +63,7 @@ class Executor:
     Attributes:
         spool: where each group is recorded.
         sender: rests while a window is open.
+        warm_start: starts the jobs.
         idle_w: lowest power read before jobs started, by device.
         view: called with what is being watched, for the time that a group runs.
         rehearsal: the machine of a study on simulated GPUs.
@@ -69,6 +72,7 @@ class Executor:
     inventory: Inventory
     spool: Spool
     sender: Sender
+    warm_start: WarmStart
     idle_w: dict[str, float] = field(default_factory=dict)
     view: Callable[[Group, Watched], AbstractContextManager[None]] = lambda group, watched: nullcontext()
     rehearsal: Rehearsal | None = None
@@ -92,8 +96,8 @@ class Executor:
                 interrupted = error
             row = measure.judge(group, execution.observation(interrupted is not None))
             row = dataclasses.replace(row, spool_id=run.spool_id)
-            execution.phases.write(run.folder / "artifacts")
-            timeline.write(run, row, execution.phases)
+            run.add_artifact(phases.FILE_NAME, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
+            timeline.write(run, row)
             run.close(row)
         if interrupted is not None:
             raise interrupted
@@ -110,17 +114,16 @@ class _Execution:
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
         self.tool_cpu_s = self.tool_wall_s = 0.0
-        self.phases = PhaseLog()
+        self.phases = Phases()
 
     def go(self) -> None:
         """Take the device, observe, run the jobs. Every failure but the user's signal is kept, not raised."""
-        self.phases.begin("setup")
         try:
             with UndoStack() as stack:
                 try:
                     self._set_up_and_run(stack)
                 finally:
-                    self.phases.begin("cleanup")
+                    self.phases.begin(phases.CLEANUP)
         except CollocationError as error:
             self.failure = "; ".join([str(error), *getattr(error, "__notes__", [])])
             log.debug("%s: %s", self.group.name, self.failure, exc_info=True)
@@ -130,7 +133,7 @@ class _Execution:
             log.exception("%s failed in the orchestrator", self.group.name)
         finally:
             self._undo_again()
-            self.phases.end()
+            self.phases.finish()
 
     def _undo_again(self) -> None:
         """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
@@ -158,6 +161,7 @@ class _Execution:
             tool_wall_s=self.tool_wall_s or None,
             idle_w=self._idle_w(),
             tags=tuple(self.tags.items()),
+            spans=self.phases.spans,
         )
 
     def _idle_w(self) -> float | None:
@@ -174,6 +178,7 @@ class _Execution:
 
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
+        self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.config.gpu.tolerate)
         launcher: Launcher = build.instance(group.launcher.build)
         stack.enter_context(dcgm_profiling.paused(group, launcher))
@@ -186,19 +191,19 @@ class _Execution:
         stack.enter_context(self.executor.view(group, watched))
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
-            self.phases.begin("launch")
-            interpreters = [self.executor.inventory.interpreters[job.workload.env] for job in jobs]
+            self.phases.begin(phases.LAUNCH)
+            starters = [self._starter(job, launcher) for job in jobs]
             with UndoStack() as processes:
                 running = JobGroup(
                     jobs,
                     [_as_seen_by_jobs(slots.slots[job.index], group.device) for job in jobs],
-                    interpreters,
+                    starters,
                     self.run.folder,
                     group.limits,
                     mark=self.run.spool_id,
                     scratch=self.run.scratch,
                     pin_cpus=group.pin_cpus,
-                    launcher=launcher,
+                    profiler=None if group.launcher.is_direct else launcher.name,
                 )
                 self.batches.append(Batch(states=running.states))
                 processes.enter_context(running)
@@ -206,17 +211,25 @@ class _Execution:
                 running.wait_ready()
                 if self.executor.rehearsal is not None:
                     memory_mib = group.config.gpu.job_memory_mib
-                    programs = [str(interpreter.python) for interpreter in interpreters]
+                    programs = [str(starter.interpreter.python) for starter in starters]
                     self.executor.rehearsal.charge(running.states, slots.slots, programs, memory_mib)
                 slots.verify(running.pids())
                 self.executor.sender.rest()
-                self.phases.begin("run")
+                self.phases.begin(phases.WINDOW)
                 with self._own_cost():
                     running.measure(group.window)
+                stopped = [state.stopped_ns for state in running.states if state.stopped_ns is not None]
+                self.phases.begin(phases.END, min(stopped, default=None))
                 self._note_missing_reports(launcher, running.states)
-                self.phases.begin("cleanup")
             if any(state.went_wrong for state in running.states):
-                return
+                break
+
+    def _starter(self, job: Job, launcher: Launcher) -> Starter:
+        workload = job.workload
+        if not self.group.launcher.is_direct:  # a profiler must see its program start
+            prefix = launcher.prefix(self.run.folder / "jobs" / str(job.index))
+            return Spawn(self.executor.inventory.interpreters[workload.env], prefix)
+        return self.executor.warm_start.starter(workload, self.executor.inventory.interpreters[workload.env])
 
     def _note_missing_reports(self, launcher: Launcher, states: Sequence[JobState]) -> None:
         """Say which jobs ended well and left no report of their profiler, which is not their fault."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import platform
 from collections.abc import Callable, Iterable
@@ -30,7 +31,7 @@ class Inventory:
 
     Attributes:
         devices: by what was asked for (kind, selector and simulated model).
-        interpreters: by the environment that was asked for.
+        interpreters: by the environment that was asked for; some may have to be built before a job can run.
         scripts: absolute path and content digest of each script, by the path in the configuration.
     """
 
@@ -38,20 +39,29 @@ class Inventory:
     interpreters: dict[Spec, Interpreter]
     scripts: dict[str, tuple[Path, str]]
 
+    def with_environments(self) -> Inventory:
+        """The same, with every environment built that was not: slow, and best done for a plan that stands.
+
+        Raises:
+            ConfigError: an environment cannot be built.
+        """
+        interpreters = {spec: _env(spec).resolve() for spec in self.interpreters}
+        return dataclasses.replace(self, interpreters=interpreters)
+
     def device_of(self, gpu: GpuConfig) -> Device:
         """The device that a configuration asks for."""
         return self.devices[_asked_for(gpu)]
 
 
 def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] | None = None) -> Inventory:
-    """Read what the configurations need.
+    """Read what the configurations need. Nothing is built.
 
     Args:
         configs: what was asked for.
         find_device: finds a device; the default asks NVML, and knows no simulated one.
 
     Raises:
-        ConfigError: a device, script or data set that is named is not there.
+        ConfigError: a device, script, environment file or data set that is named is not there.
     """
     devices: dict[tuple[GpuKind, str, str | None], Device] = {}
     interpreters: dict[Spec, Interpreter] = {}
@@ -60,11 +70,10 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] |
         gpu = _asked_for(config.gpu)
         if gpu not in devices:
             devices[gpu] = (find_device or _find_device)(config.gpu)
-        env = build.spec_of(config.env)
-        if env not in interpreters:
-            source: Env = build.instance(env)
-            interpreters[env] = source.resolve()
         for workload in chosen_workloads(config):
+            env = env_of(config, workload)
+            if env not in interpreters:
+                interpreters[env] = _env(env).preview()
             for script in filter(None, (workload.script, workload.runner)):
                 if script not in scripts:
                     scripts[script] = _find_script(script)
@@ -94,9 +103,32 @@ def chosen_workloads(config: Config) -> list[WorkloadConfig]:
     return [config.sizes[size] for size in config.mix]
 
 
+def env_of(config: Config, workload: WorkloadConfig) -> Spec:
+    """The environment of a workload's jobs.
+
+    Raises:
+        ConfigError: the workload has a file of its own, and this kind of environment is not built from one.
+    """
+    spec = build.spec_of(config.env)
+    if workload.env_file is None:
+        return spec
+    options = dict(spec.options)
+    if "file" not in options:
+        raise ConfigError(
+            f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but jobs run with "
+            "the orchestrator's own interpreter; say env=conda or env=venv"
+        )
+    return dataclasses.replace(spec, options=tuple((options | {"file": workload.env_file}).items()))
+
+
 def cpu_device() -> Device:
     """The CPUs of this machine as a device."""
     return Device(kind="cpu", uuid=f"CPU-{platform.node()}", name=_cpu_model())
+
+
+def _env(spec: Spec) -> Env:
+    source: Env = build.instance(spec)
+    return source
 
 
 def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:

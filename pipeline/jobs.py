@@ -6,10 +6,10 @@ what an ending means: `JobState` keeps the facts, `pipeline/measure.py` judges t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ from types import TracebackType
 from pipeline import events, processes
 from pipeline.channel import PROTOCOL, Channel
 from pipeline.errors import LaunchError
-from pipeline.protocols import Launcher
-from pipeline.types import Interpreter, Job, Limits, Slot, Window, WindowKind
+from pipeline.launch import Process, Starter
+from pipeline.types import Job, Limits, Slot, Window, WindowKind
 
 # From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
 _START_DELAY_NS = 50_000_000
 _TERM_GRACE_S = 5.0
+_UNKNOWN_STATUS = 255
 # What a job must not inherit: it would change how the GPU is shared, or where its own MLflow calls go.
 _DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")
 _DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
@@ -35,6 +36,7 @@ class JobState:
     """What is known of one job while it runs.
 
     Attributes:
+        started_ns: when its process was started.
         stopped_ns: when it was told to stop, if it was.
         overdue: which deadline it missed, in words.
         fault: what else it did wrong, in words.
@@ -47,12 +49,13 @@ class JobState:
 
     job: Job
     folder: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     pid: int | None = None
     is_ready: bool = False
     bye: str | None = None
     exit_status: int | None = None
     exit_ns: int | None = None
+    started_ns: int | None = None
     stopped_ns: int | None = None
     overdue: str | None = None
     fault: str | None = None
@@ -78,6 +81,11 @@ class JobState:
         return self.exit_status is not None
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it ended without anybody knowing how, so that its number may be somebody else's by now."""
+        return self.exit_status == _UNKNOWN_STATUS and self.fault is not None
+
+    @property
     def went_wrong(self) -> bool:
         """Whether it ended in any other way than by finishing its work."""
         return bool(self.overdue or self.fault) or (self.has_ended and (self.exit_status != 0 or self.bye != "ok"))
@@ -89,29 +97,29 @@ class JobGroup:
     Args:
         jobs: what to start.
         slots: where, one a job.
-        interpreters: with what, one a job.
+        starters: what starts them, one a job.
         folder: the group's folder; job `i` gets `jobs/<i>` below it.
         mark: what every process of the group carries in its environment (`pipeline/processes.py`).
         scratch: short-lived folder with a short path, for the control socket.
         pin_cpus: give each job an equal share of the CPUs.
-        launcher: what is put before the command of each job; nothing if not given.
+        profiler: the program that the starters put before the command of each job, if there is one.
     """
 
     def __init__(
         self,
         jobs: Sequence[Job],
         slots: Sequence[Slot],
-        interpreters: Sequence[Interpreter],
+        starters: Sequence[Starter],
         folder: Path,
         limits: Limits,
         *,
         mark: str,
         scratch: Path,
         pin_cpus: bool = False,
-        launcher: Launcher | None = None,
+        profiler: str | None = None,
     ) -> None:
-        self._launcher = launcher
-        self._slots, self._interpreters, self._limits, self._pin_cpus = slots, interpreters, limits, pin_cpus
+        self._profiler = profiler
+        self._slots, self._starters, self._limits, self._pin_cpus = slots, starters, limits, pin_cpus
         self._mark, self._socket = mark, scratch / "control"
         self.states = [JobState(job=job, folder=folder / "jobs" / str(job.index)) for job in jobs]
         self._by_index = {state.job.index: state for state in self.states}
@@ -120,9 +128,9 @@ class JobGroup:
         """Start all jobs, or none: those already started are ended if one cannot be."""
         self._channel = Channel(self._socket, self._message, self._exited)
         try:
-            places = zip(self.states, self._slots, self._interpreters, strict=True)
-            for position, (state, slot, interpreter) in enumerate(places):
-                self._spawn(state, slot, interpreter, position)
+            places = zip(self.states, self._slots, self._starters, strict=True)
+            for position, (state, slot, starter) in enumerate(places):
+                self._start(state, slot, starter, position)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -146,7 +154,7 @@ class JobGroup:
         finally:
             for state in self.states:
                 if state.process is not None and state.has_ended:
-                    state.process.wait()
+                    state.process.reap()
             self._channel.close()
 
     def pids(self) -> Mapping[int, int]:
@@ -222,57 +230,45 @@ class JobGroup:
 
     def _signal(self, signum: int) -> None:
         for state in self.states:
-            if state.pid is not None:
+            if state.pid is not None and not state.is_lost:
                 state.signalled = state.signalled or not state.has_ended
-                # The leader is not reaped before the end, so its number cannot belong to anybody else.
-                os.killpg(state.pid, signum)
+                # The leader is not reaped before the end, so its number cannot belong to anybody else; only where the
+                # fork server died, the system may have reaped it just now.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(state.pid, signum)
         processes.send_signal(self._mark, signum)
 
-    def _spawn(self, state: JobState, slot: Slot, interpreter: Interpreter, position: int) -> None:
+    def _start(self, state: JobState, slot: Slot, starter: Starter, position: int) -> None:
         job = state.job
-        state.folder.mkdir(parents=True)
+        state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
         (state.folder / "job.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
-        prefix = () if self._launcher is None else self._launcher.prefix(state.folder)
-        state.profiler = self._launcher.name if self._launcher is not None and prefix else None
-        argv = [*prefix, str(interpreter.python), *job.workload.argv]
-        with (state.folder / "stdout.log").open("wb") as stdout, (state.folder / "stderr.log").open("wb") as stderr:
-            try:
-                # The argument list comes from the plan; there is no shell.
-                state.process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env=self._environ(state, slot, interpreter),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise LaunchError(f"job {job.name}: cannot start {argv[0]}: {error.strerror}") from error
-        state.pid = state.process.pid
+        state.profiler = self._profiler
         if self._pin_cpus:
             state.cpus = sorted(_share_of_cpus(position, len(self.states)))
-            os.sched_setaffinity(state.pid, state.cpus)
+        environ = self._environ(state, slot) | dict(starter.interpreter.environ) | dict(slot.environ)
+        stdout, stderr = state.folder / "stdout.log", state.folder / "stderr.log"
+        state.started_ns = time.monotonic_ns()
+        try:
+            state.process = starter.start(
+                job.workload.argv, environ | dict(job.workload.environ), stdout, stderr, state.cpus
+            )
+        except LaunchError as error:
+            raise LaunchError(f"job {job.name}: {error}") from error
+        state.pid = state.process.pid
         self._channel.watch(job.index, state.pid)
 
-    def _environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
-        environ = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
-        }
+    def _environ(self, state: JobState, slot: Slot) -> dict[str, str]:
         # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
         # measured would wait for each other. They reach the job's run when the window is over.
-        environ |= {
+        return inherited_environ() | {
             "MLFLOW_TRACKING_URI": (state.folder / "mlflow").as_uri(),
             "MLFLOW_ALLOW_FILE_STORE": "true",
             "MLFLOW_DISABLE_TELEMETRY": "true",
-            "PYTHONUNBUFFERED": "1",
             "CUDA_VISIBLE_DEVICES": slot.visible_devices,
             "COLLOCATION_JOB": str(state.folder),
             processes.MARK_VARIABLE: self._mark,
         }
-        return environ | dict(interpreter.environ) | dict(slot.environ) | dict(state.job.workload.environ)
 
     def _message(self, index: int, message: dict[str, object]) -> None:
         state = self._by_index.get(index)
@@ -293,12 +289,20 @@ class JobGroup:
 
     def _exited(self, index: int) -> None:
         state = self._by_index[index]
-        assert state.pid is not None
-        # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
-        ended = os.waitid(os.P_PID, state.pid, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        state.exit_status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        assert state.process is not None
+        try:
+            state.exit_status = state.process.status()
+        except LaunchError as error:
+            state.exit_status, state.fault = _UNKNOWN_STATUS, f"ended, and how is not known: {error}"
         state.exit_ns = time.monotonic_ns()
+
+
+def inherited_environ() -> dict[str, str]:
+    """What every job gets of our own environment."""
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
+    }
+    return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def _deadline(seconds: float) -> int:

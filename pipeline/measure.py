@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import events
+from pipeline import events, phases
 from pipeline.events import Events
 from pipeline.jobs import JobState
-from pipeline.types import Group, GroupResult, JobResult, Result, Sample, WindowKind
+from pipeline.types import Group, GroupResult, JobResult, Result, Sample, Span, WindowKind
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
 MIN_OVERLAP_RATIO = 0.95
@@ -59,6 +59,7 @@ class Observation:
         failure: why the group ended early, in words, if the reason was not a job.
         interrupted: whether the user ended it.
         idle_w: power of the device with nothing on it, if it was read.
+        spans: the phases of the group.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 
@@ -69,6 +70,7 @@ class Observation:
     tool_cpu_s: float | None = None
     tool_wall_s: float | None = None
     idle_w: float | None = None
+    spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
 
 
@@ -87,6 +89,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     metrics |= _device_metrics(seen, windows, metrics)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
+    metrics |= phases.group_metrics(seen.spans)
     tags = dict(seen.tags) | _first_losses(jobs)
     if windows:
         tags["collocation.window_start_ns"] = str(min(begin for begin, _ in windows))
@@ -101,6 +104,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         jobs=tuple(jobs),
         metrics=metrics,
         tags=tags,
+        spans=(*seen.spans, *(span for job in jobs for span in job.spans)),
     )
 
 
@@ -142,6 +146,8 @@ def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | N
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.seconds for epoch in log.epochs)
     metrics |= _peaks(seen.samples, state.job.index, window)
+    spans = phases.of_job(state, log)
+    metrics |= phases.job_metrics(spans)
     series: dict[str, list[tuple[int, int, float]]] = {}
     for epoch in log.epochs:
         series.setdefault("epoch_time_s", []).append((epoch.number, epoch.t_ns, epoch.seconds))
@@ -163,6 +169,7 @@ def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | N
         end_ns=end_ns,
         metrics=metrics,
         series=series,
+        spans=tuple(spans),
         params=log.params | ({"cpus": ",".join(map(str, state.cpus))} if state.cpus else {}),
     )
 

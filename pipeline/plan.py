@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import build, check
 from pipeline.errors import ConfigError
-from pipeline.inventory import Inventory, chosen_workloads
+from pipeline.inventory import Inventory, chosen_workloads, env_of
 from pipeline.schema import (
     Baseline,
     Config,
@@ -166,6 +166,9 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
     for workload in workloads:
         check.workload(workload, config, device)
     window = _window(config, workloads, notes)
+    for env in dict.fromkeys(env_of(config, workload) for workload in workloads):
+        if (to_build := inventory.interpreters[env].to_build) is not None:
+            notes.append(f"{to_build}; the digests of its groups are known when it is built")
     sizes: list[str] | list[None] = config.mix or [None] * len(workloads)
     jobs = tuple(
         Job(index=index, workload=_workload(workload, config, device, window, inventory), size=size)
@@ -212,7 +215,7 @@ def _workload(
     workload: WorkloadConfig, config: Config, device: Device, window: Window, inventory: Inventory
 ) -> Workload:
     path, content = inventory.scripts[workload.script]
-    env = build.spec_of(config.env)
+    env = env_of(config, workload)
     runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
     flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
     if not workload.ends_by_itself:
@@ -238,6 +241,7 @@ def _workload(
         ),
         params=tuple((key, _text(value)) for key, value in flags.items() if value is not None),
         environ=tuple(sorted(workload.environ.items())),
+        preload=workload.preload,
     )
 
 

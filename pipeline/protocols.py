@@ -114,10 +114,22 @@ class Listener(Protocol):
 
 
 class Env(Protocol):
-    """Where the interpreter of a job comes from. Resolving may be slow and needs no GPU."""
+    """Where the interpreter of a job comes from."""
+
+    def preview(self) -> Interpreter:
+        """The interpreter as far as it is known without building anything.
+
+        Raises:
+            ConfigError: what was asked for cannot be built, as can be seen already.
+        """
+        ...
 
     def resolve(self) -> Interpreter:
-        """The interpreter, ready to be executed."""
+        """The interpreter, ready to be executed. May be slow, needs no GPU.
+
+        Raises:
+            ConfigError: the environment cannot be built.
+        """
         ...
 
 

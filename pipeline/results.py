@@ -102,6 +102,15 @@ def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
     return jobs.merge(groups, how="left", left_on=key, right_on="group.run_id")
 
 
+def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
+    """Every MLflow run of one role (`GROUP` or `JOB`), oldest first, those that have not ended among them.
+
+    Raises:
+        TrackingError: there is no such store or experiment.
+    """
+    return _runs(_existing(root_or_uri, experiment), experiment, role)
+
+
 def _open(root_or_uri: Path | str) -> Store | None:
     """The store; `None` for a folder without one, which is not made into one by looking."""
     if isinstance(root_or_uri, str) and "://" in root_or_uri:

@@ -65,6 +65,15 @@ class StepMode(enum.Enum):
     cuda_graph = 2
 
 
+class EnvTool(enum.Enum):
+    """What builds a conda environment: py-rattler, or a program of that name."""
+
+    rattler = 0
+    conda = 1
+    mamba = 2
+    micromamba = 3
+
+
 class Precision(enum.Enum):
     """Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
 
@@ -94,6 +103,8 @@ class WorkloadConfig:
         runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
         ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
         environ: further environment variables.
+        preload: module that imports what the program imports, for a warm start; `null` starts each job from nothing.
+        env_file: the file of this program's environment, instead of `env.file`.
     """
 
     name: str = MISSING
@@ -102,6 +113,8 @@ class WorkloadConfig:
     runner: str | None = None
     ends_by_itself: bool = False
     environ: dict[str, str] = field(default_factory=dict)
+    preload: str | None = None
+    env_file: str | None = None
 
 
 @dataclass
@@ -121,6 +134,7 @@ class TrainTimmConfig(WorkloadConfig):
     """
 
     script: str = "workloads/train_timm.py"
+    preload: str | None = "workloads.timm_imports"
     model: str = MISSING
     model_args: dict[str, Any] = field(default_factory=dict)
     dataset: Dataset = MISSING
@@ -266,7 +280,7 @@ class GpuConfig:
 
 @dataclass
 class EnvConfig:
-    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`."""
+    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`, further keys its arguments."""
 
     _target_: str = MISSING
 
@@ -284,6 +298,36 @@ class LauncherConfig:
     _target_: str = "pipeline.launchers.Direct"
     program: str | None = None
     options: list[str] = field(default_factory=list)
+
+
+@dataclass
+class VenvConfig(EnvConfig):
+    """A virtual environment made by uv.
+
+    Attributes:
+        file: requirements.txt, pyproject.toml, uv.lock, pylock.toml, or a lock that the project recorded.
+        python: version (`3.12`) or path of its interpreter; if not given, the lock's or the orchestrator's own version.
+        cache_root: folder of the environments; one in the user's cache folder if not given.
+    """
+
+    file: str | None = None
+    python: str | None = None
+    cache_root: str | None = None
+
+
+@dataclass
+class CondaConfig(EnvConfig):
+    """A conda environment.
+
+    Attributes:
+        file: environment.yml, or an explicit lock, such as the project records.
+        tool: what solves and installs; `rattler` needs no conda.
+        cache_root: folder of the environments; one in the user's cache folder if not given.
+    """
+
+    file: str | None = None
+    tool: EnvTool = EnvTool.rattler
+    cache_root: str | None = None
 
 
 @dataclass
@@ -362,6 +406,7 @@ class Config:
         repeats: complete blocks of the study, each with its own baseline.
         resume: leave out the groups that the store already holds a result of.
         time_limit_s: no group starts after this many seconds.
+        warm_start: fork jobs from a process that has already imported their libraries (docs/warm_start.md).
         pin_cpus: give each job an equal share of the CPUs instead of all of them.
     """
 
@@ -383,6 +428,7 @@ class Config:
     repeats: int = 1
     seed: int = 0
     pin_cpus: bool = False
+    warm_start: bool = True
     resume: bool = False
     dry_run: bool = False
     time_limit_s: float | None = None
@@ -404,5 +450,7 @@ def register() -> None:
         ("workload", WorkloadConfig),
         ("train_timm", TrainTimmConfig),
         ("script", ScriptConfig),
+        ("venv", VenvConfig),
+        ("conda", CondaConfig),
     ):
         store.store(group="schema", name=name, node=node)

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,10 @@ from pipeline.errors import TrackingError
 from pipeline.inventory import PROJECT_DIR
 from pipeline.sender import Sender
 from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
-from pipeline.types import Group, GroupResult, JobResult, Result, Sample, Slot
+from pipeline.types import Group, GroupResult, Interpreter, Job, JobResult, Result, Sample, Slot, Spec
+
+ENVIRONMENT_LOCK = "environment.txt"
+"""The packages of a job's environment, among the artifacts of its run (docs/environments.md)."""
 
 # What MLflow's table of runs shows in columns of its own.
 _UI_COLUMNS = {"mlflow.source.name": "command_line", "mlflow.source.git.commit": "git_commit", "mlflow.user": "user"}
@@ -111,10 +114,19 @@ class Spool:
         sender: the process that sends them.
         facts: provenance of the study, as tags of every group.
         artifacts: text files that every group keeps.
+        interpreters: the environments of the jobs, each kept with its job.
     """
 
-    def __init__(self, root: Path, sender: Sender, facts: dict[str, str], artifacts: dict[str, str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        sender: Sender,
+        facts: dict[str, str],
+        artifacts: dict[str, str],
+        interpreters: Mapping[Spec, Interpreter] | None = None,
+    ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
+        self._interpreters = interpreters or {}
         self._folder = _new_folder(root.resolve() / "spool")
         self.study = self._folder.name
 
@@ -132,7 +144,7 @@ class Spool:
         (folder / "artifacts").mkdir(parents=True)
         lock = os.open(folder / spool_format.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         sink = SampleFile(folder / spool_format.SAMPLES)
-        run = SpoolRun(folder, _new_record(group, self.study, self._facts), sink)
+        run = SpoolRun(folder, _new_record(group, self.study, self._facts, self._interpreters), sink)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name, text in self._artifacts.items():
@@ -141,6 +153,7 @@ class Spool:
             for script in {Path(job.workload.script) for job in group.jobs}:
                 if not script.is_relative_to(PROJECT_DIR):  # ours is told by the commit
                     run.add_artifact(f"script-{script.name}", script.read_text(encoding="utf-8", errors="replace"))
+            self._add_locks(folder, group)
             run.add_artifact("config.yaml", OmegaConf.to_yaml(OmegaConf.structured(group.config)))
             spool_format.write(folder, run._record)
             with leftovers.scratch(run.spool_id):
@@ -149,6 +162,13 @@ class Spool:
         finally:
             sink.close()
             os.close(lock)
+
+    def _add_locks(self, folder: Path, group: Group) -> None:
+        for job in group.jobs:
+            if (interpreter := self._interpreters.get(job.workload.env)) is not None:
+                jobs_folder = folder / "jobs" / str(job.index)
+                jobs_folder.mkdir(parents=True)
+                (jobs_folder / ENVIRONMENT_LOCK).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
         """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""
@@ -184,7 +204,7 @@ def _new_folder(spool: Path) -> Path:
         return folder
 
 
-def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
+def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: Mapping[Spec, Interpreter]) -> Record:
     spool_id, now = uuid.uuid4().hex, time.monotonic_ns()
     common = {
         "collocation.study": study,
@@ -207,7 +227,12 @@ def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
             name=job.name,
             status="RUNNING",
             start_ns=now,
-            params={"workload": job.workload.name, "seed": str(group.seed), **dict(job.workload.params)},
+            params={
+                "workload": job.workload.name,
+                "seed": str(group.seed),
+                **_environment_param(job, interpreters),
+                **dict(job.workload.params),
+            },
             tags=common | {"collocation.role": "job", "collocation.workload_digest": job.workload.digest},
             index=job.index,
             gi_id=None,
@@ -219,6 +244,11 @@ def _new_record(group: Group, study: str, facts: dict[str, str]) -> Record:
     parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
     clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
     return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
+
+
+def _environment_param(job: Job, interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
+    interpreter = interpreters.get(job.workload.env)
+    return {"environment_digest": interpreter.lock_digest} if interpreter is not None else {}
 
 
 def _group_params(group: Group) -> dict[str, str]:

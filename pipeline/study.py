@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from pipeline import build, interrupts, outcome, provenance, rehearsal, resume, spool_format, terminal, tracking
+from pipeline import build, interrupts, outcome, phases, provenance, rehearsal, resume, spool_format, terminal, tracking
 from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
@@ -25,11 +25,12 @@ from pipeline.sender import Sender
 from pipeline.sender import take as take_sender
 from pipeline.spool import Spool
 from pipeline.types import Device, GroupResult, Plan, Result
+from pipeline.warm_start import WarmStart
 
 log = logging.getLogger(__name__)
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
-_STUDY_KEYS = ("tracking", "listeners", "order", "resume", "dry_run", "time_limit_s")
+_STUDY_KEYS = ("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s")
 
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
@@ -73,6 +74,10 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             if sender is None:
                 sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
+            if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
+                # The first plan showed that the study can run at all, before minutes are spent on its environments.
+                inventory = inventory.with_environments()
+                plan = build.checked(planning.build_plan(typed, inventory, is_sweep=is_sweep))
             return _Study(first, plan, inventory, sender, root, simulated).run(stack)
     except CollocationError as error:
         terminal.say(f"error: {error}")
@@ -149,11 +154,15 @@ class _Study:
                 f"resume: {len(self.plan.groups) - len(groups)} of {len(self.plan.groups)} groups are finished"
             )
         facts = provenance.collect(self.inventory)
-        spool = Spool(self.root, self.sender, facts, self._artifacts(facts))
+        facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
+        spool = Spool(self.root, self.sender, facts, self._artifacts(facts), self.inventory.interpreters)
         for note in self.plan.notes:
             terminal.say(f"note: {note}")
         view = terminal.make_view(len(groups))
-        executor = Executor(self.inventory, spool, self.sender, view=view.watch, rehearsal=self.simulated)
+        warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
+        for job in (job for group in groups if group.skip_reason is None for job in group.jobs):
+            warm_start.begin(job.workload, self.inventory.interpreters[job.workload.env])
+        executor = Executor(self.inventory, spool, self.sender, warm_start, view=view.watch, rehearsal=self.simulated)
         comparison = Comparison()
         limit_s = self.config.time_limit_s
         begin_s = time.monotonic()
@@ -171,8 +180,14 @@ class _Study:
         finally:
             with interrupts.held():
                 self._finish(spool, comparison, store)
+                self._say_where_time_went(time.monotonic() - begin_s, known)
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_whole and all(row.result.is_finding for row in self.rows) else 1
+
+    def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
+        ran = [row.metrics for row in self.rows[len(known) :]]
+        if share := phases.share_in_words(ran, elapsed_s):
+            terminal.say(f"{len(ran)} groups in {terminal.duration(elapsed_s)}: {share}")
 
     def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
         self.rows.append(row)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import spool_format
 from pipeline.errors import CollocationError, TrackingError
-from pipeline.phases import Phase, PhaseLog
-from pipeline.types import GroupResult, JobResult, Sample
+from pipeline.phases import WINDOW
+from pipeline.types import GroupResult, JobResult, Sample, Span
 
 if TYPE_CHECKING:
     from pipeline.spool import SpoolRun
@@ -30,41 +30,33 @@ if TYPE_CHECKING:
 FILE = "timeline.json"
 _COUNTERS = ("power_w", "memory_used_mib", "utilization_gpu_pct", "gract_ratio", "smact_ratio", "dram_active_ratio")
 _COUNTER_POINTS = 2000
-# A line of a step is the only one that a job writes very often, and the client writes it by hand in this way.
-_STEP = b'{"event":"step"'
 _GROUPS_TRACK, _FIRST_JOB_TRACK = 1, 2
 _TRACKS = 1000
 
 Event = dict[str, Any]
 
 
-def write(run: SpoolRun, row: GroupResult, log: PhaseLog) -> None:
+def write(run: SpoolRun, row: GroupResult) -> None:
     """Keep the timeline of a group that is over as its artifact.
 
     Args:
         run: its record, which is still open.
-        row: how it ended.
-        log: its phases.
+        row: how it ended, with its phases.
     """
-    if log.phases:
-        samples = getattr(run.sink, "samples", [])
-        trace = trace_of(run.folder, run.record, row, log.phases, samples)
-        spool_format.write_json(run.folder / "artifacts" / FILE, trace)
+    if any(span.job is None for span in row.spans):
+        spool_format.write_json(run.folder / "artifacts" / FILE, trace_of(run.record, row, run.sink.samples))
 
 
-def trace_of(
-    folder: Path, record: spool_format.Record, row: GroupResult, phases: Sequence[Phase], samples: Iterable[Sample]
-) -> dict[str, Any]:
+def trace_of(record: spool_format.Record, row: GroupResult, samples: Iterable[Sample]) -> dict[str, Any]:
     """The trace of one group; instants count from its begin.
 
     Args:
-        folder: holds the files of the jobs.
         record: of the group: its clock and its start.
-        row: how it ended.
-        phases: of the group, in order, at least one.
+        row: how it ended; it has at least one phase of the group.
         samples: what the listeners read.
     """
-    begin_ns, end_ns = phases[0].begin_ns, phases[-1].end_ns
+    phases = [span for span in row.spans if span.job is None]
+    begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
     process = f"{'SIMULATED ' if device.is_simulated else ''}{device.name}"
     tracks = _Tracks(begin_ns)
@@ -73,16 +65,16 @@ def trace_of(
     facts = {"result": row.result.value, "reason": row.reason, "digest": group.digest, "block": group.block}
     tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
     for phase in phases:
-        tracks.slice(_GROUPS_TRACK, phase.name, phase.begin_ns, phase.end_ns)
+        tracks.slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
     window = _window(row, phases)
     if window is not None:
-        tracks.slice(_GROUPS_TRACK, "measured window", *window)
-    launches = [phase for phase in phases if phase.name == "launch"]
-    for position, job in enumerate(row.jobs):
-        track = _FIRST_JOB_TRACK + job.job.index
-        tracks.name(track, f"job {job.job.index}")
-        launch = launches[min(position if group.sequential else 0, len(launches) - 1)]
-        _add_job(tracks, track, job, folder, launch, phases)
+        tracks.slice(_GROUPS_TRACK, "measured", *window)
+    for job in row.jobs:
+        spans = [span for span in row.spans if span.job == job.job.index]
+        if spans:
+            track = _FIRST_JOB_TRACK + job.job.index
+            tracks.name(track, f"job {job.job.index}")
+            _add_job(tracks, track, job, spans)
     for name, t_ns, value in _counters(samples):
         if begin_ns <= t_ns <= end_ns:
             tracks.counter(name, t_ns, value)
@@ -163,51 +155,28 @@ class _Tracks:
         return (t_ns - self._begin_ns) / 1e3
 
 
-def _window(row: GroupResult, phases: Sequence[Phase]) -> tuple[int, int] | None:
+def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
     """The measured window, if the jobs ran together once and the window lies within that."""
-    runs = [phase for phase in phases if phase.name == "run"]
+    runs = [phase for phase in phases if phase.name == WINDOW]
     if len(runs) != 1 or "collocation.window_start_ns" not in row.tags:
         return None
     begin, end = (int(row.tags[f"collocation.window_{edge}_ns"]) for edge in ("start", "end"))
-    begin, end = max(begin, runs[0].begin_ns), min(end, runs[0].end_ns)
+    begin, end = max(begin, runs[0].start_ns), min(end, runs[0].end_ns)
     return (begin, end) if begin < end else None
 
 
-def _add_job(tracks: _Tracks, track: int, job: JobResult, folder: Path, launch: Phase, phases: Sequence[Phase]) -> None:
-    """The job from its launch to the end of its run, and what it said that it did meanwhile."""
-    begin_ns = launch.begin_ns
-    # A group that failed while it launched has no run: then its jobs ended with the launch.
-    end_ns = next((p.end_ns for p in phases if p.name == "run" and p.begin_ns >= begin_ns), launch.end_ns)
+def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span]) -> None:
+    """The job from the start of its process to its end, and what it said that it did meanwhile."""
+    begin_ns, end_ns = spans[0].start_ns, max(span.end_ns for span in spans)
     facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
     tracks.slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
-    marks = [("start", begin_ns), *_marks(folder / "jobs" / str(job.job.index) / "events.jsonl")]
-    if job.end_ns is not None and job.start_ns is not None:
-        marks.append(("finish", job.end_ns))
+    marks = [(span.name, span.start_ns) for span in spans]
+    if job.start_ns is not None and job.end_ns is not None:
+        marks += [("work", job.start_ns), ("finish", job.end_ns)]
     inside = sorted(((name, min(max(t_ns, begin_ns), end_ns)) for name, t_ns in marks), key=lambda mark: mark[1])
     for (name, since_ns), (_, until_ns) in zip(inside, [*inside[1:], ("", end_ns)], strict=True):
         if until_ns > since_ns:
             tracks.slice(track, name, since_ns, until_ns)
-
-
-def _marks(path: Path) -> list[tuple[str, int]]:
-    """What a job said that it does from when on, in the order in which it said so."""
-    marks: list[tuple[str, int]] = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return marks
-    for line in lines:
-        if line.startswith(_STEP):
-            continue
-        try:
-            event = json.loads(line)
-            if event["event"] == "phase":
-                marks.append((str(event["name"]), int(event["t_ns"])))
-            elif event["event"] == "started":
-                marks.append(("work", int(event["t_ns"])))
-        except (ValueError, KeyError, TypeError):
-            continue  # a torn last line is normal
-    return marks
 
 
 def _counters(samples: Iterable[Sample]) -> Iterator[tuple[str, int, float]]:

@@ -111,6 +111,7 @@ class Workload:
         argv: all arguments of the interpreter, the program's path among them.
         ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
         env: where its interpreter comes from.
+        preload: module that imports what the program does, for a warm start.
         digest: of everything that decides what the program computes, the packages of its environment among it.
         params: its settings, for the record.
     """
@@ -123,6 +124,7 @@ class Workload:
     digest: str
     params: tuple[tuple[str, str], ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
+    preload: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +198,20 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """The Python a job runs with, and exactly what is installed there."""
+    """The Python a job runs with, and exactly what is installed there.
+
+    Attributes:
+        environ: further variables for the job.
+        lock: lines of a text from which the same environment can be built again (docs/environments.md).
+        lock_digest: of the packages, wherever they came from; provisional as long as `to_build` says something.
+        to_build: what must be built before a job can run, in words; `None` for an environment that is ready.
+    """
 
     python: Path
     environ: tuple[tuple[str, str], ...] = ()
     lock: tuple[str, ...] = ()
     lock_digest: str = ""
+    to_build: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +301,21 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One phase, from and to monotonic instants; of one job, or of the group if `job` is `None`."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    job: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
     """How one job ended, with its own metrics and series.
 
@@ -298,6 +323,7 @@ class JobResult:
         metrics: name to value (units in names).
         series: name to points `(step, monotonic ns, value)`.
         params: what the job said of itself (torch version, parameters of the model, ...).
+        spans: its phases.
         start_ns, end_ns: first and last instant of its measured work, if it got there.
     """
 
@@ -311,11 +337,17 @@ class JobResult:
     metrics: dict[str, float] = field(default_factory=dict)
     series: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """The row that a group ends in. `spool_id` names it in the store."""
+    """The row that a group ends in.
+
+    Attributes:
+        spans: the phases of the group and of its jobs.
+        spool_id: names it in the store.
+    """
 
     group: Group
     result: Result
@@ -323,4 +355,5 @@ class GroupResult:
     jobs: tuple[JobResult, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
     spool_id: str | None = None

@@ -28,6 +28,11 @@ GPU = Device(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--rewrite-golden` writes what a test found where it would have compared it."""
+    parser.addoption("--rewrite-golden", action="store_true", help="write golden files anew instead of comparing")
+
+
 @pytest.fixture
 def compose() -> Iterator[Callable[..., list[DictConfig]]]:
     """Compose one configuration for each list of overrides, as the command line would."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from workloads.image_files import ImageArrays, read_cifar10, read_digits, read_imagenet64
@@ -32,7 +33,8 @@ class Facts:
     """What is known of a data set without reading it.
 
     Attributes:
-        native_px: the only image size that it has; `None` where images are scaled.
+        native_px: the size that its images are stored in, from which they are scaled up on the device; `None` where
+            they are scaled as they are read.
         train_samples: images that train.
         mean, std: by channel, of values from 0 to 1.
         flips: a mirrored image is still of its class.
@@ -100,12 +102,12 @@ def open_data(request: DataRequest, device: torch.device) -> TrainingData:
         ValueError: the data set has other image sizes or classes, or not one full batch.
     """
     facts = FACTS[request.dataset]
-    if facts.native_px not in (None, request.image_px):
-        raise ValueError(f"{request.dataset} has {facts.native_px} px: --image-px cannot be {request.image_px}")
+    if facts.native_px is not None and facts.native_px > request.image_px:
+        raise ValueError(f"{request.dataset} has {facts.native_px} px: --image-px cannot be {request.image_px}, less")
     if request.source == "synthetic_device":
         return TrainingData(train=DeviceBatches(request, device), validation=None)
     if request.source == "synthetic_host":
-        pool = _synthetic_images(request, _SYNTHETIC_POOL)
+        pool = _synthetic_images(request, _SYNTHETIC_POOL, facts.native_px)  # what the loader of the real one handles
         synthetic = SyntheticImages(pool, request.samples or facts.train_samples, request.num_classes, request.seed)
         return TrainingData(train=LoaderBatches(synthetic, request, device, training=True), validation=None)
     train, validation = _open_disk(request)
@@ -161,11 +163,11 @@ class EpochOrder(Sampler[int]):
 
 
 class LoaderBatches:
-    """Batches through torch's loader: bytes from the host, normalised and flipped on the device."""
+    """Batches through torch's loader: bytes from the host, scaled, flipped and normalised on the device."""
 
     def __init__(self, dataset: Dataset[Any], request: DataRequest, device: torch.device, *, training: bool) -> None:
         facts = FACTS[request.dataset]
-        self._seed, self._device = request.seed, device
+        self._seed, self._device, self._px = request.seed, device, request.image_px
         self._format = torch.channels_last if request.channels_last else torch.contiguous_format
         self._mean = torch.tensor(facts.mean, device=device).mul_(255).view(1, 3, 1, 1)
         self._std = torch.tensor(facts.std, device=device).mul_(255).view(1, 3, 1, 1)
@@ -199,7 +201,10 @@ class LoaderBatches:
             yield self._prepare(images), labels.to(self._device, non_blocking=True)
 
     def _prepare(self, images: Tensor) -> Tensor:
-        images = images.to(self._device, non_blocking=True).contiguous(memory_format=self._format)
+        images = images.to(self._device, non_blocking=True)
+        if images.shape[-1] != self._px:
+            images = interpolate(images, size=(self._px, self._px), mode="nearest")
+        images = images.contiguous(memory_format=self._format)
         if self._flip is not None:
             flipped = torch.rand(len(images), 1, 1, 1, generator=self._flip, device=self._device) < 0.5
             images = torch.where(flipped, images.flip(3), images)
@@ -265,8 +270,8 @@ def _to_square(image: Any, px: int) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
-def _synthetic_images(request: DataRequest, count: int) -> Tensor:
-    shape = (count, 3, request.image_px, request.image_px)
+def _synthetic_images(request: DataRequest, count: int, px: int | None = None) -> Tensor:
+    shape = (count, 3, px or request.image_px, px or request.image_px)
     return torch.randint(256, shape, dtype=torch.uint8, generator=_generator(request.seed, 0))
 
 

@@ -146,16 +146,19 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         FileNotFoundError, ValueError: the data is missing, or does not fit the arguments.
         NonFiniteLossError: training diverged.
     """
+    job.phase("import")
     import torch
 
     from workloads.epochs import Trainer
     from workloads.image_data import open_data
 
+    job.phase("build")
     device = _device(args)
     _set_arithmetic(args)
     data = open_data(_data_request(args), device)
     training = _build(args, device)
     _describe(args, job, training)
+    job.param(samples_per_epoch=data.train.num_batches * args.batch_size)
     job.phase("warmup")
     step = _warm_up(args, job, training, data.train)
     job.ready()

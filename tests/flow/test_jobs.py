@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,37 @@ from rows import group
 from pipeline import measure, processes
 from pipeline.errors import LaunchError
 from pipeline.jobs import JobGroup
+from pipeline.launch import Spawn, Starter
 from pipeline.measure import Batch, Observation
 from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
+from pipeline.warm_start import ForkServer
 
 PYTHON = Interpreter(python=Path(sys.executable))
 PATIENT = Limits(ready_s=10, group_s=10, stop_s=5)
 
 
+@pytest.fixture(scope="module", params=["cold", "warm"])
+def starter(request) -> Iterator[Starter]:
+    """Both ways in which a job's process comes to life."""
+    if request.param == "cold":
+        yield Spawn(PYTHON)
+        return
+    server = ForkServer(PYTHON, "workloads.client")
+    server.wait_ready()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def run(tmp_path) -> Callable[..., GroupResult]:
+def run(tmp_path, starter) -> Callable[..., GroupResult]:
     """Run toys as one group and judge it; afterwards no process of it may live."""
+    of_fixture = starter
 
     def run_toys(
         *manners: str,
         kind: WindowKind = WindowKind.STEADY,
         seconds: float = 0.6,
-        python: Interpreter = PYTHON,
+        starter: Starter = of_fixture,
         limits: Limits = PATIENT,
         **options,
     ) -> GroupResult:
@@ -57,7 +73,7 @@ def run(tmp_path) -> Callable[..., GroupResult]:
         scratch = Path("/tmp") / f"t-{mark[:12]}"
         scratch.mkdir()
         running = JobGroup(
-            jobs, slots, [python] * len(jobs), tmp_path / mark, limits, mark=mark, scratch=scratch, **options
+            jobs, slots, [starter] * len(jobs), tmp_path / mark, limits, mark=mark, scratch=scratch, **options
         )
         failure = None
         try:
@@ -151,16 +167,19 @@ def test_children_that_outlive_a_good_job_are_ended_and_the_row_stays_good(run):
 
 
 def test_an_interpreter_that_is_not_there_is_an_error_and_starts_nothing(run):
-    row = run("well", python=Interpreter(python=Path("/no/such/python")))
+    row = run("well", starter=Spawn(Interpreter(python=Path("/no/such/python"))))
     assert row.result is Result.FAILED
     assert "/no/such/python" in row.reason
 
 
 def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
-    import os
-
-    seen = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: seen.append(cpus))
-    assert run("well", "well", pin_cpus=True).result is Result.OK
+    seen = []
+
+    class Noting(Spawn):
+        def start(self, argv, environ, stdout, stderr, cpus):
+            seen.append(cpus)
+            return super().start(argv, environ, stdout, stderr, [])
+
+    assert run("well", "well", starter=Noting(PYTHON), pin_cpus=True).result is Result.OK
     assert seen == [[0, 1], [2, 3]]

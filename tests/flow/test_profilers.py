@@ -239,7 +239,7 @@ def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     assert problems(trace) == []
     assert len({event["pid"] for event in trace["traceEvents"]}) == 2  # one a start
     names = [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert names.count("measured window") == 2 and "naive-1x-toy" in names and "naive-2x-toy-nsys" in names
+    assert names.count("measured") == 2 and "naive-1x-toy" in names and "naive-2x-toy-nsys" in names
     done = subprocess.run([*argv, "--experiment", "nothing"], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no finished group of experiment 'nothing'")

@@ -228,6 +228,22 @@ def test_photos_are_mirrored_at_random_and_only_in_training(tmp_path):
     assert np.array_equal(validation.numpy(), files.validation.images)
 
 
+def test_images_are_scaled_up_to_the_nearest_pixel(tmp_path):
+    write_cifar10(tmp_path)
+    request = replace(DIGITS, dataset="cifar10", data_root=tmp_path, image_px=96, batch_size=20)
+    images, _ = next(iter(open_data(request, CPU).validation.epoch(0)))
+    expected = read_cifar10(tmp_path).validation.images[:20].repeat(3, axis=2).repeat(3, axis=3)
+    assert np.array_equal(to_bytes(images, "cifar10").numpy(), expected)
+    with pytest.raises(ValueError, match="32 px"):
+        open_data(replace(request, image_px=16), CPU)
+
+
+@pytest.mark.parametrize("source", ["synthetic_host", "synthetic_device"])
+def test_synthetic_images_of_a_small_data_set_are_scaled_up_too(source):
+    request = replace(DIGITS, dataset="cifar10", source=source, image_px=96, batch_size=4, samples=8)
+    assert [images.shape for images, _ in open_data(request, CPU).train.epoch(1)] == [(4, 3, 96, 96)] * 2
+
+
 def test_every_image_validates():
     batches = list(open_data(DIGITS, CPU).validation.epoch(0))
     assert [len(labels) for _, labels in batches] == [100, 100, 97]
@@ -284,7 +300,7 @@ def test_batches_on_the_device_take_turns():
         ({"source": "synthetic_device", "samples": 99}, "less than one batch"),
         ({"source": "synthetic_host", "samples": 99}, "less than one batch"),
         ({"num_classes": 9}, "10 classes"),
-        ({"dataset": "cifar10", "image_px": 64}, "32 px"),
+        ({"dataset": "cifar10", "image_px": 16}, "32 px"),
         ({"dataset": "imagenet64", "image_px": 32, "source": "synthetic_device"}, "64 px"),
         ({"dataset": "cifar10", "image_px": 32}, "--data-root"),
     ],

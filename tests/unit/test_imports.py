@@ -16,7 +16,8 @@ def forbid(event, args):
 sys.addaudithook(forbid)
 import listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.smi, workloads.client
 import pipeline.gpu.partitions, pipeline.study, pipeline.tracking, pipeline.results, pipeline.gpu.nvml
-heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "transformers", "rich", "pynvml"} & set(sys.modules)
+import pipeline.report.report_tables, pipeline.report.paper
+heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "scipy", "transformers", "rich", "pynvml"} & set(sys.modules)
 assert not heavy, heavy
 """
 

@@ -29,6 +29,7 @@ from pipeline.gpu.mps import Mps, MpsPercent
 from pipeline.inventory import PROJECT_DIR, cpu_device
 from pipeline.jobs import JobGroup
 from pipeline.journal import Journal, replay
+from pipeline.launch import Spawn
 from pipeline.schema import Config, GpuConfig
 from pipeline.simulation.mps_control import connect, write_program
 from pipeline.types import Group, Interpreter, Job, Slot
@@ -502,9 +503,9 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
     jobs = tuple(Job(index=i, workload=program) for i in range(2))
     group = group_in(folder, "a", jobs=jobs)
     window = dataclasses.replace(group.window, seconds=0.2, settle_s=0.1)
-    pythons = [Interpreter(python=Path(sys.executable))] * len(jobs)
+    starters = [Spawn(Interpreter(python=Path(sys.executable)))] * len(jobs)
     with prepared(folder, group, sharing=MpsPercent) as slots:
-        running = JobGroup(jobs, slots.slots, pythons, tmp_path, group.limits, mark=folder.name, scratch=folder)
+        running = JobGroup(jobs, slots.slots, starters, tmp_path, group.limits, mark=folder.name, scratch=folder)
         with running:
             running.wait_ready()
             slots.verify(running.pids())

@@ -167,7 +167,7 @@ def test_options_become_flags(make_plan):
         (["time_limit_s=0"], "time_limit_s"),
         (["workload.loader_workers=-1"], "loader_workers"),
         (["workload.samples=10"], "synthetic"),
-        (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=64"], "have 32 pixels"),
+        (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"], "have 32 pixels"),
         (["workload.step_mode=cuda_graph"], "needs a GPU"),
         (["scenario._target_=pipeline.gpu.naive.Naiv"], "no such class"),
         (["listeners.host._target_=listeners.host.Guest"], "no such class"),
@@ -191,17 +191,30 @@ def test_large_images_on_cpus_are_fine_for_those_who_say_so(make_plan):
 
 
 CONF = PROJECT_DIR / "conf"
-CHOICES = sorted(
-    f"{path.parent.relative_to(CONF)}={'[' + path.stem + ']' if path.parent.name == 'listeners' else path.stem}"
-    for path in CONF.glob("*/*.yaml")
-)
+
+
+def choice_of(path: Path) -> str:
+    """What the command line says to choose this file."""
+    group = path.parent.name
+    if group == "listeners":
+        return f"listeners=[{path.stem}]"
+    return f"{'+' if group in ('experiment', 'rehearse') else ''}{group}={path.stem}"
+
+
+CHOICES = sorted(map(choice_of, CONF.glob("*/*.yaml")))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
+    if choice in (builders := {"env=conda": "rattler", "env=venv": "uv"}):
+        pytest.importorskip(builders[choice])  # the extra `envs`
     script = tmp_path / "train.py"
     script.write_text("")
+    (tmp_path / "environment.yml").write_text("channels: [conda-forge]\ndependencies: [python]")
+    (tmp_path / "requirements.txt").write_text("numpy")
     extra = {
+        "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
+        "env=venv": [f"env.file={tmp_path}/requirements.txt", f"env.cache_root={tmp_path}/cache"],
         "workload=script": [f"workload.script={script}"],
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
         "launcher=nsys": ["launcher.program=/bin/true"],

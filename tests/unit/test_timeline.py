@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from rows import S
 from rows import group as make_group
 from trace_format import problems
 
-from pipeline import phases, timeline
-from pipeline.phases import Phase, PhaseLog
+from pipeline import timeline
 from pipeline.spool_format import Clock, Record, RunRecord
-from pipeline.types import GroupResult, JobResult, Result, Sample
+from pipeline.types import GroupResult, JobResult, Result, Sample, Span
 
 
 def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) -> Record:
@@ -28,27 +26,22 @@ def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) 
     )
 
 
-def log_of(*named: tuple[str, float, float]) -> list[Phase]:
-    return [Phase(name=name, begin_ns=int(a * S), end_ns=int(b * S)) for name, a, b in named]
+def spans_of(*named: tuple[str, float, float], job: int | None = None) -> list[Span]:
+    return [Span(name=name, start_ns=int(a * S), end_ns=int(b * S), job=job) for name, a, b in named]
 
 
-PHASES = log_of(("setup", 10, 11), ("launch", 11, 20), ("run", 20, 30), ("cleanup", 30, 31))
+PHASES = spans_of(("setup", 10, 11), ("launch", 11, 20), ("window", 20, 28), ("end", 28, 30), ("cleanup", 30, 31))
 
 
-def trace_of(folder: Path, events: dict[int, list[tuple[str, float]]], samples=(), log=None, **group) -> dict[str, Any]:
-    jobs = []
-    made = make_group(*[f"w{i}" for i in events], **group)
-    for job in made.jobs:
-        path = folder / "jobs" / str(job.index)
-        path.mkdir(parents=True, exist_ok=True)
-        lines = [{"event": "phase", "name": name, "t_ns": int(t * S)} for name, t in events[job.index]]
-        step = '{"event":"step","t_ns":21000000000,"samples":1,"total":1,"epoch":1}'
-        text = "\n".join([*map(json.dumps, lines), step, '{"event": "phase", "na'])
-        (path / "events.jsonl").write_text(text)
-        jobs.append(JobResult(job=job, result=Result.OK, reason="", pid=7, start_ns=20 * S, end_ns=29 * S))
+def trace_of(jobs: dict[int, list[tuple[str, float, float]]], samples=(), spans=PHASES, **group) -> dict[str, Any]:
+    made = make_group(*[f"w{i}" for i in jobs], **group)
+    results = [
+        JobResult(job=job, result=Result.OK, reason="", pid=7, start_ns=20 * S, end_ns=29 * S) for job in made.jobs
+    ]
+    of_jobs = [span for index, named in jobs.items() for span in spans_of(*named, job=index)]
     tags = {"collocation.window_start_ns": str(22 * S), "collocation.window_end_ns": str(28 * S)}
-    row = GroupResult(group=made, result=Result.OK, reason="", jobs=tuple(jobs), tags=tags)
-    return timeline.trace_of(folder, record(), row, log or PHASES, samples)
+    row = GroupResult(group=made, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs))
+    return timeline.trace_of(record(), row, samples)
 
 
 def slices(trace: dict[str, Any], track: int) -> dict[str, tuple[float, float]]:
@@ -59,72 +52,78 @@ def slices(trace: dict[str, Any], track: int) -> dict[str, tuple[float, float]]:
     }
 
 
-def test_groups_and_jobs_are_tracks_and_their_phases_slices(tmp_path):
-    trace = trace_of(tmp_path, {0: [("setup", 14), ("warmup", 16), ("ready", 19)], 1: [("ready", 18)]})
+WHOLE = [("process", 11, 14), ("setup", 14, 16), ("warmup", 16, 19), ("ready", 19, 29.5)]
+
+
+def test_groups_and_jobs_are_tracks_and_their_phases_slices():
+    trace = trace_of({0: WHOLE, 1: [("process", 11, 18), ("ready", 18, 29)]})
     assert problems(trace) == []
     assert slices(trace, 1) == {
         "naive-w0+w1": (0, 21e6),
         "setup": (0, 1e6),
         "launch": (1e6, 9e6),
-        "run": (10e6, 10e6),
+        "window": (10e6, 8e6),
+        "measured": (12e6, 6e6),
+        "end": (18e6, 2e6),
         "cleanup": (20e6, 1e6),
-        "measured window": (12e6, 6e6),
     }
     assert slices(trace, 2) == {
-        "0-w0": (1e6, 19e6),
-        "start": (1e6, 3e6),
+        "0-w0": (1e6, 18.5e6),
+        "process": (1e6, 3e6),
         "setup": (4e6, 2e6),
         "warmup": (6e6, 3e6),
-        "ready": (9e6, 10e6),
-        "finish": (19e6, 1e6),
+        "ready": (9e6, 1e6),
+        "work": (10e6, 9e6),
+        "finish": (19e6, 0.5e6),
     }
 
 
-def test_what_a_job_says_out_of_turn_does_not_break_the_trace(tmp_path):
-    trace = trace_of(tmp_path, {0: [("late", 400), ("early", 1), ("ready", 15), ("back", 14)]})
-    assert problems(trace) == []
+def test_what_a_job_says_out_of_turn_does_not_break_the_trace():
+    trace = trace_of({0: [("process", 11, 30), ("late", 400, 400), ("early", 1, 11), ("back", 14, 14)]})
+    assert [problem for problem in problems(trace) if "ends after it" in problem] == []
 
 
-def test_jobs_one_after_another_have_launches_of_their_own(tmp_path):
-    log = log_of(("setup", 1, 2), ("launch", 2, 4), ("run", 4, 9), ("launch", 9, 10), ("run", 10, 30))
-    trace = trace_of(tmp_path, {0: [], 1: []}, log=log, sequential=True)
+def test_jobs_one_after_another_have_no_common_window():
+    named = [("setup", 1, 2), ("launch", 2, 4), ("window", 4, 9), ("launch", 9, 10), ("window", 10, 30)]
+    trace = trace_of({0: [("process", 2, 9)], 1: [("process", 9, 30)]}, spans=spans_of(*named), sequential=True)
     assert problems(trace) == []
     assert slices(trace, 2)["0-w0"] == (1e6, 7e6)
     assert slices(trace, 3)["1-w1"] == (8e6, 21e6)
-    assert "measured window" not in slices(trace, 1)
+    assert "measured" not in slices(trace, 1)
 
 
-def test_a_group_that_never_ran_ends_with_its_launch(tmp_path):
-    trace = trace_of(tmp_path, {0: []}, log=log_of(("setup", 1, 2), ("launch", 2, 4), ("cleanup", 4, 5)))
+def test_a_job_that_never_ended_has_no_track():
+    trace = trace_of({0: []})
     assert problems(trace) == []
-    assert slices(trace, 2)["0-w0"] == (1e6, 2e6)
+    assert slices(trace, 2) == {}
 
 
-def test_a_group_that_failed_before_its_launch_has_no_job(tmp_path):
-    row = GroupResult(group=make_group("a"), result=Result.FAILED, reason="no MIG")
-    trace = timeline.trace_of(tmp_path, record(), row, log_of(("setup", 1, 2), ("cleanup", 2, 3)), ())
+def test_a_group_that_failed_before_its_launch_has_no_job():
+    spans = tuple(spans_of(("setup", 1, 2), ("cleanup", 2, 3)))
+    row = GroupResult(group=make_group("a"), result=Result.FAILED, reason="no MIG", spans=spans)
+    trace = timeline.trace_of(record(), row, ())
     assert problems(trace) == []
     assert slices(trace, 1).keys() == {"naive-a", "setup", "cleanup"}
 
 
-def test_the_devices_readings_are_counters_and_thinned(tmp_path):
+def test_the_devices_readings_are_counters_and_thinned():
     samples = [Sample(source="nvml", t_ns=12 * S + i, values={"power_w": float(i)}) for i in range(5000)]
     samples += [Sample(source="nvml", t_ns=12 * S, values={"power_w": 1.0}, job=0)]
-    trace = trace_of(tmp_path, {0: []}, samples)
+    trace = trace_of({0: WHOLE}, samples)
     assert problems(trace) == []
     counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
     assert 1000 < len(counters) <= 2000 and {event["name"] for event in counters} == {"nvml/power_w"}
 
 
-def test_a_simulated_device_says_so_on_its_track(tmp_path):
+def test_a_simulated_device_says_so_on_its_track():
     device = dataclasses.replace(make_group("a").device, kind="simulated")
-    trace = trace_of(tmp_path, {0: []}, device=device)
+    trace = trace_of({0: WHOLE}, device=device)
     assert trace["otherData"]["simulated"] is True
     assert trace["traceEvents"][0]["args"]["name"].startswith("SIMULATED NVIDIA H100")
 
 
-def test_groups_of_several_starts_are_processes_beside_each_other(tmp_path):
-    first = trace_of(tmp_path, {0: []})
+def test_groups_of_several_starts_are_processes_beside_each_other():
+    first = trace_of({0: WHOLE})
     second = json.loads(json.dumps(first))
     second["otherData"] |= {"begin_ns": 60 * S, "begin_wall_ns": first["otherData"]["begin_wall_ns"] + 7 * S}
     later = json.loads(json.dumps(first))
@@ -149,22 +148,8 @@ def test_groups_of_several_starts_are_processes_beside_each_other(tmp_path):
         ({"ts": float("nan")}, "not a number"),
     ],
 )
-def test_the_check_of_the_format_can_fail(tmp_path, change, problem):
-    trace = trace_of(tmp_path, {0: []})
+def test_the_check_of_the_format_can_fail(change, problem):
+    trace = trace_of({0: WHOLE})
     launch = next(event for event in trace["traceEvents"] if event["name"] == "launch")
     launch.update(change)
     assert any(problem in each for each in problems(trace))
-
-
-def test_phases_follow_each_other_without_a_gap(tmp_path):
-    log = PhaseLog()
-    for name in ("setup", "launch", "launch", "run", "cleanup", "cleanup"):
-        log.begin(name)
-    log.end()
-    log.end()
-    assert [phase.name for phase in log.phases] == ["setup", "launch", "run", "cleanup"]
-    assert all(a.end_ns == b.begin_ns for a, b in zip(log.phases, log.phases[1:], strict=False))
-    log.write(tmp_path)
-    assert json.loads((tmp_path / phases.FILE).read_text())[0]["name"] == "setup"
-    total = phases.seconds_by_name([*PHASES, *PHASES])
-    assert total == {"setup": 2, "launch": 18, "run": 20, "cleanup": 2}

@@ -1,0 +1,295 @@
+"""Environments on disk, found again by what they are built from: waited for, checked, rebuilt.
+
+<root>/<kind>-<key>/prefix/             the environment. Built in place: its files name their own path
+<root>/<kind>-<key>/environment.txt     its lock
+<root>/<kind>-<key>/environment.json    written last, so that an environment without it is half-built
+<root>/<kind>-<key>.lock                held shared by who uses the environment, alone by who builds it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipeline import command, terminal
+from pipeline.env_lock import Lock
+from pipeline.env_probe import Probe, probe, probe_new
+from pipeline.errors import CommandError, ConfigError
+
+_FORMAT = 1
+_MARKER, _LOCK = "environment.json", "environment.txt"
+_POLL_S = 0.2
+_BUILD_LIMIT_S = 3600.0
+_SHOWN_LINES = 40
+# Descriptors by lock file: an environment that a study uses is kept from being rebuilt until the process ends.
+_held: dict[Path, int] = {}
+
+
+class Recipe(Protocol):
+    """How an environment is built.
+
+    Attributes:
+        kind: `venv` or `conda`.
+        title: what users call it.
+        tool: what builds it.
+        key: digest of everything that decides what is built.
+    """
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def title(self) -> str: ...  # noqa: D102
+    @property
+    def tool(self) -> str: ...  # noqa: D102
+    @property
+    def key(self) -> str: ...  # noqa: D102
+
+    def check_tools(self) -> None:
+        """Raise `ConfigError` if a program that builds it is not there."""
+        ...
+
+    def build(self, prefix: Path, builder: Builder) -> Lock:
+        """Build it in a folder that does not exist yet; returns what is installed."""
+        ...
+
+    def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
+        """Variables that a job in it needs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """An environment that is whole."""
+
+    prefix: Path
+    lock: tuple[str, ...]
+    lock_digest: str
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return python_of(self.prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Runs the steps of a build, each of which holds the lock: a step may outlive an orchestrator that is killed.
+
+    Attributes:
+        title: what is built, for errors.
+        scratch: folder for files that the build needs.
+        lock: descriptor of the lock.
+    """
+
+    title: str
+    scratch: Path
+    lock: int
+
+    def step(
+        self, argv: Sequence[str], *, tool: str, environ: Mapping[str, str] | None = None, stdin: str | None = None
+    ) -> str:
+        """Run one program to its end; returns what it printed.
+
+        Args:
+            argv: program and arguments.
+            tool: what users call the program.
+            environ: further variables.
+            stdin: text that it reads.
+
+        Raises:
+            ConfigError: it failed; in its own words.
+        """
+        variables = None if environ is None else {**os.environ, **environ}
+        try:
+            done = command.run(argv, timeout_s=_BUILD_LIMIT_S, environ=variables, stdin=stdin, keep_open=[self.lock])
+        except CommandError as error:
+            lines = [line.rstrip() for line in error.stderr.splitlines() if line.strip()][-_SHOWN_LINES:]
+            words = "\n    ".join(lines or [f"nothing, and ended with status {error.status}"])
+            raise ConfigError(f"{self.title} cannot be built: {tool} says:\n    {words}") from error
+        return done.stdout
+
+
+class Cache:
+    """The environments of one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prefix(self, recipe: Recipe) -> Path:
+        """Where the environment is, or would be."""
+        return self._folder(recipe) / "prefix"
+
+    def find(self, recipe: Recipe) -> Environment | str:
+        """The environment, from now on kept from being rebuilt; or, in words, why there is none."""
+        path = self._lock_path(recipe)
+        if path not in _held and not path.exists():
+            return "is not built yet"
+        handle = self._open(path)
+        if not _try(handle, fcntl.LOCK_SH):
+            return "is being built by another process"
+        found = self._look(recipe)
+        if isinstance(found, str):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        return found
+
+    def prepare(self, recipe: Recipe) -> Environment:
+        """The environment, built if need be, and from now on kept from being rebuilt.
+
+        Raises:
+            ConfigError: it cannot be built.
+        """
+        handle = self._open(self._lock_path(recipe))
+        is_told = False
+        while True:
+            if _try(handle, fcntl.LOCK_SH):
+                found = self._look(recipe)
+                if isinstance(found, Environment):
+                    return found
+                # A change of an flock is not atomic, so what was seen before it is looked at again.
+                if _try(handle, fcntl.LOCK_EX) and isinstance(why := self._look(recipe), str):
+                    try:
+                        self._build(recipe, handle, why)
+                    finally:
+                        fcntl.flock(handle, fcntl.LOCK_UN)
+                    continue
+            if not is_told:
+                terminal.say(f"{recipe.title}: another process builds or uses {self._folder(recipe)}; waiting for it")
+                is_told = True
+            time.sleep(_POLL_S)
+
+    def _folder(self, recipe: Recipe) -> Path:
+        return self.root / f"{recipe.kind}-{recipe.key[:16]}"
+
+    def _lock_path(self, recipe: Recipe) -> Path:
+        return self.root / f"{recipe.kind}-{recipe.key[:16]}.lock"
+
+    def _open(self, path: Path) -> int:
+        if path not in _held:
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                # What others built in a folder that only they may write can be used, and locked, all the same.
+                mode = (
+                    os.O_RDWR | os.O_CREAT if os.access(path if path.exists() else self.root, os.W_OK) else os.O_RDONLY
+                )
+                _held[path] = os.open(path, mode | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise ConfigError(
+                    f"env.cache_root={self.root}: environments cannot be kept there: {error.strerror}; "
+                    "name a folder that you may write"
+                ) from error
+        return _held[path]
+
+    def _look(self, recipe: Recipe) -> Environment | str:
+        """The environment if it is whole and as it was built, else what is wrong with it."""
+        folder, prefix = self._folder(recipe), self.prefix(recipe)
+        if not folder.exists():
+            return "is not built yet"
+        try:
+            marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+            text = (folder / _LOCK).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return "was built only in part"
+        if marker.get("format") != _FORMAT or marker.get("lock") != _sha256(text):
+            return "has a lock that is not its own"
+        try:
+            probed = probe(python_of(prefix), prefix)
+        except CommandError as error:
+            return f"is broken ({' '.join(str(error).split())[:300]})"
+        if _fingerprint(prefix, probed) != marker.get("fingerprint"):
+            return "holds other packages than it was built with"
+        return Environment(prefix=prefix, lock=tuple(text.splitlines()), lock_digest=marker["lock_digest"])
+
+    def _build(self, recipe: Recipe, handle: int, why: str) -> None:
+        folder, prefix = self._folder(recipe), self.prefix(recipe)
+        terminal.say(f"{recipe.title} {why}: {recipe.tool} builds it in {folder}")
+        begin_s = time.monotonic()
+        try:
+            _remove(folder)
+            folder.mkdir()
+            lock = recipe.build(prefix, Builder(title=recipe.title, scratch=folder, lock=handle))
+            probed = probe_new(python_of(prefix), prefix, recipe.title)
+            _compile(prefix, handle)
+            (folder / _LOCK).write_text(lock.text, encoding="utf-8")
+            marker = {
+                "format": _FORMAT,
+                "title": recipe.title,
+                "tool": recipe.tool,
+                "key": recipe.key,
+                "lock": _sha256(lock.text),
+                "lock_digest": lock.digest,
+                "fingerprint": _fingerprint(prefix, probed),
+            }
+            unfinished = folder / f"{_MARKER}.new"
+            unfinished.write_text(json.dumps(marker, indent=1), encoding="utf-8")
+            unfinished.rename(folder / _MARKER)
+        except OSError as error:
+            raise ConfigError(f"{recipe.title} cannot be built in {folder}: {error}") from error
+        except ConfigError:
+            with suppress(OSError):  # the next start removes it as well
+                _remove(folder)
+            raise
+        terminal.say(f"{recipe.title} is ready after {time.monotonic() - begin_s:.0f} s")
+
+
+def default_root() -> Path:
+    """The folder of environments below the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gpu-collocation" / "environments"
+
+
+def python_of(prefix: Path) -> Path:
+    """The interpreter of an environment."""
+    return prefix / "bin" / "python"
+
+
+def key_of(*facts: object) -> str:
+    """Digest of what decides an environment."""
+    return _sha256(json.dumps([_FORMAT, *facts]))
+
+
+def isolated() -> dict[str, str]:
+    """Variables that keep the packages of the orchestrator, and the user's own, out of an environment.
+
+    An empty value counts as none for Python.
+    """
+    return {"PYTHONPATH": "", "PYTHONHOME": "", "PYTHONNOUSERSITE": "1", "VIRTUAL_ENV": ""}
+
+
+def _fingerprint(prefix: Path, probed: Probe) -> str:
+    """Changes when somebody installs or removes something."""
+    conda = sorted(path.name for path in (prefix / "conda-meta").glob("*.json"))
+    return _sha256(json.dumps([probed.python, sorted(p.requirement() for p in probed.packages), conda]))
+
+
+def _compile(prefix: Path, lock: int) -> None:
+    """Compile what is not yet, or the first jobs would do it: a script's time would then tell first from later runs."""
+    argv = [str(python_of(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
+    # Packages carry files that cannot be compiled, such as templates; nobody imports those.
+    command.run(argv, timeout_s=_BUILD_LIMIT_S, check=False, keep_open=[lock])
+
+
+def _remove(folder: Path) -> None:
+    # The marker goes first: a removal that is interrupted must not leave what looks whole.
+    (folder / _MARKER).unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _try(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

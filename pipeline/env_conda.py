@@ -1,0 +1,157 @@
+"""Conda environments: solved and installed by py-rattler, or by conda, mamba or micromamba."""
+
+from __future__ import annotations
+
+import graphlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline import env_activation, env_cache, env_conda_file, env_lock, env_probe, env_rattler, env_uv
+from pipeline.env_cache import Builder
+from pipeline.env_lock import Distribution, Lock
+from pipeline.errors import ConfigError
+from pipeline.schema import EnvTool
+
+# conda and mamba have no common flag that keeps every version of them from asking.
+_NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
+
+
+class CondaRecipe:
+    """How a conda environment is built (a `pipeline.env_cache.Recipe`).
+
+    Args:
+        file: environment.yml or an explicit lock.
+        tool: what builds it.
+        cache_root: folder in which py-rattler keeps packages; they are linked into environments on the same disk.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+
+    kind = "conda"
+
+    def __init__(self, file: Path, tool: EnvTool, cache_root: Path) -> None:
+        self._file, self._tool, self._packages = env_conda_file.read(file), tool, cache_root / "rattler"
+        self.tool = "py-rattler" if tool is EnvTool.rattler else tool.name
+        self.title = f"the conda environment of {file}"
+        # What stands in for the machine's properties, so that a solve for another machine is another environment.
+        overrides = sorted(item for item in os.environ.items() if item[0].startswith("CONDA_OVERRIDE_"))
+        self.key = env_cache.key_of(
+            self.kind,
+            tool.name,
+            self._file.content,
+            self._file.channels,
+            self._file.pip,
+            env_lock.platform_name(),
+            overrides,
+        )
+
+    def check_tools(self) -> None:
+        """Raise `ConfigError` if the tool, or uv for the `pip:` part, is not there."""
+        if self._tool is not EnvTool.rattler:
+            self._program()
+        elif importlib.util.find_spec("rattler") is None:
+            raise ConfigError(
+                "env=conda needs py-rattler, which is not installed here: pip install 'py-rattler>=0.28,<1'; "
+                "or name a program that is: env.tool=conda, mamba or micromamba"
+            )
+        if self._file.pip:
+            env_uv.program()
+
+    def build(self, prefix: Path, builder: Builder) -> Lock:
+        """Build the environment in its final place, because its files name that; returns what is installed.
+
+        Raises:
+            ConfigError: a solve or an installation failed.
+        """
+        self.check_tools()
+        if self._tool is EnvTool.rattler:
+            task = env_rattler.task_of(
+                channels=self._file.channels,
+                specs=self._file.specs,
+                packages=self._file.packages,
+                prefix=prefix,
+                cache=self._packages,
+            )
+            # -P: with its folder first on the module path, our file names would shadow the standard library's.
+            builder.step([sys.executable, "-P", str(Path(env_rattler.__file__))], tool=self.tool, stdin=task)
+        else:
+            builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
+        if self._file.variables:
+            _write_state(prefix, dict(self._file.variables))
+        python, pip = self._install_pip(prefix, builder) if self._file.pip else (self._probe(prefix).python, [])
+        return env_conda_file.explicit_lock(python, list(_records(prefix)), self._file, pip)
+
+    def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
+        """Variables as `conda activate` would set them, and isolation from the orchestrator's packages."""
+        return env_activation.variables(prefix, self.title)
+
+    def _install_pip(self, prefix: Path, builder: Builder) -> tuple[str, list[Distribution]]:
+        python = env_cache.python_of(prefix)
+        before = self._probe(prefix)
+        requirements = builder.scratch / "requirements.txt"
+        requirements.write_text("\n".join(self._file.pip) + "\n", encoding="utf-8")
+        env_uv.install(builder, python, requirements, builder.scratch)
+        after = self._probe(prefix)
+        installed = sorted(set(after.packages) - set(before.packages), key=lambda each: each.name)
+        return after.python, env_lock.pinned(installed)
+
+    def _probe(self, prefix: Path) -> env_probe.Probe:
+        return env_probe.probe_new(env_cache.python_of(prefix), prefix, self.title)
+
+    def _program(self) -> str:
+        # An activated conda is a function of the shell; the program itself may be known by a variable only.
+        variable = "MAMBA_EXE" if self._tool is EnvTool.micromamba else "CONDA_EXE"
+        found = shutil.which(self._tool.name) or (
+            None if self._tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
+        )
+        if found is None:
+            raise ConfigError(
+                f"env.tool={self._tool.name}: there is no such program on PATH; env.tool=rattler needs none"
+            )
+        return found
+
+    def _command(self, prefix: Path, scratch: Path) -> list[str]:
+        program = self._program()
+        if self._file.packages:
+            listed = scratch / "packages.txt"
+            lines = [p["url"] + (f"#{p['md5']}" if "md5" in p else "") for p in self._file.packages]
+            listed.write_text("\n".join(["@EXPLICIT", *lines]) + "\n", encoding="utf-8")
+            return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(listed)]
+        asked = scratch / "environment.yml"
+        # Without `nodefaults`, the channels of the user's own settings would have a say.
+        content = {"channels": [*self._file.channels, "nodefaults"], "dependencies": list(self._file.specs)}
+        asked.write_text(yaml.safe_dump(content), encoding="utf-8")
+        if self._tool is EnvTool.micromamba:
+            return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(asked)]
+        return [program, "env", "create", "--prefix", str(prefix), "--file", str(asked)]
+
+
+def _records(prefix: Path) -> Iterator[dict[str, Any]]:
+    """What is installed, each after what it depends on: some tools install a list in its order."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((prefix / "conda-meta").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        found[record["name"]] = record
+    needs = {name: [spec.split()[0] for spec in record.get("depends", ())] for name, record in found.items()}
+    graph = {name: [each for each in sorted(needs[name]) if each in found] for name in sorted(found)}
+    try:
+        ordered = list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError:  # pip and python, for one, may name each other
+        ordered = sorted(found, key=lambda name: (name != "python", name))
+    for name in ordered:
+        yield found[name]
+
+
+def _write_state(prefix: Path, variables: dict[str, str]) -> None:
+    """Where every tool of conda keeps the variables of an environment."""
+    path = prefix / "conda-meta" / "state"
+    path.write_text(json.dumps({"version": 1, "env_vars": variables}), encoding="utf-8")

@@ -1,0 +1,80 @@
+"""Gives the rows of a study labels that tell them apart: a label depends on what else there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.report import labels
+
+if TYPE_CHECKING:
+    from pipeline.report.rows import JobRow, Row
+
+
+def named(rows: Sequence[Row]) -> list[Row]:
+    """The rows with labels that tell them apart."""
+    names = _workload_names([job for row in rows for job in row.jobs])
+    places: dict[str, list[Mapping[str, str]]] = {}
+    for row in rows:
+        of_row = [job.place for job in row.jobs]
+        if row.key not in places or labels.is_placed(row.scenario, of_row):
+            places[row.key] = of_row
+    varied = {key for key, _ in _varying(rows)}
+    renamed = []
+    for row in rows:
+        jobs = tuple(
+            dataclasses.replace(job, label=names[job.digest][0], base_label=names[job.digest][1]) for job in row.jobs
+        )
+        renamed.append(
+            dataclasses.replace(
+                row,
+                jobs=jobs,
+                workloads=tuple(job.label for job in jobs),
+                # A group that failed before it was placed is called as in the blocks in which it was placed.
+                mode=labels.mode_label(row.scenario, row.options, places[row.key]),
+                setting=", ".join(f"{key} {value}" for key, value in row.settings if key in varied),
+            )
+        )
+    return renamed
+
+
+def _varying(rows: Sequence[Row]) -> set[tuple[str, str]]:
+    """The settings in which rows of the study differ."""
+    if not rows:
+        return set()
+    shared = set(rows[0].settings).intersection(*(row.settings for row in rows))
+    return {setting for row in rows for setting in row.settings if setting not in shared}
+
+
+def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:
+    """Label, and label without the step mode, by workload digest."""
+    by_digest = {job.digest: (job.params.get("workload", ""), labels.own_params(job.params)) for job in jobs}
+    full = _told_apart({d: (labels.workload_label(*of), of[1]) for d, of in by_digest.items()})
+    without = {
+        d: (labels.workload_label(name, params, without=labels.STEP_MODE), _without_step_mode(params))
+        for d, (name, params) in by_digest.items()
+    }
+    base = _told_apart(without, by_params=True)
+    return {digest: (full[digest], base[digest]) for digest in by_digest}
+
+
+def _without_step_mode(params: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in params.items() if key != labels.STEP_MODE}
+
+
+def _told_apart(found: dict[str, tuple[str, dict[str, str]]], *, by_params: bool = False) -> dict[str, str]:
+    """The label of each digest, made longer where different programs would share it."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for digest in sorted(found):
+        alike[found[digest][0]].append(digest)
+    named = {}
+    for label, digests in alike.items():
+        words = labels.telling_apart([found[digest][1] for digest in digests])
+        for digest, word in zip(digests, words, strict=True):
+            named[digest] = f"{label} {word}".strip()
+            if not by_params and words.count(word) > 1:
+                # The same settings and yet another digest: another script, or another environment.
+                named[digest] += f" ({digest[:6]})"
+    return named

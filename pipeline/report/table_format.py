@@ -1,0 +1,127 @@
+"""A table of text and numbers, as CSV for machines and as LaTeX for papers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from dataclasses import dataclass
+
+Value = str | float | int | None
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "%": r"\%",
+    "_": r"\_",
+    "&": r"\&",
+    "#": r"\#",
+    "$": r"\$",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+}
+MISSING = "-"
+_WIDE, _LONG = 6, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A titled table.
+
+    Attributes:
+        name: of its files, without a suffix.
+        columns: heads, with units.
+        rows: one value a column; `None` is missing.
+        note: what a reader must know of it; a table of simulated figures says so here.
+        is_for_machines: it has too many columns for a page; its content is in other tables too.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+    is_for_machines: bool = False
+
+    @property
+    def is_numeric(self) -> tuple[bool, ...]:
+        """By column: whether all of its values that are there are numbers, so that it is aligned to the right."""
+        return tuple(
+            any(isinstance(row[i], float | int) for row in self.rows)
+            and all(row[i] is None or isinstance(row[i], float | int) for row in self.rows)
+            for i in range(len(self.columns))
+        )
+
+
+def shown(value: Value) -> str:
+    """A value for readers: four significant digits, `-` for a missing one."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return MISSING
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def to_csv(table: Table) -> str:
+    """Comma-separated, one line of heads; numbers in full, a missing value is an empty field.
+
+    The note comes first as a line that begins with `#`, so that a file of simulated figures says so wherever it goes:
+    `pandas.read_csv(..., comment="#")` leaves it out.
+    """
+    text = io.StringIO()
+    if table.note:
+        text.write("# " + " ".join(table.note.split()) + "\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    for row in table.rows:
+        writer.writerow("" if value is None else value for value in row)
+    return text.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """A `table` environment for a paper that uses `booktabs` and `graphicx`; a wide one shrinks to the text's width."""
+    alignment = "".join(_alignment(table, column) for column in range(len(table.columns)))
+    shrunk = r"\resizebox{\linewidth}{!}{" if len(table.columns) > _WIDE else ""
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escape(table.title)}}}",
+        rf"\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.name)}}}",
+        rf"{shrunk}\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        _latex_row(table.columns),
+        r"\midrule",
+        *(_latex_row(tuple(map(shown, row))) for row in table.rows),
+        r"\bottomrule",
+        rf"\end{{tabular}}{'}' if shrunk else ''}",
+        *([rf"\par\smallskip\footnotesize {escape(table.note)}"] if table.note else []),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _alignment(table: Table, column: int) -> str:
+    """Numbers to the right, long text in lines of its own."""
+    if table.is_numeric[column]:
+        return "r"
+    longest = max((len(shown(row[column])) for row in table.rows), default=0)
+    return r"p{0.3\linewidth}" if longest > _LONG else "l"
+
+
+def escape(text: str) -> str:
+    """Text that LaTeX prints as it stands."""
+    plain = " ".join(text.split())
+    escaped = "".join(_LATEX.get(character, character) for character in plain)
+    # A quotation mark is not in every font encoding; text that begins with a bracket would be an option of `\\`.
+    escaped = escaped.replace(r"\textquotedbl{}", "''")
+    return "{[}" + escaped[1:] if escaped.startswith("[") else escaped
+
+
+def _latex_row(values: tuple[str, ...]) -> str:
+    return " & ".join(escape(value) for value in values) + r" \\"

@@ -1,0 +1,181 @@
+"""Rows gathered into cells: one case at one degree in one sharing mode, over all blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipeline.report import labels, quantities
+from pipeline.report.metrics import METRICS
+from pipeline.report.rows import Row, Study
+from pipeline.report.statistics import Estimate, estimate
+from pipeline.types import Result, WindowKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Case:
+    """What runs: copies of one workload, or a mix.
+
+    Attributes:
+        label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting behind it where a study has several.
+        is_mix: whether the jobs differ.
+        workloads: labels of all jobs, sorted; of copies, that of one.
+        base_workloads: the same without the step mode: what eager, compiled and CUDA-graph cases share.
+        setting: what tells the settings (window, seed, device) from others of the study.
+    """
+
+    is_mix: bool
+    label: str
+    workloads: tuple[str, ...]
+    base_workloads: tuple[str, ...]
+    setting: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A case at a degree in a mode, over the blocks.
+
+    Attributes:
+        family: kind of the mode, for colours and order (`labels.FAMILIES`).
+        is_derived: this did not run as such: serial copies are counted as `degree` times the solo run.
+        results: how often each result came out, over the blocks.
+        values: quantity by name, then by block; of rows that ended `ok` only.
+        wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
+        estimates: of `values`.
+        reason: why the first block that did not end `ok` did not.
+        flags: what is doubtful about rows that are `ok`.
+        run_ids: of the groups' runs, by block.
+        is_simulated: whether the GPU was a simulated one, of which no figure says anything about a real one.
+    """
+
+    case: Case
+    degree: int
+    mode: str
+    family: str
+    window: WindowKind
+    device: str
+    is_simulated: bool = False
+    is_derived: bool = False
+    results: Counter[Result] = field(default_factory=Counter)
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
+    wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    reason: str = ""
+    flags: tuple[str, ...] = ()
+    run_ids: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether this may be compared: every block that ran to its end computed what it should, and fitted."""
+        return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
+
+    @property
+    def finding(self) -> Result:
+        """The one result to show: what is wrong before what is well."""
+        for result in (Result.WRONG_RESULTS, Result.OOM, Result.OK, Result.SKIPPED, Result.TIMEOUT, Result.FAILED):
+            if self.results[result]:
+                return result
+        return Result.INTERRUPTED
+
+
+def cells(study: Study) -> list[Cell]:
+    """Every cell of a study: by case, degree, and mode in the order serial, naive, MPS, MIG."""
+    return cells_of(study.rows)
+
+
+def cells_of(rows: Sequence[Row]) -> list[Cell]:
+    """Like `cells`, of rows."""
+    baselines = quantities.baselines_of(rows)
+    cases = _cases(rows)
+    members: dict[tuple[Case, int, str, str], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
+    for row in rows:
+        mine = baselines.get(quantities.baseline_key(row), quantities.Baselines())
+        members[cases[row.run_id], row.degree, row.mode, row.family].append((row, quantities.quantities(row, mine)))
+    solos = {case: found for (case, degree, _, family), found in members.items() if (degree, family) == _SOLO}
+    collocated = {(case, degree) for case, degree, _, family in members if not case.is_mix and degree > 1}
+    made = [_cell(*key, found) for key, found in members.items()]
+    for case, degree in collocated:
+        if case in solos and (case, degree, labels.SERIAL, labels.SERIAL) not in members:
+            serial = [
+                (row, quantities.serial_quantities(row, degree, baselines[quantities.baseline_key(row)]))
+                if row.result is Result.OK
+                else (row, {})
+                for row, _ in solos[case]
+            ]
+            made.append(_cell(case, degree, labels.SERIAL, labels.SERIAL, serial, is_derived=True))
+    return sorted(made, key=_order)
+
+
+_SOLO = (1, labels.SERIAL)
+_FAMILY_ORDER = list(labels.FAMILIES.values())
+
+
+def case_of(row: Row) -> Case:
+    """What a row is a repeat of, whatever its degree and mode."""
+    workloads = tuple(sorted(row.workloads)) if row.is_mix else row.workloads[:1]
+    base = tuple(job.base_label for job in row.jobs)
+    label = labels.jobs_label(row.workloads, row.sizes)
+    if row.setting:
+        label += f" [{row.setting}]"
+    return Case(
+        label=label,
+        is_mix=row.is_mix,
+        workloads=workloads,
+        base_workloads=tuple(sorted(base)) if row.is_mix else base[:1],
+        setting=row.setting,
+    )
+
+
+def _cases(rows: Sequence[Row]) -> dict[str, Case]:
+    """The case of each row by its run, with longer labels where different mixes would share one."""
+    cases = {row.run_id: case_of(row) for row in rows}
+    sharing: dict[str, set[Case]] = defaultdict(set)
+    for case in cases.values():
+        sharing[case.label].add(case)
+    return {
+        run_id: case
+        if len(sharing[case.label]) == 1
+        else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}")
+        for run_id, case in cases.items()
+    }
+
+
+def _order(cell: Cell) -> tuple[object, ...]:
+    family = _FAMILY_ORDER.index(cell.family) if cell.family in _FAMILY_ORDER else len(_FAMILY_ORDER)
+    return (cell.case, cell.degree, family, cell.mode)
+
+
+def _cell(
+    case: Case,
+    degree: int,
+    mode: str,
+    family: str,
+    found: Sequence[tuple[Row, dict[str, float]]],
+    *,
+    is_derived: bool = False,
+) -> Cell:
+    cell = Cell(
+        case=case,
+        degree=degree,
+        mode=mode,
+        family=family,
+        window=found[0][0].window,
+        device=found[0][0].device,
+        is_simulated=any(row.is_simulated for row, _ in found),
+        is_derived=is_derived,
+        reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),
+        flags=tuple(dict.fromkeys(row.flag for row, _ in found if row.flag)),
+    )
+    for row, figures in found:
+        cell.results[row.result] += 1
+        cell.run_ids[row.block] = row.run_id
+        if row.result in (Result.OK, Result.WRONG_RESULTS):
+            into = cell.values if row.result is Result.OK else cell.wrong_values
+            for name, value in figures.items():
+                into.setdefault(name, {})[row.block] = value
+    for name, metric in METRICS.items():
+        if name in cell.values:
+            cell.estimates[name] = estimate(list(cell.values[name].values()), metric.scale)
+    return cell

@@ -1,0 +1,180 @@
+"""Jobs in environments of their own, as a user starts them: `python run.py env=conda env.file=environment.yml`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packages import Channel, wheel
+
+from pipeline.inventory import PROJECT_DIR
+
+pytest_plugins = ["tests.tracking_fixtures"]
+for name in ("rattler", "uv"):
+    pytest.importorskip(name)
+
+TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
+SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+# `rich` is installed where the orchestrator runs, in a version that no channel of the tests has.
+SCRIPT = """
+import json, sys
+from importlib import metadata, util
+import rich
+json.dump({"rich": rich.VERSION, "prefix": sys.prefix, "mlflow": util.find_spec("mlflow") is not None,
+           "project": util.find_spec("pipeline") is not None}, sys.stdout)
+"""
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Channel:
+    channel = Channel(tmp_path / "channel")
+    for version in ("0.1", "0.2"):
+        channel.add_module("rich", version)
+    return channel
+
+
+@pytest.fixture
+def run(tmp_path, template_store) -> Callable[..., tuple[int, str, str]]:
+    """Run run.py to its end in a folder of its own: exit status, output, errors."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def to_the_end(*arguments: str) -> tuple[int, str, str]:
+        here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
+        if any(argument.startswith("env=") for argument in arguments):
+            here.append(f"env.cache_root={tmp_path}/cache")
+        done = subprocess.run(
+            [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, *here],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return to_the_end
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """The runs of the jobs: their params, and their artifacts by name."""
+    from mlflow import MlflowClient
+
+    def read() -> list[tuple[dict[str, str], dict[str, str]]]:
+        client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+        experiment = client.get_experiment_by_name("collocation")
+        runs = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
+        found = []
+        for each in sorted(runs, key=lambda run: (run.info.start_time, run.data.tags["collocation.index"])):
+            folder = Path(client.download_artifacts(each.info.run_id, ""))
+            found.append((each.data.params, {path.name: path.read_text() for path in folder.glob("*.*")}))
+        return found
+
+    return read
+
+
+def printed(artifacts: dict[str, str]) -> dict[str, object]:
+    return json.loads(artifacts["stdout.log"])
+
+
+def test_a_script_in_a_conda_environment_runs_with_its_packages_and_not_the_orchestrators(run, jobs, channel, tmp_path):
+    channel.environment_yml(tmp_path / "environment.yml", "rich=0.1")
+    arguments = ["workload=script", "workload.script=train.py", "env=conda", "env.file=environment.yml", "degree=1"]
+    status, _, err = run(*arguments)
+    assert status == 0, err
+    assert "conda environment of" in err and "is not built yet: py-rattler builds it" in err
+    ((params, artifacts),) = jobs()
+    said = printed(artifacts)
+    assert said["rich"] == "0.1" != metadata.version("rich")
+    assert not said["mlflow"] and not said["project"]
+    assert Path(str(said["prefix"])).is_relative_to(tmp_path / "cache")
+    lock = artifacts["environment.txt"]
+    assert "# rich 0.1 0\n" in lock and "@EXPLICIT\n" in lock
+    assert len(params["environment_digest"]) == 64
+    # From the lock that the run keeps, the same environment is built again: the same digest, so the same group.
+    channel.add_module("rich", "0.9")
+    (tmp_path / "environment.txt").write_text(lock)
+    status, _, err = run(*arguments[:3], "env.file=environment.txt", "degree=1", "resume=true")
+    assert status == 0 and "1 of 1 groups are finished" in err
+
+
+def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channel, tmp_path):
+    for size, version in (("S", "0.1"), ("M", "0.2")):
+        channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
+    sizes = [f"workload@sizes.{size}=script" for size in "SM"]
+    files = [f"sizes.{size}.{key}" for size in "SM" for key in ("script=train.py", f"env_file={size}.yml")]
+    status, _, err = run(*sizes, *files, "mix=[S,M]", "scenario=naive", "env=conda")
+    assert status == 0, err
+    (small, of_small), (medium, of_medium) = jobs()
+    assert (printed(of_small)["rich"], printed(of_medium)["rich"]) == ("0.1", "0.2")
+    assert "# rich 0.1 0\n" in of_small["environment.txt"] and "# rich 0.2 0\n" in of_medium["environment.txt"]
+    assert small["environment_digest"] != medium["environment_digest"]
+
+
+@pytest.mark.parametrize("kind", ["conda", "venv"])
+def test_a_job_of_the_protocol_runs_where_neither_mlflow_nor_the_project_is(run, jobs, channel, tmp_path, kind):
+    channel.environment_yml(tmp_path / "conda.yml")
+    (tmp_path / "venv.txt").write_text("--no-index\n")
+    file = "conda.yml" if kind == "conda" else "venv.txt"
+    status, out, err = run(*TOY, *SHORT, "degree=2", f"env={kind}", f"env.file={file}")
+    assert status == 0 and " ok " in out, err
+    assert err.count("is not built yet") == 1
+    found = jobs()
+    assert len(found) == 2 and all(f"# environment lock: {kind}\n" in files["environment.txt"] for _, files in found)
+
+
+def test_a_script_in_a_virtual_environment_runs_with_its_packages(run, jobs, tmp_path):
+    wheel(tmp_path / "wheels", "rich", "0.3")
+    (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nrich\n")
+    status, _, err = run(
+        "workload=script", "workload.script=train.py", "degree=1", "env=venv", "env.file=requirements.txt"
+    )
+    assert status == 0, err
+    ((_, artifacts),) = jobs()
+    assert printed(artifacts)["rich"] == "0.3" and not printed(artifacts)["mlflow"]
+    assert "rich==0.3\n" in artifacts["environment.txt"]
+
+
+def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(run, jobs):
+    status, _, err = run(*TOY, *SHORT, "degree=1")
+    assert status == 0, err
+    ((params, artifacts),) = jobs()
+    assert "# environment lock: current\n" in artifacts["environment.txt"] and params["environment_digest"]
+
+
+def test_a_dry_run_says_what_would_be_built_and_builds_nothing(run, channel, tmp_path):
+    channel.environment_yml(tmp_path / "environment.yml")
+    before = sorted(tmp_path.rglob("*"))
+    status, out, _ = run(*TOY, "env=conda", "env.file=environment.yml", "dry_run=true")
+    assert status == 0 and "is not built yet, and is built by py-rattler before the study starts" in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel, tmp_path):
+    channel.environment_yml(tmp_path / "environment.yml", "rich=7")
+    status, out, err = run(*TOY, "env=conda", "env.file=environment.yml")
+    assert status == 2 and out == ""
+    assert err.count("error: ") == 1 and "No candidates were found for rich 7" in err and "Traceback" not in err
+    assert not (tmp_path / "mlruns/spool").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["env=conda"], "env=conda needs a file"),
+        (["env=venv", "env.file=gone.txt"], "there is no such file"),
+        (["workload.env_file=environment.yml"], "say env=conda or env=venv"),
+        (["env=conda", "env.file=environment.yml", "window.seconds=-1"], "window.seconds"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_an_environment_is_built(run, channel, tmp_path, arguments, words):
+    channel.environment_yml(tmp_path / "environment.yml")
+    status, _, err = run(*TOY, *arguments)
+    assert status == 2 and words in err and "builds it" not in err
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,34 @@
+"""A study that really ran, read for a report."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.inventory import PROJECT_DIR
+from pipeline.report import rows, tables
+
+pytest_plugins = ["tests.tracking_fixtures"]
+
+
+def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, template_store: Path) -> None:
+    shutil.copytree(template_store, tmp_path / "mlruns")
+    overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.6", "window.settle_s=0.1"]
+    toy = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "gpu=cpu", f"gpu.lock_dir={tmp_path}"]
+    argv = [sys.executable, str(PROJECT_DIR / "run.py"), "-m", *toy, *overrides]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    study = rows.read(tmp_path / "mlruns", "collocation")
+    assert len(study.rows) == study.num_planned == 6
+    assert study.num_complete_blocks == 2 and study.left_out == {}
+    found = {(cell.mode, cell.degree): cell for cell in tables.cells(study)}
+    assert set(found) == {("serial", 1), ("naive", 1), ("serial", 2), ("naive", 2)}
+    names = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")
+    for row in study.rows:
+        computed = found[row.mode, row.degree].values
+        for name in names:
+            assert computed[name][row.block] == pytest.approx(row.metrics[name], rel=1e-9)

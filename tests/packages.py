@@ -1,0 +1,147 @@
+"""Packages made on the spot, so that environments are built without a network: a conda channel and Python wheels.
+
+The channel's `python` stands for the interpreter that runs the tests: a link to it beside a `pyvenv.cfg` is a real
+prefix with packages of its own and the standard library of that interpreter.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import platform
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+VERSION = "{}.{}.{}".format(*sys.version_info[:3])
+SHORT = "{}.{}".format(*sys.version_info[:2])
+SUBDIR = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}[platform.machine()]
+# One instant for all files: a package must come out the same to the byte whenever it is made.
+_MTIME = 1_700_000_000
+
+
+class Link(str):
+    """Target of a symbolic link."""
+
+
+class Channel:
+    """A conda channel in a folder; written out anew with every package that is added."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._index: dict[str, dict[str, dict[str, object]]] = {"noarch": {}, SUBDIR: {}}
+        base = Path(sys.executable).resolve()
+        config = f"home = {base.parent}\ninclude-system-site-packages = false\nversion = {VERSION}\n"
+        files = {
+            "bin/python": Link(base),
+            "bin/python3": Link("python"),
+            f"bin/python{SHORT}": Link("python"),
+            "pyvenv.cfg": config,
+        }
+        self.add("python", VERSION, files, subdir=SUBDIR)
+
+    @property
+    def url(self) -> str:
+        return self.root.as_uri()
+
+    def add_module(self, name: str, version: str, depends: Iterable[str] = ()) -> None:
+        """A Python package with one module, whose `VERSION` says which it is."""
+        files = {
+            f"site-packages/{name}.py": f"VERSION = {version!r}\n",
+            f"site-packages/{name}-{version}.dist-info/METADATA": _metadata(name, version),
+        }
+        self.add(name, version, files, noarch="python", depends=["python", *depends])
+
+    def add(
+        self,
+        name: str,
+        version: str,
+        files: Mapping[str, str | Link],
+        *,
+        subdir: str = "noarch",
+        noarch: str | None = None,
+        depends: Iterable[str] = (),
+    ) -> Path:
+        facts: dict[str, object] = {
+            "name": name,
+            "version": version,
+            "build": "0",
+            "build_number": 0,
+            "depends": list(depends),
+            "subdir": subdir,
+            "timestamp": _MTIME * 1000,
+        }
+        if subdir == "noarch":
+            facts["noarch"] = noarch or "generic"
+        else:
+            facts |= {"arch": platform.machine(), "platform": "linux"}
+        content = {"info/index.json": json.dumps(facts), "info/about.json": "{}", **files}
+        content["info/files"] = "".join(f"{path}\n" for path in files)
+        content["info/paths.json"] = json.dumps({"paths_version": 1, "paths": [_path(p, b) for p, b in files.items()]})
+        if noarch == "python":
+            content["info/link.json"] = json.dumps({"noarch": {"type": "python"}, "package_metadata_version": 1})
+        archive = self.root / subdir / f"{name}-{version}-0.tar.bz2"
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(archive, "w:bz2") as tar:
+            for path, body in content.items():
+                member = tarfile.TarInfo(path)
+                member.mtime = _MTIME
+                if isinstance(body, Link):
+                    member.type, member.linkname = tarfile.SYMTYPE, str(body)
+                    tar.addfile(member)
+                else:
+                    member.size, member.mode = len(body.encode()), 0o755 if path.startswith("bin/") else 0o644
+                    tar.addfile(member, io.BytesIO(body.encode()))
+        data = archive.read_bytes()
+        self._index[subdir][archive.name] = facts | {
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "md5": hashlib.md5(data).hexdigest(),
+        }
+        for each, packages in self._index.items():
+            (self.root / each).mkdir(exist_ok=True)
+            repodata = {"info": {"subdir": each}, "packages": packages, "packages.conda": {}, "repodata_version": 1}
+            (self.root / each / "repodata.json").write_text(json.dumps(repodata))
+        return archive
+
+    def environment_yml(self, file: Path, *specs: str, pip: Iterable[str] = (), extra: str = "") -> Path:
+        lines = ["channels:", f"  - {self.url}", "dependencies:", *(f"  - {spec}" for spec in ("python", *specs))]
+        if pip:
+            lines += ["  - pip:", *(f"    - {line}" for line in pip)]
+        file.write_text("\n".join(lines) + "\n" + extra)
+        return file
+
+
+def wheel(folder: Path, name: str, version: str, requires: Iterable[str] = ()) -> Path:
+    """A wheel with one module, whose `VERSION` says which it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": f"VERSION = {version!r}\n",
+        f"{info}/METADATA": _metadata(name, version) + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = [f"{path},sha256={_url_digest(body)},{len(body)}" for path, body in files.items()]
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name_, body in {**files, f"{info}/RECORD": "\n".join([*record, f"{info}/RECORD,,"]) + "\n"}.items():
+            archive.writestr(zipfile.ZipInfo(name_), body)
+    return path
+
+
+def _metadata(name: str, version: str) -> str:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+
+def _path(path: str, body: str) -> dict[str, object]:
+    kind, data = ("softlink", b"") if isinstance(body, Link) else ("hardlink", body.encode())
+    digest = hashlib.sha256(data).hexdigest()
+    return {"_path": path, "path_type": kind, "sha256": digest, "size_in_bytes": len(data)}
+
+
+def _url_digest(body: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(body.encode()).digest()).rstrip(b"=").decode()

@@ -1,0 +1,171 @@
+"""Virtual environments, really built by uv from wheels in a folder: files that it takes, locks, errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from packages import VERSION, wheel
+
+from pipeline import env_lock, env_requirements
+from pipeline.env import CurrentEnv, VenvEnv
+from pipeline.errors import ConfigError
+from pipeline.types import Interpreter
+
+pytest.importorskip("uv")
+OFFLINE = "--no-index\n--find-links wheels\n"
+
+
+@pytest.fixture(autouse=True)
+def wheels(tmp_path: Path) -> Path:
+    for version in ("1.0", "2.0"):
+        wheel(tmp_path / "wheels", "tiny", version)
+    return tmp_path / "wheels"
+
+
+@pytest.fixture
+def resolve(tmp_path: Path):
+    return lambda file, **options: VenvEnv(str(file), cache_root=str(tmp_path / "cache"), **options).resolve()
+
+
+def write(file: Path, text: str) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def version_of(interpreter: Interpreter, module: str = "tiny") -> str:
+    program = f"import {module}; print({module}.VERSION)"
+    environ = os.environ | dict(interpreter.environ)
+    done = subprocess.run([interpreter.python, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_requirements_are_installed_beside_nothing_else(resolve, tmp_path):
+    interpreter = resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny<2\n"))
+    assert version_of(interpreter) == "1.0"
+    assert [line for line in interpreter.lock if not line.startswith(("#", "-"))] == ["tiny==1.0"]
+    environ = dict(interpreter.environ)
+    assert environ["VIRTUAL_ENV"] == str(interpreter.python.parent.parent) and environ["PYTHONPATH"] == ""
+
+
+def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_too(resolve, tmp_path, wheels):
+    original = resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny\n"))
+    wheel(wheels, "tiny", "9.0")
+    lock = write(tmp_path / "elsewhere/environment.txt", "\n".join(original.lock) + "\n")
+    again = resolve(lock)
+    assert version_of(again) == "2.0" and again.python != original.python
+    assert again.lock == original.lock and again.lock_digest == original.lock_digest
+    text = lock.read_text()
+    assert env_lock.kind_of(text) == "venv" and env_lock.python_of(text) == VERSION
+
+
+def test_a_wheel_named_by_its_path_is_locked_with_its_digest(resolve, tmp_path, wheels):
+    path = wheels / "tiny-1.0-py3-none-any.whl"
+    file = write(tmp_path / "requirements.txt", "./wheels/tiny-1.0-py3-none-any.whl\n")
+    original = resolve(file)
+    (pin,) = (line for line in original.lock if not line.startswith("#"))
+    assert pin.startswith(f"tiny @ {path.as_uri()}#sha256=")
+    lock = write(tmp_path / "environment.txt", "\n".join(original.lock))
+    assert resolve(lock).lock_digest == original.lock_digest
+    # The same name with another content is another environment, and not the one of the lock.
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("more.py", "")
+    changed = resolve(file)
+    assert changed.python != original.python and changed.lock_digest != original.lock_digest
+    with pytest.raises(ConfigError, match=r"environment\.txt cannot be built: uv says:(.|\n)*[Hh]ash"):
+        resolve(lock)
+
+
+def test_what_a_file_includes_decides_as_well(resolve, tmp_path):
+    base = write(tmp_path / "base.txt", OFFLINE + "tiny==1.0\n")
+    file = write(tmp_path / "requirements.txt", "-r base.txt\n")
+    first = resolve(file)
+    base.write_text(OFFLINE + "tiny==2.0\n")
+    second = resolve(file)
+    assert (version_of(first), version_of(second)) == ("1.0", "2.0")
+    assert f"--find-links {tmp_path}/wheels" in second.lock
+
+
+def test_the_dependencies_of_a_pyproject_are_installed(resolve, tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
+    text = '[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.8"\ndependencies = ["tiny==1.0"]\n'
+    project = write(tmp_path / "mine/pyproject.toml", text)
+    assert version_of(resolve(project)) == "1.0"
+    from uv import find_uv_bin
+
+    write(project, text.replace("==1.0", ""))
+    subprocess.run([find_uv_bin(), "--quiet", "lock"], cwd=project.parent, check=True, timeout=60)
+    wheel(tmp_path / "wheels", "tiny", "9.0")
+    assert version_of(resolve(project.with_name("uv.lock"))) == "2.0"  # locked before 9.0 was there
+    assert version_of(resolve(project)) == "9.0"
+
+
+def test_a_solve_that_fails_is_said_in_uvs_words_and_leaves_nothing(resolve, tmp_path):
+    with pytest.raises(ConfigError, match=r"requirements\.txt cannot be built: uv says:\n(.|\n)*tiny>7"):
+        resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny>7\n"))
+    assert not list((tmp_path / "cache").glob("venv-*[!k]"))
+
+
+def test_a_python_that_is_not_there_is_said(resolve, tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    with pytest.raises(ConfigError, match=r"uv says(.|\n)*3\.77"):
+        resolve(write(tmp_path / "requirements.txt", OFFLINE), python="3.77")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("environment.yml", "", "is for env=conda"),
+        ("requirements.txt", "-e .\n", "build a wheel"),
+        ("requirements.txt", "-r gone.txt\n", r"gone\.txt cannot be read"),
+        ("requirements.txt", "-r requirements.txt\n", "includes itself"),
+        ("uv.lock", "", r"pyproject\.toml cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path, name, text, words):
+    with pytest.raises(ConfigError, match=words):
+        VenvEnv(str(write(tmp_path / name, text)), cache_root=str(tmp_path / "cache")).preview()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_uv_that_is_not_there_is_refused_by_a_dry_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "uv", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="pip install uv"):
+        VenvEnv(str(write(tmp_path / "requirements.txt", "")), cache_root=str(tmp_path / "cache")).preview()
+
+
+def test_a_place_that_cannot_be_written_is_named_with_its_key(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ConfigError, match=r"env\.cache_root=.*name a folder that you may write"):
+        VenvEnv(str(write(tmp_path / "requirements.txt", "")), cache_root=str(tmp_path / "cache")).resolve()
+
+
+def test_options_of_a_requirements_file_keep_their_meaning_in_another_folder(tmp_path):
+    lines = ["--find-links=wheels", "-f ../other", "--index-url https://host/simple", "--pre", "numpy==1", "./a.txt"]
+    absolute = [env_requirements.with_absolute_place(line, tmp_path) for line in lines]
+    assert absolute == [
+        f"--find-links {tmp_path}/wheels",
+        f"-f {tmp_path.parent}/other",
+        "--index-url https://host/simple",
+        "--pre",
+        "numpy==1",
+        f"{tmp_path}/a.txt",
+    ]
+
+
+def test_the_current_environment_has_a_lock_that_says_what_it_is():
+    interpreter = CurrentEnv().resolve()
+    text = "\n".join(interpreter.lock)
+    assert env_lock.kind_of(text) == "current" and env_lock.python_of(text) == VERSION
+    assert any(line.startswith("hydra-core==") for line in interpreter.lock)
+    # Built as a venv from it, the same packages are the same environment.
+    packages = [line for line in interpreter.lock if not line.startswith("#")]
+    assert env_lock.of_packages("venv", VERSION, packages).digest == interpreter.lock_digest
+    assert env_lock.kind_of("numpy==1") is None and env_lock.python_of("# python: 3.12") is None

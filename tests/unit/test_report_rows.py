@@ -1,0 +1,145 @@
+"""Which runs count in a report, and what they are called."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from report_rows import copies, job, params, row, study
+
+from pipeline.report import labels
+from pipeline.types import Result
+
+
+def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_no_finding() -> None:
+    failed = copies("naive", 2, 1.0, result=Result.FAILED, start_ms=1)
+    first, second = copies("naive", 2, 5.0, start_ms=2), copies("naive", 2, 7.0, start_ms=3)
+    later_failure = copies("naive", 2, 1.0, result=Result.TIMEOUT, start_ms=4)
+    found = study(failed, first, second, later_failure)
+    assert [r.start_ms for r in found.rows] == [3]
+    assert found.left_out == {"run again: the newest finding of the same group counts": 3}
+    assert [r.result for r in study(failed).rows] == [Result.FAILED]
+
+
+def test_a_study_that_was_stopped_and_resumed_is_as_if_it_had_not_been() -> None:
+    whole = [copies("serial", 1, 10.0, start_ms=1), copies("naive", 2, 9.0, start_ms=3)]
+    stopped = copies("naive", 2, 1.0, result=Result.INTERRUPTED, start_ms=2)
+    once, resumed = study(*whole), study(whole[0], stopped, whole[1])
+    assert dataclasses.replace(resumed) == once
+    assert [r.result for r in study(whole[0], stopped).rows] == [Result.OK, Result.INTERRUPTED]
+
+
+def test_a_complete_block_of_one_boot_is_preferred_to_newer_pieces_of_another() -> None:
+    old = [copies("serial", 1, 10.0, start_ms=1), copies("naive", 2, 9.0, start_ms=2)]
+    new = copies("naive", 2, 99.0, start_ms=3, boot_id="boot-2")
+    found = study(*old, new)
+    assert {r.boot_id for r in found.rows} == {"boot-1"}
+    assert found.left_out == {"another GPU or boot than the rest of its block": 1}
+    assert (found.blocks[0].num_groups, found.blocks[0].num_missing) == (2, 0)
+
+
+def test_of_an_incomplete_block_the_larger_part_counts_and_never_a_mixture() -> None:
+    rows = [copies("serial", 1, 10.0), copies("naive", 2, 9.0), copies("mps", 2, 9.0, boot_id="boot-2", start_ms=9)]
+    found = study(*rows)
+    assert {r.boot_id for r in found.rows} == {"boot-1"}
+    assert found.blocks[0].num_missing == 1
+    assert found.num_complete_blocks == 0
+
+
+def test_a_half_run_study_says_which_blocks_lack_groups() -> None:
+    rows = [copies(s, d, 10.0, b) for b in (1, 2, 3) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-2]
+    found = study(*rows, None)
+    assert [block.num_missing for block in found.blocks] == [0, 0, 2]
+    assert found.num_complete_blocks == 2
+    assert found.left_out == {"no result: it runs, or was never closed": 1}
+
+
+def test_rows_of_older_settings_are_left_out_with_what_differed() -> None:
+    old = [copies("naive", 2, 9.0, block, settings=settings("20 s")) for block in (1, 2, 3)]
+    new = [copies("naive", 2, 9.0, settings=settings("5 s"), start_ms=9_000_000, start="later")]
+    found = study(*old, *new)
+    assert len(found.rows) == 1
+    assert found.left_out == {"older plan: window 20 s instead of 5 s": 3}
+
+
+def test_rows_of_a_program_that_changed_are_left_out() -> None:
+    old = row("naive", (job(0, params(), 5.0, salt="old environment"),), start_ms=1)
+    new = row("serial", (job(0, params(), 5.0),), start_ms=9, start="later")
+    other = row("serial", (job(0, params("other"), 5.0),), start_ms=2)
+    found = study(old, new, other)
+    assert sorted(r.jobs[0].params["workload"] for r in found.rows) == ["other", "resnet26_cifar10"]
+    assert list(found.left_out) == ["older plan: a program, its options or its environment changed since"]
+
+
+def test_what_ran_under_a_profiler_neither_counts_nor_replaces_anything() -> None:
+    plain = copies("naive", 2, 9.0, start_ms=1)
+    profiled = copies("naive", 2, 3.0, start_ms=2, start="later", facts={"launcher": "nsys"})
+    found = study(plain, profiled)
+    assert [r.run_id for r in found.rows] == [plain.run_id]
+    assert found.left_out == {"ran under nsys, which changes the figures": 1}
+
+
+def test_a_study_over_two_windows_keeps_them_apart() -> None:
+    rows = [copies("naive", 2, 9.0, settings=settings(f"{seconds} s")) for seconds in (5, 20)]
+    assert sorted(r.setting for r in study(*rows).rows) == ["window 20 s", "window 5 s"]
+
+
+def test_a_resumed_plan_is_one_plan_whatever_its_last_start_ran() -> None:
+    plan = {"plan": "0123"}
+    first = [copies("naive", 2, 9.0, settings=settings(f"{s} s"), facts=plan, start_ms=s) for s in (5, 20)]
+    resumed = copies("mps", 2, 9.0, settings=settings("5 s"), facts=plan, start_ms=99, start="later")
+    assert len(study(*first, resumed).rows) == 3
+    other = copies("mps", 2, 9.0, settings=settings("5 s"), facts={"plan": "4567"}, start_ms=99, start="later")
+    assert study(*first, other).left_out == {"older plan: window 20 s instead of 5 s": 1}
+
+
+def test_programs_that_share_a_label_are_told_apart() -> None:
+    rows = [copies("serial", 1, 5.0, own=params(learning_rate=rate)) for rate in (0.1, 0.05)]
+    rows += [row("serial", (job(0, params("other"), 5.0, salt=salt),)) for salt in ("a", "b")]
+    found = sorted(r.workloads[0] for r in study(*rows).rows)
+    assert [name for name in found if "resnet26" in name] == [
+        f"resnet26_cifar10 bs128 (data on the GPU) learning_rate={rate}" for rate in ("0.05", "0.1")
+    ]
+    assert len(set(found)) == 4
+
+
+def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> None:
+    placed = copies("mig", 3, 5.0, 1)
+    failed = copies("mig", 3, 5.0, 2, result=Result.FAILED)
+    bare = tuple(dataclasses.replace(one, place={}) for one in failed.jobs)
+    assert [r.mode for r in study(placed, dataclasses.replace(failed, jobs=bare)).rows] == ["MIG 2g.20gb"] * 2
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options", "places", "label"),
+    [
+        ("serial", {}, [{}], "serial"),
+        ("mps", {}, [{}, {}], "MPS"),
+        ("mps", {"pinned_mem_limit": "10G"}, [{}], "MPS pinned_mem_limit=10G"),
+        ("mps_percent", {}, [{"mps_active_thread_percentage": "25"}] * 2, "MPS 25 %"),
+        ("mps_percent", {}, [{"mps_active_thread_percentage": p} for p in ("25", "50")], "MPS 25+50 %"),
+        ("mps_percent", {"active_thread_pct": "(25, 50)"}, [], "MPS 25+50 %"),
+        ("mps_percent", {}, [], "MPS equal shares"),
+        ("mig", {"profile": "auto"}, [{"mig_profile": "2g.10gb"}] * 3, "MIG 2g.10gb"),
+        ("mig", {}, [{"mig_profile": p} for p in ("1g.5gb", "3g.20gb", "2g.10gb")], "MIG 3g+2g+1g"),
+        ("mig", {}, [{"mig_profile": p} for p in ("1g.10gb", "1g.20gb")], "MIG 1g.20gb+1g.10gb"),
+        ("mig", {"profile": "3g"}, [], "MIG 3g"),
+        ("mig", {"profile": "auto", "size_profile": "(('S', '1g'),)"}, [], "MIG"),
+        ("mig_mps", {}, [{"mig_profile": "3g.40gb", "gi_id": g} for g in ("1", "2", "1")], "MIG+MPS 2x3g.40gb"),
+    ],
+)
+def test_modes_are_called_as_in_a_paper(scenario, options, places, label) -> None:
+    assert labels.mode_label(scenario, options, places) == label
+
+
+def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
+    own = {"S": params(), "M": params("resnet50_imagenet64"), "L": params("resnet152_imagenet")}
+    for sizes, label in (("SMS", "M+2S"), ("LMSS", "L+M+2S"), ("MM", "resnet50")):
+        jobs = tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate(sizes))
+        (found,) = study(row("naive", jobs)).rows
+        assert labels.jobs_label(found.workloads, found.sizes).startswith(label)
+        assert found.is_mix == (sizes != "MM")
+
+
+def settings(window: str) -> tuple[tuple[str, str], ...]:
+    return (("device", "H100"), ("window", window), ("seed", "0"), ("pinned CPUs", "false"))

@@ -1,0 +1,151 @@
+"""Estimates and tests, on studies whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.report import statistics
+from pipeline.report.metrics import Scale
+from pipeline.report.statistics import estimate, holm, paired
+from pipeline.report.tables import Case, Cell
+from pipeline.report.verdicts import SPEEDUP, Decision, Verdict, verdicts
+from pipeline.types import Result, WindowKind
+
+NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
+FAMILIES = ("serial", "naive", "MPS", "MIG")
+NUM_PAIRS = 6
+CLAIMS = (Decision.BETTER, Decision.WORSE)
+RNG_SEED = 20261121
+
+
+def studies(noise: float, speeds: tuple[float, ...], num_studies: int) -> NDArray[np.float64]:
+    """Throughput by study, case, block and mode. The machine drifts by 3 % between blocks, the same for all modes."""
+    rng = np.random.default_rng(RNG_SEED)
+    shape = (num_studies, NUM_CASES, NUM_BLOCKS)
+    drift = np.cumsum(rng.normal(0, 0.03, (num_studies, 1, NUM_BLOCKS)), axis=2)
+    runs = rng.normal(0, noise, (*shape, len(speeds)))
+    return np.exp(np.log(speeds) + drift[..., None] + runs)
+
+
+def claims(study: NDArray[np.float64]) -> list[Verdict]:
+    """The verdicts of one study: of each case, every mode against those before it, by way of the serial baseline."""
+    cells = []
+    for number, case in enumerate(study):
+        label = f"case {number}"
+        for mode, family in enumerate(FAMILIES):
+            ratios = {block: float(rates[mode] / rates[0]) for block, rates in enumerate(case, start=1)}
+            cells.append(
+                Cell(
+                    case=Case(label=label, is_mix=False, workloads=(label,), base_workloads=(label,)),
+                    degree=7,
+                    mode=family,
+                    family=family,
+                    window=WindowKind.STEADY,
+                    device="H100",
+                    results=Counter({Result.OK: NUM_BLOCKS}),
+                    values={SPEEDUP: ratios},
+                )
+            )
+    return verdicts(cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.01, 0.04])
+def test_equal_modes_are_declared_different_in_at_most_5_percent_of_studies(noise: float) -> None:
+    found = [any(v.decision in CLAIMS for v in claims(study)) for study in studies(noise, (1, 1, 1, 1), NUM_STUDIES)]
+    share = np.mean(found)
+    print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {NUM_CASES * NUM_PAIRS}")
+    assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_STUDIES)
+
+
+@pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7)])
+def test_a_difference_of_10_percent_is_found(noise: float, power: float) -> None:
+    """Power of each claim, after Holm's correction over 48 of them, with five blocks."""
+    every = [v for study in studies(noise, (1.0, 1.0, 1.0, 1.1), 200) for v in claims(study) if v.family == "MIG"]
+    found = [v.decision is Decision.BETTER for v in every]
+    assert len(found) == 200 * NUM_CASES * 3 and Decision.WORSE not in {v.decision for v in every}
+    print(f"noise {noise:.1%} of a run: found {np.mean(found):.3f} of the differences")
+    assert np.mean(found) > power
+
+
+def test_intervals_cover_the_truth_95_times_of_100() -> None:
+    rng = np.random.default_rng(RNG_SEED)
+    for n, scale in itertools.product((3, 5, 10), (Scale.POSITIVE, Scale.PLAIN)):
+        truth = 1.3
+        noise = rng.normal(0, 0.05, (4000, n))
+        values = truth * np.exp(noise) if scale is Scale.POSITIVE else truth + noise
+        estimates = [estimate(row, scale) for row in values.tolist()]
+        covered = np.mean([e.low <= truth <= e.high for e in estimates])
+        print(f"n={n} {scale.value}: {covered:.3f}")
+        assert 0.94 < covered < 0.96
+
+
+def test_pairing_removes_what_a_block_does_to_all_modes() -> None:
+    ratios = [1.10, 1.11, 1.09, 1.10, 1.105]
+    test = paired(ratios)
+    assert test.p_different is not None and test.p_different < 1e-4
+    assert test.ratio.median == 1.10
+    assert test.ratio.low is not None and 1.08 < test.ratio.low < 1.10 < test.ratio.high < 1.12
+
+
+def test_an_estimate_of_few_values_has_no_interval() -> None:
+    assert estimate([3.0]) == statistics.Estimate(median=3.0, low=None, high=None, n=1)
+    assert estimate([3.0, 5.0]).low is None
+    assert estimate([3.0, 5.0, 4.0]).low is not None
+    with pytest.raises(ValueError, match="at least one"):
+        estimate([])
+
+
+def test_a_share_stays_between_0_and_1() -> None:
+    found = estimate([0.99, 1.0, 0.97, 1.0], Scale.SHARE)
+    assert found.high == 1.0 and found.low is not None and found.low < 0.99
+
+
+def test_the_t_interval_is_that_of_the_textbook() -> None:
+    found = estimate([9.0, 10.0, 11.0, 10.5, 9.5], Scale.PLAIN)
+    half = 2.7764451 * math.sqrt(0.625) / math.sqrt(5)
+    assert (found.median, found.low, found.high) == (10.0, pytest.approx(10 - half), pytest.approx(10 + half))
+
+
+def test_equality_within_the_margin_needs_evidence() -> None:
+    close = paired([1.001, 0.999, 1.002, 1.0, 0.998])
+    assert close.p_equal is not None and close.p_equal < 0.001 and close.p_different > 0.5
+    wide = paired([1.05, 0.95, 1.04, 0.97, 0.99])
+    assert wide.p_equal > 0.05 and wide.p_different > 0.05
+    assert paired([1.1]).p_different is None
+    exact = paired([1.0] * 5)
+    assert (exact.p_different, exact.p_equal) == (1.0, 0.0)
+
+
+def test_holm_is_that_of_the_textbook() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
+
+
+def test_the_number_of_blocks_that_is_needed_grows_with_the_spread() -> None:
+    numbers = [
+        statistics.blocks_needed(paired([math.exp(0.05 + s * d) for d in (-1, -0.5, 0, 0.5, 1)]), 24)
+        for s in (0.001, 0.02, 0.05)
+    ]
+    assert numbers[0] == 5 and None not in numbers
+    assert numbers == sorted(numbers) and numbers[-1] > 10
+    assert statistics.blocks_needed(paired([1.1]), 24) is None
+    assert statistics.blocks_needed(paired([1.02, 1.6, 0.7, 1.0, 1.02]), 24) is None
+
+
+def test_so_many_blocks_really_give_a_verdict_about_four_times_of_five() -> None:
+    rng = np.random.default_rng(RNG_SEED)
+    noise, shift = 0.03, 0.05
+    typical = paired(np.exp(shift + noise * np.array([-1.265, -0.632, 0, 0.632, 1.265])).tolist())
+    assert typical.deviation == pytest.approx(noise, rel=0.01)
+    n = statistics.blocks_needed(typical, 10)
+    assert n is not None
+    found = [paired(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)]
+    assert 0.75 < np.mean(found) < 0.92

@@ -1,0 +1,127 @@
+"""Rows gathered into cells, and what is computed from them."""
+
+from __future__ import annotations
+
+import pytest
+from report_rows import copies, job, params, row, study
+
+from pipeline.report import tables
+from pipeline.report.tables import Cell
+from pipeline.types import Result, WindowKind
+
+
+def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:
+    (one,) = [c for c in found if c.mode == mode and c.degree == degree and c.case.label.startswith(label)]
+    return one
+
+
+def test_copies_are_compared_with_the_solo_run_of_their_own_block() -> None:
+    rows = [copies("serial", 1, 1000.0 * block, block) for block in (1, 2, 3)]
+    rows += [copies("naive", 3, 500.0 * block, block) for block in (1, 2, 3)]
+    naive = cell(tables.cells(study(*rows)), "naive", 3)
+    assert naive.values["speedup_vs_serial_ratio"] == {1: 1.5, 2: 1.5, 3: 1.5}
+    assert naive.values["slowdown_worst_ratio"] == {1: 2.0, 2: 2.0, 3: 2.0}
+    assert naive.values["throughput_total_samples_per_s"] == {1: 1500.0, 2: 3000.0, 3: 4500.0}
+    assert naive.estimates["throughput_total_samples_per_s"].median == 3000.0
+    assert naive.values["epoch_time_derived_s"][1] == pytest.approx(49920 / 500)
+    assert naive.values["epoch_time_vs_solo_ratio"][1] == pytest.approx(2.0)
+    assert "epoch_time_s" not in naive.values
+
+
+def test_serial_copies_are_as_many_times_the_solo_run() -> None:
+    def alone(block: int):
+        one = job(0, params(), 100.0, metrics={"makespan_s": 10.0, "epoch_time_mean_s": 5.0})
+        return row("serial", (one,), block, window=WindowKind.WORK, metrics={"makespan_s": 10.0})
+
+    together = tuple(job(i, params(), None, metrics={"makespan_s": 16.0, "epoch_time_mean_s": 8.0}) for i in range(2))
+    pair = row("naive", together, window=WindowKind.WORK, metrics={"makespan_s": 16.0})
+    found = tables.cells(study(alone(1), pair))
+    serial = cell(found, "serial", 2)
+    assert serial.is_derived and not cell(found, "serial", 1).is_derived
+    assert serial.values["makespan_s"] == {1: 20.0}
+    assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 20 / 16}
+    assert cell(found, "naive", 2).values["epoch_time_s"] == {1: 8.0}
+
+
+def test_a_mix_is_compared_with_the_same_jobs_really_executed_in_sequence() -> None:
+    def jobs(*seconds: float):
+        sizes = {"M": params("resnet50_imagenet64"), "S": params()}
+        return tuple(
+            job(i, sizes[size], None, size=size, metrics={"makespan_s": s})
+            for i, (size, s) in enumerate(zip("MS", seconds, strict=True))
+        )
+
+    serial = row("serial", jobs(20.0, 10.0), window=WindowKind.WORK, metrics={"makespan_s": 30.5})
+    naive = row("naive", jobs(24.0, 15.0), window=WindowKind.WORK, metrics={"makespan_s": 24.0})
+    found = tables.cells(study(serial, naive))
+    assert [c.case.label for c in found] == ["M+S", "M+S"]
+    assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 30.5 / 24}
+    assert cell(found, "naive", 2).values["slowdown_worst_ratio"] == {1: 1.5}
+    assert "epoch_time_s" not in cell(found, "naive", 2).values
+
+
+def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() -> None:
+    graph = params(step_mode="cuda_graph")
+    rows = [
+        copies("serial", 1, 1000.0),
+        copies("serial", 1, 4000.0, own=graph),
+        copies("naive", 7, 600.0),
+        copies("serial", 1, 50.0, own=params("other")),
+        copies("naive", 7, 40.0, own=params("other")),
+    ]
+    found = tables.cells(study(*rows))
+    naive = cell(found, "naive", 7, "resnet26")
+    assert naive.values["speedup_vs_serial_ratio"] == {1: pytest.approx(4.2)}
+    assert naive.values["speedup_vs_best_solo_ratio"] == {1: pytest.approx(1.05)}
+    assert "speedup_vs_best_solo_ratio" not in cell(found, "naive", 7, "other").values
+    bases = {c.case.base_workloads for c in found if c.case.label.startswith("resnet26")}
+    assert len(bases) == 1
+
+
+def test_energy_is_given_raw_and_above_idle() -> None:
+    energy = {"energy_j": 200.0, "energy_above_idle_j": 150.0, "energy_per_sample_j": 0.4}
+    found = cell(tables.cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
+    assert found.values["energy_per_sample_j"] == {1: 0.4}
+    assert found.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
+
+
+def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
+    rows = [copies("serial", 1, 1000.0, block) for block in (1, 2)]
+    rows += [copies("mps_percent", 2, 900.0, 1), copies("mps_percent", 2, 950.0, 2, result=Result.WRONG_RESULTS)]
+    found = cell(tables.cells(study(*rows)), "MPS equal shares", 2)
+    assert found.results == {Result.OK: 1, Result.WRONG_RESULTS: 1}
+    assert found.values["speedup_vs_serial_ratio"] == {1: 1.8}
+    assert found.wrong_values["speedup_vs_serial_ratio"] == {2: 1.9}
+    assert not found.is_ranked
+    assert found.finding is Result.WRONG_RESULTS
+    assert found.reason == "why it is wrong_results"
+
+
+def test_a_cell_without_any_figure_keeps_its_reason_and_nothing_is_zero() -> None:
+    found = cell(tables.cells(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
+    assert (found.values, found.estimates, found.reason) == ({}, {}, "why it is oom")
+    assert found.finding is Result.OOM and not found.is_ranked
+
+
+def test_without_a_baseline_there_is_no_speed_up() -> None:
+    found = cell(tables.cells(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
+    assert "speedup_vs_serial_ratio" not in found.values
+    assert found.values["throughput_total_samples_per_s"] == {1: 1800.0}
+
+
+def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
+    def mix(batch_size: int):
+        own = {"M": params("resnet50_imagenet64"), "S": params(batch_size=batch_size)}
+        return row("naive", tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate("MS")))
+
+    found = [c.case.label for c in tables.cells(study(mix(32), mix(128)))]
+    assert len(set(found)) == 2
+    assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
+
+
+def test_cells_come_by_case_degree_and_mode() -> None:
+    rows = [copies(scenario, degree, 10.0) for scenario in ("mig", "mps", "naive") for degree in (3, 2)]
+    assert [(c.degree, c.mode) for c in tables.cells(study(*rows))] == [
+        *((2, mode) for mode in ("naive", "MPS", "MIG 3g.40gb")),
+        *((3, mode) for mode in ("naive", "MPS", "MIG 2g.20gb")),
+    ]

@@ -1,0 +1,195 @@
+"""Starts jobs as forks of a process that has already imported what they import.
+
+    python workloads/fork_server.py DESCRIPTOR MODULE
+
+The orchestrator runs it with the interpreter of the jobs and talks to it over a socket, one JSON object a line: it
+imports MODULE, says whether it can fork, and then starts a job for each request. A job is a process of its own that
+differs from one started from nothing in its past only: it has the session, environment, files, CPUs and arguments of
+the request, and runs its program as `__main__`. Standard library only (Python 3.8 or newer).
+
+What a fork must not inherit: CUDA, a thread, or the pool that OpenMP makes at the first parallel operation (the child
+would wait for its threads for ever). So nothing but imports happens here, and what has a thread or an open GPU after
+them is refused. Whoever closes the socket ends the server, and with it every job that is left.
+"""
+
+# ruff: noqa: PTH100, PTH118, PTH120, PTH123, PTH208, PTH115
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MARK_VARIABLE = b"COLLOCATION_GROUP"
+
+
+class Server:
+    """Forks on request, until the other side of the socket is closed.
+
+    Args:
+        control: to the orchestrator.
+        mark_address: where the value of the group's mark lies in the environment that the kernel shows of us.
+    """
+
+    def __init__(self, control: socket.socket, mark_address: int) -> None:
+        self._control, self._mark_address = control, mark_address
+        self._pids: set[int] = set()
+
+    def serve(self) -> dict[str, Any] | None:
+        """Answer requests; return `None` at the end, and in a forked job its request."""
+        for request in self._requests():
+            if "argv" in request:
+                answer = self._fork(request)
+                if answer is None:
+                    return request
+            elif "status" in request:
+                ended = os.waitid(os.P_PID, request["status"], os.WEXITED | os.WNOWAIT)
+                assert ended is not None
+                status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                answer = {"status": status}
+            else:
+                os.waitpid(request["reap"], 0)
+                self._pids.discard(request["reap"])
+                answer = {}
+            send(self._control, answer)
+        for pid in self._pids:  # not reaped, so the number is still theirs
+            os.killpg(pid, signal.SIGKILL)
+        return None
+
+    def _requests(self) -> Iterator[dict[str, Any]]:
+        buffer = b""
+        while True:
+            data = self._control.recv(1 << 20)
+            if not data:
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+
+    def _fork(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Start a job and answer with its PID once it has a session of its own; `None` in the job itself."""
+        told, tells = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(told)
+                os.close(self._control.detach())
+                self._become(request)
+            except BaseException as error:  # noqa: BLE001  the server has to hear of it
+                os.write(tells, f"{type(error).__name__}: {error}".encode()[:4000])
+                os._exit(127)
+            os.close(tells)
+            return None
+        os.close(tells)
+        with os.fdopen(told, "rb") as file:
+            problem = file.read().decode()
+        if problem:
+            os.waitpid(pid, 0)
+            return {"problem": problem}
+        self._pids.add(pid)
+        return {"pid": pid}
+
+    def _become(self, request: dict[str, Any]) -> None:
+        """Take on everything that the request says, as a process that was started from nothing would have it."""
+        environ: dict[str, str] = request["environ"]
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environ)
+        # Others see the environment that a process was started with. The group is found and ended by its mark there.
+        mark = environ[MARK_VARIABLE.decode()].encode()
+        ctypes.memmove(self._mark_address, mark, len(mark))
+        for descriptor, path, flags in (
+            (0, os.devnull, os.O_RDONLY),
+            (1, request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            (2, request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        ):
+            opened = os.open(path, flags, 0o644)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        if request["cpus"]:
+            os.sched_setaffinity(0, request["cpus"])
+        gc.unfreeze()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # else every job would draw the same numbers
+        _set_threads(request["cpus"])
+
+
+def _set_threads(cpus: list[int]) -> None:
+    """Give torch the threads that it would have chosen: OpenMP counted the CPUs when it was loaded."""
+    if cpus and "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.set_num_threads(min(torch.get_num_threads(), len({_core_of(cpu) for cpu in cpus})))
+
+
+def _core_of(cpu: int) -> tuple[str, ...]:
+    folder = f"/sys/devices/system/cpu/cpu{cpu}/topology"
+    try:
+        return tuple(open(os.path.join(folder, name)).read() for name in ("physical_package_id", "core_id"))
+    except OSError:
+        return (str(cpu),)
+
+
+def send(control: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message."""
+    control.sendall((json.dumps(message) + "\n").encode())
+
+
+def obstacle() -> str | None:
+    """Return what keeps this process from being forked, in words."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"its imports started {threads - 1} threads"
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            return f"its imports opened {target}"
+    return None
+
+
+def address_of_mark() -> int:
+    """Return where the kernel reads the mark from when it shows our environment; call this before that changes."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype, getenv.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    return int(getenv(MARK_VARIABLE))
+
+
+def main() -> None:
+    """Import, fork, and in the fork run the job's program."""
+    mark_address = address_of_mark()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        importlib.import_module(sys.argv[2])
+        problem = obstacle()
+    except Exception as error:  # noqa: BLE001  whatever the import raises, jobs can still start from nothing
+        problem = f"{type(error).__name__}: {error}"
+    send(control, {"problem": problem})
+    if problem:
+        return
+    gc.collect()
+    gc.freeze()  # what is shared stays shared: the collector would write into every object
+    request = Server(control, mark_address).serve()
+    if request is None:
+        return
+    sys.argv = request["argv"]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

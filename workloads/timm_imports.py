@@ -1,0 +1,10 @@
+"""Everything that `train_timm` imports, in one module: what a fork server loads for it (docs/warm_start.md)."""
+
+from workloads import canary, epochs, image_data, steps
+from workloads.vision import import_torchvision
+
+import_torchvision()
+
+import timm  # noqa: E402  it imports torchvision itself
+
+__all__ = ["canary", "epochs", "image_data", "steps", "timm"]
