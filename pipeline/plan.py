@@ -242,6 +242,7 @@ def _workload(
         params=tuple((key, _text(value)) for key, value in flags.items() if value is not None),
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
+        script_digest=_digest(content, runner_content),
     )
 
 
@@ -281,10 +282,7 @@ def _group(
         sharing = _SERIAL
     pin_cpus = config.pin_cpus
     launcher = _launcher(config.launcher)
-    facts = {
-        "workloads": [job.workload.digest for job in jobs],
-        "scenario": scenario,
-        "sharing": dataclasses.asdict(sharing),
+    settings = {
         "window": _window_facts(window),
         # On a simulated GPU, what is declared decides which groups run out of memory or fail.
         "device": [
@@ -294,10 +292,16 @@ def _group(
         ],
         "seed": config.seed,
         "pin_cpus": pin_cpus,
+    }
+    facts = settings | {
+        "workloads": [job.workload.digest for job in jobs],
+        "scenario": scenario,
+        "sharing": dataclasses.asdict(sharing),
         "exclusive_process": config.gpu.exclusive_process and not sequential,
         # Where the profiler lies is no fact, what it does is.
         **({} if launcher.is_direct else {"launcher": [launcher.name, config.launcher.options]}),
     }
+    packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in jobs})
     sizes = [job.size or job.workload.name for job in jobs]
     label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
     return Group(
@@ -318,6 +322,7 @@ def _group(
         digest=_digest(facts),
         config=config,
         launcher=launcher,
+        settings_digest=_digest(settings, packages),
     )
 
 

@@ -40,6 +40,7 @@ class FinishedGroup:
     metrics: dict[str, float]
     reason: str | None = None
     first_losses: str | None = None
+    settings: str | None = None
 
 
 def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGroup]:
@@ -74,6 +75,7 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
                 metrics=_figures(run),
                 reason=tags.get("collocation.reason"),
                 first_losses=tags.get("collocation.first_losses"),
+                settings=tags.get("collocation.settings"),
             )
         )
     return finished

@@ -43,6 +43,17 @@ def remaining(
     return left, [_row(group, done[group.digest]) for group in plan.groups if group.digest in done]
 
 
+def num_of_other_plans(plan: Plan, finished: Sequence[dict[str, Any]]) -> int:
+    """How many stored results were measured with settings that no group of the plan has, so that none of it uses them.
+
+    Groups that the plan lacks for another reason (one more degree, another workload) are not counted: they belong
+    beside its own.
+    """
+    settings = {group.settings_digest for group in plan.groups}
+    stored = [entry.get("settings") for entry in finished if Result(entry["result"]).is_finding]
+    return sum(each is not None and each not in settings for each in stored)
+
+
 def _row(group: Group, entry: dict[str, Any]) -> GroupResult:
     """A stored row, as far as comparisons and the table need it."""
     metrics: dict[str, float] = entry["metrics"]

@@ -220,6 +220,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
     parent_tags = common | {
         "collocation.role": "group",
         "collocation.digest": group.digest,
+        "collocation.settings": group.settings_digest,
         "collocation.spool_id": spool_id,
     }
     children = tuple(

@@ -114,6 +114,7 @@ class Workload:
         preload: module that imports what the program does, for a warm start.
         digest: of everything that decides what the program computes, the packages of its environment among it.
         params: its settings, for the record.
+        script_digest: of the content of the program, and of the runner that starts it.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Workload:
     params: tuple[tuple[str, str], ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
     preload: str | None = None
+    script_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +228,8 @@ class Group:
         skip_reason: why this group is recorded as `skipped` instead of run.
         launcher: what starts its jobs, such as a profiler.
         config: the configuration that asked for the group, for the record only.
+        settings_digest: of what groups must share to belong to one study, whatever they run and in whatever mode:
+            window, seed, device model, pinned CPUs, packages.
     """
 
     number: int
@@ -246,6 +250,7 @@ class Group:
     config: Config
     skip_reason: str | None = None
     launcher: LauncherSpec = LauncherSpec()
+    settings_digest: str = ""
 
     @property
     def degree(self) -> int:
