@@ -10,7 +10,19 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from pipeline import build, interrupts, outcome, phases, provenance, rehearsal, resume, spool_format, terminal, tracking
+from pipeline import (
+    build,
+    go_on,
+    interrupts,
+    outcome,
+    phases,
+    provenance,
+    rehearsal,
+    resume,
+    spool_format,
+    terminal,
+    tracking,
+)
 from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
@@ -19,6 +31,7 @@ from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, Step, replay
+from pipeline.progress import Progress
 from pipeline.rehearsal import Rehearsal
 from pipeline.schema import Config, GpuKind
 from pipeline.sender import Sender
@@ -150,15 +163,13 @@ class _Study:
         if self.config.resume:
             finished = self.sender.finished(self.plan.experiment)
             groups, known = resume.remaining(self.plan, finished, provenance.boot_id())
-            terminal.say(
-                f"resume: {len(self.plan.groups) - len(groups)} of {len(self.plan.groups)} groups are finished"
-            )
+            self._say_what_is_there(len(known), resume.num_of_other_plans(self.plan, finished))
         facts = provenance.collect(self.inventory)
         facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
         spool = Spool(self.root, self.sender, facts, self._artifacts(facts), self.inventory.interpreters)
         for note in self.plan.notes:
             terminal.say(f"note: {note}")
-        view = terminal.make_view(len(groups))
+        view = terminal.make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
         for job in (job for group in groups if group.skip_reason is None for job in group.jobs):
             warm_start.begin(job.workload, self.inventory.interpreters[job.workload.env])
@@ -171,9 +182,10 @@ class _Study:
                 self._take_in(row, comparison, spool)
             for group in groups:
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
-                    terminal.say(f"time_limit_s={limit_s:g} is over; `resume=true` runs the rest")
+                    terminal.say(f"time_limit_s={limit_s:g} is over")
                     break
                 outcome.group_begins()
+                view.begin(group)
                 row = executor.run(group)
                 view.done(row)
                 self._take_in(row, comparison, spool)
@@ -188,6 +200,23 @@ class _Study:
         ran = [row.metrics for row in self.rows[len(known) :]]
         if share := phases.share_in_words(ran, elapsed_s):
             terminal.say(f"{len(ran)} groups in {terminal.duration(elapsed_s)}: {share}")
+
+    def _say_what_is_there(self, num_known: int, num_of_other_plans: int) -> None:
+        terminal.say(f"resume: {num_known} of {len(self.plan.groups)} groups are finished")
+        if num_of_other_plans:
+            terminal.say(
+                f"resume: {num_of_other_plans} results of another plan (another window, seed, device model or other "
+                f"packages) lie in the experiment {self.plan.experiment!r} and are not used; "
+                "tracking.experiment=NAME keeps studies apart"
+            )
+
+    def _say_how_to_go_on(self) -> None:
+        num_missing = len(self.plan.groups) - len(self.rows)
+        num_failed = sum(not row.result.is_finding for row in self.rows)
+        if num_missing or num_failed:
+            parts = [f"{num_missing} groups did not run to their end"] * bool(num_missing)
+            parts += [f"{num_failed} failed"] * bool(num_failed)
+            terminal.say(f"{' and '.join(parts)} of {len(self.plan.groups)}; to run them: {go_on.command()}")
 
     def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
         self.rows.append(row)
@@ -231,6 +260,7 @@ class _Study:
         if self.rows:
             sys.stdout.write(terminal.table([comparison.latest(row) for row in self.rows]) + "\n")
             sys.stdout.write(self._how_to_open(store) + "\n")
+        self._say_how_to_go_on()
         if self.sender.unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
             if self.config.tracking.uri:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline import events
+from pipeline.progress import Progress, duration
 from pipeline.types import Group, GroupResult, Result, WindowKind
 
 if TYPE_CHECKING:
@@ -35,40 +36,32 @@ _COLUMNS = (
 )
 
 
-class Progress:
-    """Where the study is, for the estimate of the time left."""
-
-    def __init__(self, num_groups: int) -> None:
-        self.num_groups, self.num_done = num_groups, 0
-        self._begin_s = time.monotonic()
-
-    def left(self) -> str:
-        """The time left in words, from the mean of the groups that are done; empty if there is nothing to say."""
-        if self.num_done in (0, self.num_groups):
-            return ""
-        mean_s = (time.monotonic() - self._begin_s) / self.num_done
-        return f" ({duration(mean_s * (self.num_groups - self.num_done))} left)"
-
-
 class PlainView:
     """One line a group, for logs and pipes."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
+    def begin(self, group: Group) -> None:
+        """Say which group begins."""
+        self.progress.begin(group)
+        self._announce(group)
+
     @contextmanager
     def watch(self, group: Group, watched: Watched) -> Iterator[None]:
-        """Say which group begins."""
-        say(f"[{self.progress.num_done + 1}/{self.progress.num_groups}] {group.name} (block {group.block})")
+        """Show the group while it runs."""
         yield
 
     def done(self, row: GroupResult) -> None:
-        """Say how it ended."""
-        self.progress.num_done += 1
+        """Say how it ended, and where the study is."""
+        self.progress.done(row.result)
         rate = row.metrics.get("throughput_total_samples_per_s")
         figure = f", {rate:.1f} samples/s" if rate is not None else ""
         reason = f": {row.reason}" if row.reason else ""
-        say(f"    {row.result.value}{figure}{reason}{self.progress.left()}")
+        say(f"    {row.result.value}{figure}{reason} ({self.progress.summary()})")
+
+    def _announce(self, group: Group) -> None:
+        say(f"{self.progress.position(group)} {group.name}")
 
 
 class LiveView(PlainView):
@@ -96,9 +89,12 @@ class LiveView(PlainView):
                 stopped.set()
                 thread.join()
 
+    def _announce(self, group: Group) -> None:
+        """Nothing: the live table says it."""
+
     def done(self, row: GroupResult) -> None:
-        """Leave one line of the group on the screen."""
-        say(f"[{self.progress.num_done + 1}/{self.progress.num_groups}] {row.group.name} (block {row.group.block})")
+        """Leave the group and how it ended on the screen."""
+        super()._announce(row.group)
         super().done(row)
 
 
@@ -112,13 +108,14 @@ class _Drawer:
 
     def table(self) -> Table:
         from rich.table import Table
+        from rich.text import Text
 
         window = self.group.window
         aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
-        done = f"[{self.progress.num_done + 1}/{self.progress.num_groups}]"
         spent = duration(time.monotonic() - self.begin_s)
-        title = f"{done} {self.group.name} (block {self.group.block}): {spent}, {aim}{self.progress.left()}"
-        table = Table(title=title, title_justify="left")
+        title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
+        table = Table(title=Text(title), title_justify="left", caption=Text(f"study: {self.progress.summary()}"))
+        table.caption_justify = "left"
         for name in ("job", "phase", "epoch", "samples/s", "memory MiB"):
             table.add_column(name, justify="left" if name in ("job", "phase") else "right")
         alive = self.watched.pids()
@@ -145,9 +142,9 @@ class _Drawer:
         return "-"
 
 
-def make_view(num_groups: int) -> PlainView:
+def make_view(progress: Progress) -> PlainView:
     """The live view on a terminal, plain lines elsewhere."""
-    return (LiveView if sys.stderr.isatty() else PlainView)(Progress(num_groups))
+    return (LiveView if sys.stderr.isatty() else PlainView)(progress)
 
 
 def say(text: str) -> None:
@@ -178,14 +175,6 @@ def table(rows: Sequence[GroupResult]) -> str:
     if simulated:
         notes.append(f"simulated: {', '.join(simulated)}; the jobs ran on the CPU, so no figure speaks of a real GPU")
     return "\n".join([*text, *notes])
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _or_dash(value: int | None) -> str:

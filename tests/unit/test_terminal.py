@@ -25,7 +25,3 @@ def test_the_table_shows_what_there_is():
     assert lines[2].split() == ["naive-b", "1", "failed", "-", "-"]
     assert lines[3] == "* naive-a+a: overlap 0.900 is below 0.95"
     assert lines[4] == "naive-b: job 0-b: ended with status 3"
-
-
-def test_durations_read_like_people_say_them():
-    assert [terminal.duration(s) for s in (5, 89, 420, 11_100)] == ["5 s", "89 s", "7 min", "3 h 05 min"]
