@@ -12,13 +12,15 @@ from pipeline import command, processes
 from pipeline.errors import CommandError
 from pipeline.inventory import PROJECT_DIR, Inventory
 
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+
 _GIT_LIMIT_S = 10.0
 
 
 def boot_id() -> str:
     """Changes with every boot of the machine; empty where the system has none."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except OSError:
         return ""
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,55 +13,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import processes, spool_format
-from pipeline.inventory import PROJECT_DIR
+from tests.run_cases import SHORT, TOY, groups
 
-pytest_plugins = ["tests.tracking_fixtures"]
-TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
-
-
-@pytest.fixture
-def start(tmp_path, template_store) -> Callable[..., subprocess.Popen[str]]:
-    """Start run.py in a folder of its own, with a store that was made before."""
-    shutil.copytree(template_store, tmp_path / "mlruns")
-
-    def begin(*arguments: str, script: Path = PROJECT_DIR / "run.py") -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(script), *arguments, f"gpu.lock_dir={tmp_path}", "gpu=cpu"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return begin
-
-
-@pytest.fixture
-def run(start) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py to its end: exit status, output, errors."""
-
-    def to_the_end(*arguments: str) -> tuple[int, str, str]:
-        process = start(*arguments)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-    return to_the_end
-
-
-@pytest.fixture
-def client(tmp_path):
-    """The store of the test."""
-    from mlflow import MlflowClient
-
-    return MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
-
-
-def groups(client, name: str = "collocation"):
-    experiment = client.get_experiment_by_name(name)
-    found = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'group'", order_by=["start_time"])
-    children = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
-    return [(run, [c for c in children if c.data.tags["mlflow.parentRunId"] == run.info.run_id]) for run in found]
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 
 
 @contextlib.contextmanager

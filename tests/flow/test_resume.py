@@ -1,0 +1,125 @@
+"""A study that was killed, or cut by a reboot, goes on with `resume=true`: its rows are as if nothing had happened."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import time
+
+import pytest
+
+from pipeline.inventory import PROJECT_DIR
+from pipeline.types import Result
+from tests.run_cases import SHORT, TOY, groups
+
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+STUDY = ["-m", *TOY, *SHORT, "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
+BLOCK = ["-m", *TOY, *SHORT]
+# Of a run, what no two starts share.
+PASSING = ("study", "spool_id", "command_line", "first_losses", "pid")
+
+
+def facts(run):
+    """What a run must share with the same run of another study: everything but times, ids and measured values."""
+    tags = {key: value for key, value in run.data.tags.items() if key.startswith("collocation.")}
+    kept = {
+        key: value
+        for key, value in tags.items()
+        if key.removeprefix("collocation.") not in PASSING and not key.endswith("_ns")
+    }
+    metrics = sorted(key for key in run.data.metrics if not key.startswith("system/"))
+    return run.info.run_name, run.info.status, kept, run.data.params, metrics
+
+
+def rows(client, experiment):
+    """The findings of a study, and what its jobs say."""
+    found = [
+        (*facts(run), sorted((facts(child) for child in children), key=str))
+        for run, children in groups(client, experiment)
+        if Result(run.data.tags["collocation.result"]).is_finding
+    ]
+    return sorted(found, key=str)
+
+
+def kill_after(process, num_groups, *, inside):
+    """Kill a study after so many groups: before the next begins, or while its jobs run."""
+    assert process.stderr is not None
+    ended = 0
+    for line in process.stderr:
+        ended += line.startswith("    ok")
+        if ended == num_groups and (not inside or line.startswith(f"[{num_groups + 1}/")):
+            break
+    if inside:
+        time.sleep(0.6)  # its jobs start, or are in their window
+    process.kill()
+    process.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_killed_between_and_inside_groups_and_resumed_a_study_has_the_rows_of_an_uninterrupted_one(start, run, client):
+    assert run(*STUDY, "tracking.experiment=whole")[0] == 0
+    cut = [*STUDY, "tracking.experiment=cut", "resume=true"]
+    kill_after(start(*cut), 1, inside=True)
+    kill_after(start(*cut), 1, inside=False)
+    status, out, err = run(*cut)
+    assert status == 0, err
+    assert "resume: 2 of 4 groups are finished" in err
+    assert "[3/4] block 2 of 2" in err and "; 4 ok)" in err
+    assert rows(client, "cut") == rows(client, "whole")
+    assert len(rows(client, "whole")) == 4
+    assert sum("naive" in line or "serial" in line for line in out.splitlines()) == 4
+
+
+def test_after_a_reboot_the_block_that_was_begun_starts_again(start, run, client, tmp_path):
+    (tmp_path / "boot_id").write_text("another-boot\n")
+    kill_after(start(*STUDY), 3, inside=True)
+    process = start(*STUDY, "resume=true", script=PROJECT_DIR / "tests/rebooted.py")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "resume: 2 of 4 groups are finished" in err
+    boots = {}
+    for group, _ in groups(client):
+        if group.data.tags["collocation.result"] == "ok":
+            boots.setdefault(group.data.tags["collocation.block"], []).append(group.data.tags["collocation.boot_id"])
+    assert [boot == "another-boot" for boot in boots["1"]] == [False, False]
+    assert [boot == "another-boot" for boot in boots["2"]] == [False, True, True]
+
+
+def test_results_of_another_plan_stay_are_not_used_and_are_counted(run, client):
+    assert run(*BLOCK, "degree=2")[0] == 0
+    before = [group.to_dictionary() for group, _ in groups(client)]
+    status, _, err = run(*BLOCK, "degree=2,3", "resume=true")
+    assert status == 0, err
+    assert "resume: 2 of 3 groups are finished" in err
+    assert "another plan" not in err
+    status, _, err = run(*BLOCK, "degree=2", "seed=1", "resume=true")
+    assert status == 0, err
+    assert "resume: 0 of 2 groups are finished" in err
+    assert "3 results of another plan" in err and "'collocation'" in err
+    assert [group.to_dictionary() for group, _ in groups(client)][:2] == before
+
+
+def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_path):
+    status, _, err = run(*STUDY, "time_limit_s=0.1")
+    assert status == 1
+    (said,) = [line for line in err.splitlines() if "; to run them: " in line]
+    what, _, command = said.partition("; to run them: ")
+    assert what == "3 groups did not run to their end of 4"
+    words = shlex.split(command)
+    assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
+    assert words.count("resume=true") == 1
+    status = subprocess.run([*words, "time_limit_s=null"], cwd=tmp_path, capture_output=True, timeout=120).returncode
+    assert status == 0
+    assert len(groups(client)) == 4
+
+
+def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
+    process = start(*STUDY)
+    for line in process.stderr:
+        if line.startswith("[2/4]"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "3 groups did not run to their end of 4; to run them: " in err and "resume=true" in err

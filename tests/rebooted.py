@@ -1,0 +1,14 @@
+"""`run.py` on a machine that has booted anew: the kernel's file of the boot is another one. For tests of `resume`."""
+
+import runpy
+import sys
+from pathlib import Path
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT_DIR))
+sys.argv[0] = str(PROJECT_DIR / "run.py")
+
+from pipeline import provenance  # noqa: E402
+
+provenance.BOOT_ID_FILE = Path("boot_id").absolute()
+runpy.run_path(sys.argv[0], run_name="__main__")

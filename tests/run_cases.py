@@ -1,0 +1,15 @@
+"""Command lines of quick studies, and what they leave in the store."""
+
+from __future__ import annotations
+
+from pipeline.inventory import PROJECT_DIR
+
+TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
+SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+
+
+def groups(client, name: str = "collocation"):
+    experiment = client.get_experiment_by_name(name)
+    found = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'group'", order_by=["start_time"])
+    children = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
+    return [(run, [c for c in children if c.data.tags["mlflow.parentRunId"] == run.info.run_id]) for run in found]

@@ -1,0 +1,50 @@
+"""`python run.py` as a user types it, in a folder and with a store of its own. Loaded as a plugin."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.inventory import PROJECT_DIR
+
+
+@pytest.fixture
+def start(tmp_path, template_store) -> Callable[..., subprocess.Popen[str]]:
+    """Start run.py in a folder of its own, with a store that was made before."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+
+    def begin(*arguments: str, script: Path = PROJECT_DIR / "run.py") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(script), *arguments, f"gpu.lock_dir={tmp_path}", "gpu=cpu"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return begin
+
+
+@pytest.fixture
+def run(start) -> Callable[..., tuple[int, str, str]]:
+    """Run run.py to its end: exit status, output, errors."""
+
+    def to_the_end(*arguments: str) -> tuple[int, str, str]:
+        process = start(*arguments)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    return to_the_end
+
+
+@pytest.fixture
+def client(tmp_path):
+    """The store of the test."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
