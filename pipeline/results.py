@@ -7,6 +7,7 @@ value a run, and the last sample of a series says nothing. What a run lacks is m
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TrackingError
+from pipeline.recorded import CONFIG_FILE, GROUP_FILE, JOB_LOCK_FILE, LOCK_FILES, RecordedGroup
 from pipeline.store import DATABASE, Store, open_store
 from pipeline.types import Result
 
@@ -79,6 +81,63 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
             )
         )
     return finished
+
+
+def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
+    """The group of a run, which may be the group's own or that of one of its jobs.
+
+    Args:
+        root_or_uri: folder of a local store, or the URI of a tracking server.
+        run_id: MLflow run.
+
+    Raises:
+        TrackingError: there is no such store or run, or it is no run of this project.
+    """
+    from mlflow.exceptions import MlflowException
+
+    store = _open(root_or_uri)
+    if store is None:
+        raise TrackingError(f"there is no store in {root_or_uri}; give the one that holds run {run_id}: tracking.root")
+    try:
+        run = store.client.get_run(run_id)
+        parent_id = run.data.tags.get(PARENT_TAG)
+        run = run if parent_id is None else store.client.get_run(parent_id)
+    except MlflowException as error:
+        raise TrackingError(
+            f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
+            "the store is the one of tracking.root or tracking.uri"
+        ) from error
+    if run.data.tags.get(ROLE_TAG) != GROUP:
+        raise TrackingError(f"run {run_id} is neither a group nor a job of this project: it has no tag {ROLE_TAG}")
+    experiment = store.client.get_experiment(run.info.experiment_id)
+    children = store.client.search_runs(
+        [run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run.info.run_id}'", max_results=PAGE
+    )
+    locks = {child.data.tags.get("collocation.index", ""): _files(store, child.info.run_id) for child in children}
+    return RecordedGroup(
+        run_id=run.info.run_id,
+        experiment=experiment.name,
+        name=run.info.run_name,
+        tags=dict(run.data.tags),
+        params=dict(run.data.params),
+        metrics=_figures(run),
+        files=_files(store, run.info.run_id),
+        job_locks={index: files[JOB_LOCK_FILE] for index, files in locks.items() if JOB_LOCK_FILE in files},
+    )
+
+
+def _files(store: Store, run_id: str) -> dict[str, str]:
+    """The text of the artifacts that tell how a group was run."""
+    wanted = [
+        each.path
+        for each in store.client.list_artifacts(run_id)
+        if each.path in (CONFIG_FILE, GROUP_FILE, JOB_LOCK_FILE) or each.path.startswith((LOCK_FILES, "script-"))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            path: Path(store.client.download_artifacts(run_id, path, folder)).read_text(encoding="utf-8")
+            for path in wanted
+        }
 
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:

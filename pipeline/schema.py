@@ -408,6 +408,8 @@ class Config:
         time_limit_s: no group starts after this many seconds.
         warm_start: fork jobs from a process that has already imported their libraries (docs/warm_start.md).
         pin_cpus: give each job an equal share of the CPUs instead of all of them.
+        reproduce: MLflow run, of a group or a job, whose group is run again as it was (docs/sweeps.md).
+        reproduce_strict: refuse a reproduction that differs from the original in anything that is recorded.
     """
 
     scenario: ScenarioConfig = MISSING
@@ -432,6 +434,8 @@ class Config:
     resume: bool = False
     dry_run: bool = False
     time_limit_s: float | None = None
+    reproduce: str | None = None
+    reproduce_strict: bool = False
 
 
 def register() -> None:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from pipeline.errors import TrackingError
+from pipeline.recorded import RecordedGroup
 
 _OPEN_LIMIT_S = 120.0
 _SEND_LIMIT_S = 300.0
@@ -107,6 +108,18 @@ class Sender:
         """
         groups: list[dict[str, Any]] = self._call({"op": "finished", "experiment": experiment}, _OPEN_LIMIT_S)["groups"]
         return groups
+
+    def recall(self, run_id: str, store: str) -> RecordedGroup:
+        """The group of a run, for a reproduction.
+
+        Args:
+            run_id: MLflow run of the group, or of one of its jobs.
+            store: folder of a local store, or the URI of a tracking server.
+
+        Raises:
+            TrackingError: there is no such run of ours.
+        """
+        return RecordedGroup(**self._call({"op": "recall", "run_id": run_id, "store": store}, _OPEN_LIMIT_S)["group"])
 
     def begin(self, folder: Path) -> None:
         """Have the group's runs made, so that the UI shows them as running. Does not wait."""

@@ -18,6 +18,7 @@ from pipeline import (
     phases,
     provenance,
     rehearsal,
+    reproduce,
     resume,
     spool_format,
     terminal,
@@ -33,6 +34,7 @@ from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, Step, replay
 from pipeline.progress import Progress
 from pipeline.rehearsal import Rehearsal
+from pipeline.reproduce import Reproduction
 from pipeline.schema import Config, GpuKind
 from pipeline.sender import Sender
 from pipeline.sender import take as take_sender
@@ -43,7 +45,7 @@ from pipeline.warm_start import WarmStart
 log = logging.getLogger(__name__)
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
-_STUDY_KEYS = ("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s")
+_STUDY_KEYS = ("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce")
 
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
@@ -71,30 +73,48 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
         typed = planning.read(configs)
         first = typed[0]
         _check_same(typed)
+        reproduce.refuse_sweep(typed, is_sweep=is_sweep)
         with UndoStack() as stack:
             # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
             sender = None
-            if not first.dry_run:
+            reproduction = None
+            if first.reproduce is not None:
+                sender = stack.enter_context(take_sender())
+                reproduction = reproduce.prepare(configs[0], first, sender, stack)
+                typed = [reproduction.config]
+                first = typed[0]
+            elif not first.dry_run:
                 sender = stack.enter_context(take_sender())
             simulated = stack.enter_context(rehearsal.prepared(typed))
             find_device = simulated.find_device if simulated else None
             inventory = take(typed, find_device)
             root = Path(first.tracking.root).expanduser().resolve()
-            if sender is not None and _undo_leftovers(typed, inventory, root):
+            if sender is not None and not first.dry_run and _undo_leftovers(typed, inventory, root):
                 inventory = take(typed, find_device)
-            plan = planning.build_plan(typed, inventory, is_sweep=is_sweep)
-            plan = build.checked(plan)
-            if sender is None:
+            plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
+            if sender is None or first.dry_run:
                 sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
             if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
                 # The first plan showed that the study can run at all, before minutes are spent on its environments.
                 inventory = inventory.with_environments()
-                plan = build.checked(planning.build_plan(typed, inventory, is_sweep=is_sweep))
-            return _Study(first, plan, inventory, sender, root, simulated).run(stack)
+                plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
+            return _Study(first, plan, inventory, sender, root, simulated, reproduction).run(stack)
     except CollocationError as error:
         terminal.say(f"error: {error}")
         return 1 if outcome.has_started() else 2
+
+
+def _plan(
+    configs: Sequence[Config], inventory: Inventory, reproduction: Reproduction | None, *, is_sweep: bool
+) -> Plan:
+    """The plan, checked; of a reproduction its one group, and what is not as it was is said."""
+    if reproduction is None:
+        return build.checked(planning.build_plan(configs, inventory, is_sweep=is_sweep))
+    # As in a sweep, so that the original may be a baseline that nobody asked for.
+    plan = build.checked(reproduction.only_its_group(planning.build_plan(configs, inventory, is_sweep=True)))
+    terminal.say(reproduction.describe(reproduction.differences(plan, inventory, provenance.collect(inventory))))
+    return plan
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
@@ -139,9 +159,10 @@ class _Study:
         sender: Sender,
         root: Path,
         simulated: Rehearsal | None,
+        reproduction: Reproduction | None = None,
     ) -> None:
         self.config, self.plan, self.inventory, self.sender, self.root = config, plan, inventory, sender, root
-        self.simulated = simulated
+        self.simulated, self.reproduction = simulated, reproduction
         self.rows: list[GroupResult] = []
 
     def run(self, stack: UndoStack) -> int:
@@ -166,6 +187,8 @@ class _Study:
             self._say_what_is_there(len(known), resume.num_of_other_plans(self.plan, finished))
         facts = provenance.collect(self.inventory)
         facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
+        if self.reproduction is not None:
+            facts["reproduces"] = self.reproduction.original.run_id
         spool = Spool(self.root, self.sender, facts, self._artifacts(facts), self.inventory.interpreters)
         for note in self.plan.notes:
             terminal.say(f"note: {note}")
@@ -213,7 +236,7 @@ class _Study:
     def _say_how_to_go_on(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = sum(not row.result.is_finding for row in self.rows)
-        if num_missing or num_failed:
+        if self.reproduction is None and (num_missing or num_failed):
             parts = [f"{num_missing} groups did not run to their end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             terminal.say(f"{' and '.join(parts)} of {len(self.plan.groups)}; to run them: {go_on.command()}")
@@ -259,6 +282,8 @@ class _Study:
         spool.remove_if_empty()
         if self.rows:
             sys.stdout.write(terminal.table([comparison.latest(row) for row in self.rows]) + "\n")
+            if self.reproduction is not None:
+                sys.stdout.write(self.reproduction.side_by_side(comparison.latest(self.rows[0])) + "\n")
             sys.stdout.write(self._how_to_open(store) + "\n")
         self._say_how_to_go_on()
         if self.sender.unsent or late:

@@ -9,6 +9,7 @@ object a line on stdin, one answer a line on stdout, in order.
     {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them
+    {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
 
 Importing this module imports no MLflow.
@@ -48,6 +49,7 @@ MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     # Nothing but the measurement runs on a machine that measures.
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
@@ -114,6 +116,10 @@ class Sender:
                 from pipeline import results
 
                 return {"groups": [dataclasses.asdict(g) for g in results.find_finished_in(self._open(), experiment)]}
+            case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
+                from pipeline import results
+
+                return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
 
     def _turn_to(self, root: str | None = None, uri: str | None = None, series_points: int | None = None) -> None:

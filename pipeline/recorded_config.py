@@ -1,0 +1,81 @@
+"""The configuration that a run holds, as one that can be planned again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline import schema
+from pipeline.errors import ConfigError
+from pipeline.recorded import CONFIG_FILE, RecordedGroup
+
+T = TypeVar("T")
+
+
+def config_of(group: RecordedGroup) -> tuple[DictConfig, list[str]]:
+    """The configuration that asked for the group, as it was resolved, and the keys that were not recorded.
+
+    The file holds values without their types; a node's type is the one of the schema that has its keys.
+
+    Raises:
+        ConfigError: the run has no configuration, or one with keys that this version does not know.
+    """
+    text = group.files.get(CONFIG_FILE)
+    if text is None:
+        raise ConfigError(f"run {group.run_id} has no artifact {CONFIG_FILE}, so that it cannot be reproduced")
+    values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    absent: list[str] = []
+    nodes = {
+        "scenario": _typed(schema.ScenarioConfig, values.pop("scenario"), "scenario", absent),
+        "workload": _typed(schema.WorkloadConfig, values.pop("workload"), "workload", absent),
+        "env": _typed(schema.EnvConfig, values.pop("env"), "env", absent),
+        "sizes": {
+            name: _typed(schema.WorkloadConfig, size, f"sizes.{name}", absent)
+            for name, size in values.pop("sizes").items()
+        },
+    }
+    whole = OmegaConf.structured(schema.Config)
+    for key, node in nodes.items():
+        whole[key] = node
+    try:
+        whole = OmegaConf.merge(whole, values)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_not_understood(group, error)) from error
+    assert isinstance(whole, DictConfig)
+    known = {each.name for each in dataclasses.fields(schema.Config)} - set(nodes)
+    return whole, absent + sorted(known - set(values))
+
+
+def _typed(base: type[T], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
+    """The values as the node of the schema that has these keys, or the fewest keys beside them."""
+    fitting = [(_keys(node) - set(values), node) for node in _kinds(base) if set(values) <= _keys(node)]
+    if not fitting:
+        raise ConfigError(
+            f"{where}: this version of the project knows no kind of it with the keys {', '.join(sorted(values))}; "
+            "check out the commit that recorded the run to reproduce it"
+        )
+    extra, node = min(fitting, key=lambda pair: len(pair[0]))
+    absent += [f"{where}.{key}" for key in sorted(extra)]
+    merged = OmegaConf.merge(OmegaConf.structured(node), values)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _kinds(base: type[Any]) -> list[type[Any]]:
+    return [base, *(kind for child in base.__subclasses__() for kind in _kinds(child))]
+
+
+def _keys(node: type[Any]) -> set[str]:
+    return {each.name for each in dataclasses.fields(node)}
+
+
+def _not_understood(group: RecordedGroup, error: Exception) -> str:
+    first = str(error).splitlines()[0]
+    commit = group.fact("git_commit") or "unknown"
+    return (
+        f"the configuration of run {group.run_id} cannot be used by this version of the project: {first}; "
+        f"the run was made by commit {commit}"
+    )

@@ -1,0 +1,114 @@
+"""What is not as it was when a group ran: device, driver, source, packages and scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipeline.inventory import Inventory
+from pipeline.recorded import GROUP_FILE, LOCK_FILES, RecordedGroup
+from pipeline.types import Group
+
+_MAX_PACKAGES = 8
+# Facts of a start that decide what is computed and how fast, in words.
+_FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
+# Of a device: what changes by itself, or by the groups before, says nothing.
+_PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
+
+
+def find(original: RecordedGroup, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
+    """One line for each thing that differs; what the original did not record cannot be compared and is left out.
+
+    Args:
+        original: as the store holds it.
+        group: as it is planned now.
+        inventory: of this machine now.
+        facts: provenance of this start.
+    """
+    found = [*_device(original, group), *_source(original, facts)]
+    found += [_changed(words, original.fact(key), facts.get(key)) for key, words in _FACTS.items()]
+    found += _packages(original, group, inventory)
+    found += _scripts(original, group)
+    known = [line for line in found if line]
+    if not known and original.fact("digest") not in (None, group.digest):
+        known.append("the plan of the group: its digest is another one, though nothing that was compared differs")
+    return known
+
+
+def _changed(words: str, before: str | None, now: str | None) -> str:
+    return f"{words}: {before}, now {now or 'unknown'}" if before is not None and before != now else ""
+
+
+def _device(original: RecordedGroup, group: Group) -> Iterable[str]:
+    device = group.device
+    was_simulated = original.fact("simulated") == "true"
+    if was_simulated != device.is_simulated:
+        yield "device: simulated, now real" if was_simulated else "device: real, now simulated"
+    if device.name != original.fact("device"):
+        yield _changed("device", original.fact("device"), device.name)
+    else:
+        yield _changed("another device of the same model", original.fact("gpu_uuid"), device.uuid)
+    for key, value in device.details:
+        if key not in _PASSING_DETAILS:
+            yield _changed(key.replace("_", " "), original.fact(key), value)
+
+
+def _source(original: RecordedGroup, facts: Mapping[str, str]) -> Iterable[str]:
+    yield _changed("git commit", original.fact("git_commit"), facts.get("git_commit"))
+    for whose, changed in (("the original's", original.fact("git_changed")), ("the present", facts.get("git_changed"))):
+        if changed == "true":
+            yield f"{whose} source has changes that are in no commit"
+
+
+def _packages(original: RecordedGroup, group: Group, inventory: Inventory) -> Iterable[str]:
+    shared = [text for name, text in original.files.items() if name.startswith(LOCK_FILES)]
+    compared: set[tuple[str, tuple[str, ...]]] = set()
+    for job in group.jobs:
+        before = original.job_locks.get(str(job.index), shared[0] if len(shared) == 1 else None)
+        now = inventory.interpreters[job.workload.env].lock
+        # An environment that is still to be built has no lock; it is built from the original's.
+        if before is not None and now and (before, now) not in compared:
+            compared.add((before, now))
+            yield lock_difference(before.splitlines(), now)
+
+
+def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
+    """The packages that differ between two locks, in a line; empty if none does."""
+    old, new = _by_name(before), _by_name(now)
+    changes = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            changes.append(f"without {old[name]}")
+        elif name not in old:
+            changes.append(f"with {new[name]}")
+        elif old[name] != new[name]:
+            changes.append(f"{old[name]} now {new[name]}")
+    more = len(changes) - _MAX_PACKAGES
+    words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {more} more"] if more > 0 else [])])
+    return f"packages: {words}" if changes else ""
+
+
+def _by_name(lock: Iterable[str]) -> dict[str, str]:
+    """Packages by their name: `name==version`, `name @ place`, or the address of a conda package."""
+    packages = {}
+    for line in filter(None, map(str.strip, lock)):
+        if line.startswith(("#", "@", "-")):
+            continue
+        if "://" in line and " @ " not in line:
+            text = line.rsplit("/", 1)[1].partition("#")[0]
+            packages[text.rsplit("-", 2)[0]] = text
+        else:
+            packages[line.replace(" @ ", "==").partition("==")[0].lower()] = line
+    return packages
+
+
+def _scripts(original: RecordedGroup, group: Group) -> Iterable[str]:
+    recorded = json.loads(original.files.get(GROUP_FILE, "{}"))
+    before = {job["workload"]["script"]: job["workload"].get("script_digest") for job in recorded.get("jobs", [])}
+    digests = {Path(path).name: digest for path, digest in before.items()}
+    for path, digest in dict.fromkeys((job.workload.script, job.workload.script_digest) for job in group.jobs):
+        name = Path(path).name
+        if digests.get(name) not in (None, "", digest):
+            kept = f"; as it was: artifact script-{name} of the original" if f"script-{name}" in original.files else ""
+            yield f"{name}: its content has changed{kept}"

@@ -1,0 +1,96 @@
+"""`reproduce=RUN` as a user types it: the same group again, what is not as it was, and the two side by side."""
+
+from __future__ import annotations
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.run_cases import SHORT, TOY, groups
+
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+
+SCRIPT = "import json, sys\nprint(sys.argv[1])\n"
+
+
+def contents(client: MlflowClient, experiment: str) -> list[object]:
+    """Everything that the store holds of an experiment."""
+    return [run.to_dictionary() for parent, children in groups(client, experiment) for run in (parent, *children)]
+
+
+@pytest.mark.slow
+def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
+    assert run("-m", *TOY, *SHORT, "degree=2", "repeats=2", "seed=7")[0] == 0
+    before = contents(client, "collocation")
+    original, (job,) = next(
+        (parent, children)
+        for parent, children in groups(client)
+        if parent.info.run_name == "serial-1x-toy" and parent.data.params["block"] == "2"
+    )
+    status, out, err = run(f"reproduce={job.info.run_id}", "dry_run=true")
+    assert status == 0, err
+    assert "serial-1x-toy" in out and "block 2" in out and f"({original.info.run_id})" in err
+    assert client.get_experiment_by_name("collocation-reproductions") is None
+
+    status, out, err = run(f"reproduce={job.info.run_id}", "listeners=[host]")
+    assert status == 0, err
+    ((again, _),) = groups(client, "collocation-reproductions")
+    assert again.data.tags["collocation.reproduces"] == original.info.run_id
+    assert again.data.tags["collocation.digest"] == original.data.tags["collocation.digest"]
+    assert again.data.params == original.data.params
+    assert contents(client, "collocation") == before
+    (line,) = [line.split() for line in out.splitlines() if line.startswith("throughput_total_samples_per_s")]
+    then, now = (each.data.metrics["throughput_total_samples_per_s"] for each in (original, again))
+    assert [float(figure) for figure in line[1:]] == [
+        pytest.approx(then, rel=1e-3),
+        pytest.approx(now, rel=1e-3),
+        pytest.approx(now / then, abs=1e-3),
+    ]
+
+
+def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    assert run("workload=script", "workload.script=train.py", "workload.args=[hello]", "degree=1")[0] == 0
+    ((original, _),) = groups(client)
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    store.set_tag(original.info.run_id, "collocation.device", "NVIDIA A100-SXM4-40GB")
+    store.set_tag(original.info.run_id, "collocation.git_commit", "0123456789")
+    script.write_text(SCRIPT + "# changed\n")
+    (locks,) = tmp_path.glob(f"mlruns/artifacts/**/{original.info.run_id}/artifacts/environment_0.txt")
+    text = locks.read_text()
+    torch = next(line for line in text.splitlines() if line.startswith("torch=="))
+    locks.write_text(text.replace(torch + "\n", "torch==1.0\n"))
+
+    before = sorted(tmp_path.rglob("*"))
+    status, _, err = run(f"reproduce={original.info.run_id}", "reproduce_strict=true")
+    assert status == 2
+    for words in (
+        "device: NVIDIA A100-SXM4-40GB, now",
+        "git commit: 0123456789, now",
+        "train.py: its content has changed; as it was: artifact script-train.py of the original",
+        f"packages: torch==1.0 now {torch}",
+    ):
+        assert words in err
+    assert [path for path in sorted(tmp_path.rglob("*")) if "spool" not in path.parts] == before
+
+    status, out, err = run(f"reproduce={original.info.run_id}")
+    assert status == 0, err
+    assert err.index("differs: git commit") < err.index("[1/1]")
+    assert "makespan_s" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reproduce=absent"], "run absent is not in"),
+        (["reproduce=absent", "degree=3"], "degree cannot be given"),
+        (["-m", "reproduce=absent", "degree=1,2"], "without -m"),
+        (["reproduce=absent", "tracking.root=nowhere"], "there is no store in"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_refused_before_anything_is_touched(run, tmp_path, arguments, words):
+    before = sorted(tmp_path.rglob("*"))
+    status, _, err = run(*arguments)
+    assert status == 2, err
+    assert words in err and "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,69 @@
+"""Configurations back from what a run holds, and what differs between then and now."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from conftest import GPU, inventory_of
+from omegaconf import OmegaConf
+
+from pipeline import plan as planning
+from pipeline.errors import ConfigError
+from pipeline.recorded import CONFIG_FILE, RecordedGroup
+from pipeline.recorded_config import config_of
+from pipeline.reproduce_differences import lock_difference
+
+
+def recorded(text: str) -> RecordedGroup:
+    return RecordedGroup(
+        run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={CONFIG_FILE: text}
+    )
+
+
+@pytest.mark.parametrize("scenario", ["serial", "naive", "mps", "mps_percent", "mig", "mig_mps"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["workload=resnet26_cifar10", "workload.step_mode=cuda_graph"],
+        ["mix=[M,S,S]"],
+        ["workload=script", "workload.script=run.py", "+workload.environ.A=b"],
+    ],
+)
+def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choice):
+    composed = compose([f"scenario={scenario}", "data.source=synthetic_device", "seed=3", "repeats=2", *choice])
+    configs = planning.read(composed)
+    text = OmegaConf.to_yaml(OmegaConf.structured(configs[0]))
+    again, unrecorded = config_of(recorded(text))
+    assert unrecorded == []
+    read_again = planning.read([again])
+    assert OmegaConf.to_yaml(OmegaConf.structured(read_again[0])) == text
+    inventory = inventory_of(configs, GPU)
+    plans = [planning.build_plan(each, inventory, is_sweep=True).groups for each in (configs, read_again)]
+    before, after = ([dataclasses.replace(group, config=configs[0]) for group in groups] for groups in plans)
+    assert before == after
+
+
+def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refused(compose):
+    values = OmegaConf.to_container(OmegaConf.structured(planning.read(compose([]))[0]), enum_to_str=True)
+    del values["workload"]["canary"], values["pin_cpus"]
+    again, unrecorded = config_of(recorded(OmegaConf.to_yaml(values)))
+    assert unrecorded == ["workload.canary", "pin_cpus"]
+    assert again.workload.canary is True
+    with pytest.raises(ConfigError, match="workload: this version of the project knows no kind"):
+        config_of(recorded(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
+    with pytest.raises(ConfigError, match="no_such_key"):
+        config_of(recorded(OmegaConf.to_yaml(values | {"no_such_key": 1})))
+
+
+def test_a_difference_of_locks_is_short():
+    assert lock_difference(["a==1", "b==2"], ["b==2", "a==1"]) == ""
+    assert lock_difference(["a==1", "b==2"], ["a==2", "c @ file:///c"]) == (
+        "packages: a==1 now a==2; without b==2; with c @ file:///c"
+    )
+    many = [f"p{n}==1" for n in range(20)]
+    assert lock_difference(many, []).endswith("without p15==1; and 12 more")
+    conda = ["@EXPLICIT", "https://host/linux-64/zlib-1.2-h1_0.conda#aa"]
+    assert lock_difference(conda, ["https://host/linux-64/zlib-1.3-h1_0.conda#bb"]) == (
+        "packages: zlib-1.2-h1_0.conda now zlib-1.3-h1_0.conda"
+    )
