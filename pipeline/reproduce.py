@@ -57,8 +57,8 @@ class Reproduction:
         group = dataclasses.replace(alike[0], number=1)
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
 
-    def differences(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
-        """What is not as it was, one line each.
+    def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
+        """What is run again and what is not as it was, as text.
 
         Args:
             plan: of `only_its_group`.
@@ -66,28 +66,24 @@ class Reproduction:
             facts: provenance of this start.
 
         Raises:
-            ConfigError: there are some, and `reproduce_strict` forbids them.
+            ConfigError: something is not as it was, and `reproduce_strict` forbids that.
         """
-        found = reproduce_differences.find(self.original, plan.groups[0], inventory, facts)
+        original = self.original
+        found = reproduce_differences.find(original, plan.groups[0], inventory, facts)
         if self.unrecorded:
             found.append(
                 f"settings that the original did not have, now at their defaults: {', '.join(self.unrecorded)}"
             )
         if found and self.config.reproduce_strict:
             raise ConfigError(
-                f"reproduce={self.original.run_id}: reproduce_strict=true, and not everything is as it was: "
+                f"reproduce={original.run_id}: reproduce_strict=true, and not everything is as it was: "
                 + "; ".join(found)
             )
-        return found
-
-    def describe(self, differences: Sequence[str]) -> str:
-        """What is run again, and what cannot be the same, as text."""
-        original = self.original
-        lines = [
+        what = (
             f"reproduces {original.name}, block {original.fact('block')}, of {original.experiment} ({original.run_id})"
-        ]
-        lines += [f"    differs: {line}" for line in differences]
-        return "\n".join(lines if differences else [*lines, "    nothing that is recorded differs"])
+        )
+        lines = [f"    differs: {line}" for line in found] or ["    nothing that is recorded differs"]
+        return "\n".join([what, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
         """Metric, original, now and their ratio, as an aligned table; what one of them lacks is `-`."""

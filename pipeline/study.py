@@ -92,6 +92,8 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             if sender is not None and not first.dry_run and _undo_leftovers(typed, inventory, root):
                 inventory = take(typed, find_device)
             plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
+            if reproduction is not None:
+                terminal.say(reproduction.describe(plan, inventory, provenance.collect(inventory)))
             if sender is None or first.dry_run:
                 sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
@@ -108,13 +110,11 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
 def _plan(
     configs: Sequence[Config], inventory: Inventory, reproduction: Reproduction | None, *, is_sweep: bool
 ) -> Plan:
-    """The plan, checked; of a reproduction its one group, and what is not as it was is said."""
+    """The plan, checked; of a reproduction its one group."""
     if reproduction is None:
         return build.checked(planning.build_plan(configs, inventory, is_sweep=is_sweep))
     # As in a sweep, so that the original may be a baseline that nobody asked for.
-    plan = build.checked(reproduction.only_its_group(planning.build_plan(configs, inventory, is_sweep=True)))
-    terminal.say(reproduction.describe(reproduction.differences(plan, inventory, provenance.collect(inventory))))
-    return plan
+    return build.checked(reproduction.only_its_group(planning.build_plan(configs, inventory, is_sweep=True)))
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
