@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pipeline import recorded_config, reproduce_differences
 from pipeline.errors import ConfigError
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory
-from pipeline.recorded import RecordedGroup
+from pipeline.recorded import GROUP_FILE, RecordedGroup
 from pipeline.schema import Config
 from pipeline.sender import Sender
 from pipeline.types import GroupResult, Plan
@@ -174,13 +175,14 @@ def _build_from_locks(whole: DictConfig, original: RecordedGroup, stack: UndoSta
     if "file" not in whole.env or not original.job_locks:
         return
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
+    # By the size that the job has: the only job of a mix's baseline is the first of its group, whatever its size.
+    sizes = {str(job["index"]): job["size"] for job in json.loads(original.files.get(GROUP_FILE, "{}")).get("jobs", [])}
     for index, text in sorted(original.job_locks.items()):
         path = folder / f"environment-{index}.txt"
         path.write_text(text, encoding="utf-8")
-        if whole.mix is None:
-            whole.workload.env_file = str(path)
-        else:
-            whole.sizes[whole.mix[int(index)]].env_file = str(path)
+        size = sizes.get(index)
+        workload = whole.workload if size is None else whole.sizes[size]
+        workload.env_file = str(path)
 
 
 def _figure(value: float | None) -> str:
