@@ -1,0 +1,136 @@
+"""The command `python -m pipeline.report`: from the runs of an experiment to a page, figures and tables."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import CollocationError, ConfigError, TrackingError
+from pipeline.report.publish import Written, check_folder, default_folder, log, write
+from pipeline.schema import TrackingConfig
+from pipeline.store import DATABASE, open_store
+from pipeline.tracking import MLFLOW_DEFAULTS
+
+_QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write one report; returns the exit status: 2 for a wrong option, 1 for a store that fails."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    for name, value in (MLFLOW_DEFAULTS | _QUIET).items():
+        os.environ.setdefault(name, value)
+    try:
+        folder = options.out or default_folder(options.experiment)
+        check_folder(folder)
+        root_or_uri = options.uri or options.root
+        check_experiment(root_or_uri, options.experiment)
+        written, is_simulated, summary = report(root_or_uri, options.experiment, folder, options.group)
+        sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
+        if not options.no_log:
+            run_id = log(written, root_or_uri, options.experiment, is_simulated=is_simulated)
+            sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
+    except CollocationError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def check_experiment(root_or_uri: Path | str, experiment: str) -> None:
+    """Refuse an experiment that the store does not have, before anything is made.
+
+    Raises:
+        ConfigError: there is no such store or experiment; the message names the experiments that there are.
+        TrackingError: the server does not answer.
+    """
+    is_uri = isinstance(root_or_uri, str) and "://" in root_or_uri
+    if not is_uri and not (Path(root_or_uri) / DATABASE).exists():
+        raise ConfigError(
+            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
+            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
+        )
+    from mlflow.exceptions import MlflowException
+
+    store = open_store(Path(), str(root_or_uri)) if is_uri else open_store(Path(root_or_uri))
+    try:
+        names = sorted(found.name for found in store.client.search_experiments())
+    except MlflowException as error:
+        first = str(error).splitlines()[0][:300]
+        raise TrackingError(f"the tracking server at {root_or_uri} does not answer as it should: {first}") from error
+    if experiment not in names:
+        there = ", ".join(repr(name) for name in names if name != "Default") or "none"
+        raise ConfigError(
+            f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}; choose one with --experiment"
+        )
+
+
+def report(
+    root_or_uri: Path | str, experiment: str, folder: Path, group: str | None = None
+) -> tuple[Written, bool, str]:
+    """Read a study, draw it, and write its report.
+
+    Args:
+        root_or_uri: folder of a local store, or the URI of a tracking server.
+        experiment: that exists.
+        folder: to write to.
+        group: run id or name of the group to draw over time; chosen if not given.
+
+    Returns:
+        What was written, whether it is of a simulated GPU, and what it is about in one line.
+
+    Raises:
+        ConfigError: there is no such group, or the folder cannot be written.
+        TrackingError: the store cannot be read.
+    """
+    from pipeline.report import figures, paper, report_tables, rows, series, tables, verdicts
+    from pipeline.report.page import Content
+
+    study = rows.read(root_or_uri, experiment)
+    row = series.choose_group(study, group)
+    timeline = series.read_group(root_or_uri, row) if row is not None else None
+    if timeline is None and group is not None:
+        logger.warning("group %s has no samples, so it is not drawn over time", group)
+    cells = tables.cells(study)
+    found = verdicts.verdicts(cells)
+    winners = verdicts.winners(cells, found)
+    comparisons = paper.compare(cells, winners)
+    content = Content(
+        study=study,
+        cells=cells,
+        verdicts=found,
+        winners=winners,
+        tables=report_tables.every_table(study, cells, found, winners, comparisons),
+        figures=figures.every_figure(study, cells, timeline),
+    )
+    blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
+    summary = f"{experiment}: {len(study.rows)} groups, {blocks}, {len(content.figures)} figures"
+    if study.is_simulated:
+        summary += " (simulated: says nothing about a real GPU)"
+    return write(content, folder), study.is_simulated, summary
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.report",
+        description="Write the report of a study: one HTML page, every figure as SVG and PDF, every table as CSV and "
+        "LaTeX, all of it also logged to MLflow.",
+    )
+    default = TrackingConfig().experiment
+    parser.add_argument("--experiment", default=default, metavar="NAME", help=f"as tracking.experiment; {default}")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of a local store; mlruns")
+    where.add_argument("--uri", help="tracking server, instead of a local store")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to; reports/NAME")
+    parser.add_argument("--group", metavar="RUN_OR_NAME", help="the group that is drawn over time: run id or name")
+    parser.add_argument("--no-log", action="store_true", help="do not log the report to MLflow")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

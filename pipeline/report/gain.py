@@ -1,0 +1,134 @@
+"""The chart of throughput gain against the number of jobs, with the ideal and what another step mode does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.report import labels
+from pipeline.report.bars import FINDINGS
+from pipeline.report.drawing import FAINT, INK, color_of, panels_of, plain
+from pipeline.report.statistics import Estimate, estimate
+from pipeline.report.tables import Case, Cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SPEEDUP = "speedup_vs_serial_ratio"
+_MARKERS = {labels.NAIVE: "o", labels.MPS: "s", labels.MIG: "^", labels.MPS_PERCENT: "D", labels.MIG_MPS: "v"}
+_STEP_MODE_WORDS = ("CUDA graph", "compiled")
+
+
+def paint_gain(cells: Sequence[Cell]) -> Figure:
+    """One panel a workload that ran with others.
+
+    Args:
+        cells: of equal jobs.
+    """
+    cases = [case for case in dict.fromkeys(cell.case for cell in cells) if _is_collocated(case, cells)]
+    figure, panels = panels_of(len(cases), 2.9)
+    handles: dict[str, Any] = {}
+    for axes, case in zip(panels, cases, strict=True):
+        _panel(axes, case, cells)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    panels[0].set_ylabel("speed-up against serial")
+    figure.legend(
+        handles=list(handles.values()),
+        labels=list(handles),
+        loc="outside lower left",
+        ncols=min(len(handles), 6),
+        fontsize=8,
+    )
+    return figure
+
+
+def _is_collocated(case: Case, cells: Sequence[Cell]) -> bool:
+    return any(cell.case == case and cell.degree > 1 and not cell.is_derived for cell in cells)
+
+
+def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
+    mine = [cell for cell in cells if cell.case == case]
+    degrees = sorted({cell.degree for cell in mine})
+    axes.plot(degrees, degrees, color=FAINT, linewidth=1, linestyle="--", label="ideal")
+    axes.axhline(1, color=FAINT, linewidth=0.8)
+    reached = 1.0
+    for family in [family for family in labels.FAMILIES.values() if family != labels.SERIAL]:
+        reached = max(reached, _line(axes, family, [cell for cell in mine if cell.family == family]))
+    for label, gain in _other_step_modes(case, cells):
+        axes.axhline(gain.median, color=INK, linewidth=1.1, linestyle=":", label=f"alone, {label}")
+        reached = max(reached, gain.median)
+    axes.set_title(plain(case.label, 44), fontsize=8)
+    axes.set_xticks(degrees)
+    axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
+    axes.set_ylim(0, min(1.08 * degrees[-1], 1.35 * reached + 0.3))
+    axes.set_xlabel("jobs")
+    axes.grid(axis="y")
+
+
+def _line(axes: Axes, family: str, cells: Sequence[Cell]) -> float:
+    """Draw one mode; how high it gets."""
+    points: list[tuple[int, Estimate]] = []
+    for degree in sorted({cell.degree for cell in cells}):
+        here = [cell for cell in cells if cell.degree == degree]
+        known = [cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates]
+        if known:
+            points.append((degree, max(known, key=lambda found: found.median)))
+        elif all(not cell.is_ranked for cell in here):
+            axes.annotate(
+                f"{family} {FINDINGS.get(here[0].finding, '')}".strip(),
+                (degree, 0),
+                xytext=(-7 + 8 * list(labels.FAMILIES.values()).index(family) - 8, 3),
+                textcoords="offset points",
+                rotation=90,
+                ha="center",
+                va="bottom",
+                fontsize=7,
+                color=INK,
+            )
+    if not points:
+        return 1.0
+    below = [found.median - found.low if found.low is not None else 0.0 for _, found in points]
+    above = [found.high - found.median if found.high is not None else 0.0 for _, found in points]
+    axes.errorbar(
+        [degree for degree, _ in points],
+        [found.median for _, found in points],
+        [[max(0.0, value) for value in below], [max(0.0, value) for value in above]],
+        color=color_of(family),
+        marker=_MARKERS.get(family, "o"),
+        markersize=4.5,
+        linewidth=1.5,
+        elinewidth=0.9,
+        capsize=2,
+        label=family,
+    )
+    return max(found.median for _, found in points)
+
+
+def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
+    """What the same workload does alone in each other step mode, over what it does alone in this one."""
+    alone = [cell for cell in cells if cell.degree == 1 and cell.family == labels.SERIAL]
+    own = next((cell for cell in alone if cell.case == case), None)
+    if own is None:
+        return []
+    found = []
+    for other in alone:
+        same = (other.case.base_workloads, other.case.setting) == (case.base_workloads, case.setting)
+        if not same or other.case == case:
+            continue
+        ratios = _ratios(other, own)
+        if ratios:
+            words = [word for word in _STEP_MODE_WORDS if word in other.case.workloads[0]]
+            found.append((words[0] if words else "eager", estimate(ratios)))
+    return found
+
+
+def _ratios(other: Cell, own: Cell) -> list[float]:
+    """Speed over speed in each block that has both."""
+    for name, is_time in (("throughput_total_samples_per_s", False), ("makespan_s", True)):
+        mine, theirs = own.values.get(name, {}), other.values.get(name, {})
+        common = sorted(block for block in mine.keys() & theirs.keys() if mine[block] > 0 and theirs[block] > 0)
+        if common:
+            return [mine[b] / theirs[b] if is_time else theirs[b] / mine[b] for b in common]
+    return []

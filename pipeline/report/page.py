@@ -1,0 +1,121 @@
+"""The page: one HTML file that needs nothing beside it and no script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.report import methods
+from pipeline.report.answer import answer, missing, question
+from pipeline.report.drawing import STAMP, THEME, Drawn, plain
+from pipeline.report.rows import Study
+from pipeline.report.table_format import Table, Value, shown
+from pipeline.report.tables import Cell
+from pipeline.report.verdicts import Verdict, Winner
+
+TEMPLATE = "page.html.jinja"
+_PAPER, _WINNERS = "paper", "winners"  # tables that stand elsewhere
+_IN_WORDS = "in words"
+_TAG = re.compile("<[^<>]*>")  # colours are replaced within tags only: a run may be named like one
+_COLOR = re.compile("|".join(THEME))
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+"""Characters that HTML must not have, and that UTF-8 cannot hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """Everything that a report shows.
+
+    Attributes:
+        cells, verdicts, winners: for the answer in words.
+        tables: all of them; those for machines are named, not shown.
+        figures: in order; those of one section follow each other.
+    """
+
+    study: Study
+    cells: Sequence[Cell]
+    verdicts: Sequence[Verdict]
+    winners: Sequence[Winner]
+    tables: Sequence[Table]
+    figures: Sequence[Drawn]
+
+
+def render(content: Content) -> str:
+    """The HTML of the page. Equal content gives equal text."""
+    import jinja2
+
+    study = content.study
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pipeline.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for figure in content.figures:
+        view = {"drawn": figure, "svg": inline(figure)}
+        sections.setdefault(figure.section, []).append(view)
+    text = environment.get_template(TEMPLATE).render(
+        title=plain(study.experiment, 120),
+        stamp=STAMP if study.is_simulated else "",
+        question=question(study),
+        answer=answer(study, content.cells, content.winners),
+        missing=missing(study),
+        winners=content.winners,
+        verdicts=content.verdicts,
+        sections=sections,
+        tables=[for_page(t) for t in content.tables if not t.is_for_machines and t.name not in (_PAPER, _WINNERS)],
+        paper=[for_page(t) for t in content.tables if t.name == _PAPER],
+        machine_tables=[t for t in content.tables if t.is_for_machines],
+        methods=methods.methods(),
+        provenance=methods.provenance(study),
+        shown=shown,
+        slug=slug,
+    )
+    return _FORBIDDEN.sub(" ", text)
+
+
+def slug(text: str) -> str:
+    """Text as the value of an `id`, or as a class."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
+def for_page(table: Table) -> Table:
+    """A table with its intervals in one column each, and without sentences that the page has said already."""
+    columns: list[str] = []
+    picks: list[tuple[int, bool]] = []
+    index = 0
+    while index < len(table.columns):
+        has_interval = table.columns[index + 1 : index + 3] == ("low", "high")
+        if table.columns[index] != _IN_WORDS:
+            columns.append(table.columns[index])
+            picks.append((index, has_interval))
+        index += 3 if has_interval else 1
+    rows = tuple(
+        tuple(_with_interval(row[i], row[i + 1], row[i + 2]) if has_interval else row[i] for i, has_interval in picks)
+        for row in table.rows
+    )
+    return Table(name=table.name, title=table.title, columns=tuple(columns), rows=rows, note=table.note)
+
+
+def _with_interval(value: Value, low: Value, high: Value) -> Value:
+    if value is None or low is None or high is None:
+        return value
+    return f"{shown(value)} ({shown(low)} to {shown(high)})"
+
+
+def inline(figure: Drawn) -> str:
+    """The SVG as part of a page: no header, ids of its own, and colours that follow the page's theme."""
+    svg = figure.svg[figure.svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
+    prefix = slug(figure.name)
+    svg = re.sub(r'(<[a-zA-Z][^<>]*? id=")([^"]*")', rf"\1{prefix}-\2", svg)
+    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\1{prefix}-", svg)
+    svg = _TAG.sub(lambda tag: _COLOR.sub(lambda color: f"var(--{THEME[color[0]]})", tag[0]), svg)
+    width, height = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups()  # type: ignore[union-attr]
+    svg = svg.replace(f'width="{width}pt" height="{height}pt"', f'style="max-width: {float(width) * 1.35:.0f}px"', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-labelledby="{prefix}-title" ', 1)

@@ -1,0 +1,143 @@
+"""Writes a report: its page, figures and tables in a folder, and all of it as artifacts of a run of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ConfigError, TrackingError
+from pipeline.report.page import Content, render
+from pipeline.report.table_format import to_csv, to_latex
+from pipeline.results import ROLE_TAG
+from pipeline.store import open_store
+
+PAGE, MANIFEST = "index.html", "report.json"
+ROLE = "report"
+_OURS = re.compile(r"(index\.html|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A report on disk: its folder and the paths of its files within it."""
+
+    folder: Path
+    files: tuple[str, ...]
+
+    @property
+    def page(self) -> Path:
+        """What to open."""
+        return self.folder / PAGE
+
+
+def default_folder(experiment: str) -> Path:
+    """`reports/NAME`, the name made fit for a folder."""
+    return Path("reports") / (re.sub(r"[^\w.-]", "_", experiment).lstrip(".")[:120] or "_")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than an earlier report.
+
+    Raises:
+        ConfigError: it is a file, or has a page or content that no report wrote.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"cannot write the report to {folder}: that is a file; choose another folder with --out")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+        raise ConfigError(
+            f"cannot write the report to {folder}: the folder has content that no report wrote; "
+            "empty it, or choose another one with --out"
+        )
+
+
+def write(content: Content, folder: Path) -> Written:
+    """Write the page, every figure as SVG and PDF, every table as CSV and LaTeX; an earlier report there is replaced.
+
+    Raises:
+        ConfigError: the folder cannot be written, or holds something else.
+    """
+    check_folder(folder)
+    try:
+        _remove_earlier(folder)
+        files = []
+        for name, data in _files(content):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            files.append(name)
+            if len(files) == 1:
+                _write_manifest(folder, content, files)  # a report that is cut off is still known as one
+        _write_manifest(folder, content, files)
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {folder}: {error}; choose another folder with --out") from error
+    return Written(folder=folder, files=(*files, MANIFEST))
+
+
+def log(written: Written, root_or_uri: Path | str, experiment: str, *, is_simulated: bool) -> str:
+    """Log a report as artifacts of a new run of its experiment; the run's id. What is there stays as it is.
+
+    Raises:
+        TrackingError: the store cannot be written.
+    """
+    from mlflow.exceptions import MlflowException
+
+    is_uri = isinstance(root_or_uri, str) and "://" in root_or_uri
+    store = open_store(Path(), str(root_or_uri)) if is_uri else open_store(Path(root_or_uri))
+    tags = {ROLE_TAG: ROLE, "collocation.simulated": str(is_simulated).lower()}
+    try:
+        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=ROLE)
+        run_id = str(run.info.run_id)
+        try:
+            for name in written.files:
+                parent = str(Path(name).parent)
+                store.client.log_artifact(run_id, str(written.folder / name), None if parent == "." else parent)
+        except BaseException:
+            with suppress(MlflowException):
+                store.client.set_terminated(run_id, "FAILED")
+            raise
+        store.client.set_terminated(run_id)
+    except (MlflowException, OSError) as error:
+        raise TrackingError(
+            f"the report lies in {written.folder}, but could not be logged to {root_or_uri}: {error}; "
+            "try again, or leave it out with --no-log"
+        ) from error
+    return run_id
+
+
+def _files(content: Content) -> Iterator[tuple[str, bytes]]:
+    """The page last: where there is one, its figures and tables are there."""
+    for figure in content.figures:
+        yield f"figures/{figure.name}.svg", figure.svg.encode("utf-8", "replace")
+        yield f"figures/{figure.name}.pdf", figure.pdf
+    for table in content.tables:
+        yield f"tables/{table.name}.csv", to_csv(table).encode("utf-8", "replace")
+        yield f"tables/{table.name}.tex", to_latex(table).encode("utf-8", "replace")
+    yield PAGE, render(content).encode("utf-8")
+
+
+def _write_manifest(folder: Path, content: Content, files: list[str]) -> None:
+    says = {
+        "experiment": content.study.experiment,
+        "simulated": content.study.is_simulated,
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(says, indent=2) + "\n", encoding="utf-8")
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove the files that an earlier report wrote here, by its manifest, and nothing else."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"cannot write the report to {folder}: {MANIFEST} there is not one of a report; choose another with --out"
+        ) from error
+    for name in names:
+        if isinstance(name, str) and _OURS.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)

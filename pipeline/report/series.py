@@ -1,0 +1,212 @@
+"""The sampled series of one group, read from its artifact: of a whole study, one group is drawn over time."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, TrackingError
+from pipeline.report import labels
+from pipeline.report.labels import jobs_label
+from pipeline.report.rows import Row, Study
+from pipeline.store import open_store
+from pipeline.types import Result
+
+POINTS = 1500
+"""Samples a series that are drawn: more than a page is wide."""
+
+FILES = ("samples.parquet", "samples.csv")
+_MIX, _S = "M+2S", 1e9
+_PREFERRED = (labels.MPS, labels.NAIVE, labels.MIG)
+_ACTIVITY = {
+    "gract_ratio": ("GRACT", 1.0),
+    "smact_ratio": ("SMACT", 1.0),
+    "dram_active_ratio": ("DRAM activity", 1.0),
+    "utilization_gpu_pct": ("GPU utilisation (NVML)", 0.01),
+}
+_MEMORY = {"memory_used_mib": ("memory in use", 1.0)}
+_OF_THE_MACHINE = "host"
+# Of two sources of one quantity, the first is drawn.
+_SOURCES = ("dcgm", "gpm", "nvml", "smi")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One series. `t_s`: seconds since the first job began its work."""
+
+    label: str
+    t_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """From when to when a job worked. Unit: seconds since the first one began."""
+
+    label: str
+    start_s: float
+    end_s: float
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSeries:
+    """What is drawn over time of a group.
+
+    Attributes:
+        activity: shares between 0 and 1.
+        memory_mib: of the GPU, or of each GPU instance.
+        thinned_to: points a series, if some had more; 0 otherwise.
+    """
+
+    name: str
+    family: str
+    block: int
+    activity: tuple[Line, ...]
+    memory_mib: tuple[Line, ...]
+    spans: tuple[Span, ...]
+    thinned_to: int
+
+
+def choose_group(study: Study, wanted: str | None = None) -> Row | None:
+    """The group to draw: the one asked for, else the mix M+2S, else the one with the most jobs; `None` if none ran.
+
+    Args:
+        study: of the experiment.
+        wanted: id of a run, or name of a group; of several blocks, the first that ended well.
+
+    Raises:
+        ConfigError: the study has no such group.
+    """
+    rows = [row for row in study.rows if row.result is Result.OK] or [
+        row for row in study.rows if row.result is not Result.SKIPPED
+    ]
+    if wanted is not None:
+        found = [row for row in study.rows if wanted in (row.run_id, row.name)]
+        if not found:
+            names = ", ".join(dict.fromkeys(row.name for row in study.rows)) or "none"
+            raise ConfigError(
+                f"--group {wanted}: experiment {study.experiment!r} has no group of that name or run id; "
+                f"it has: {names}"
+            )
+        return next((row for row in found if row in rows), found[0])
+    mixes = [row for row in rows if row.is_mix and jobs_label(row.workloads, row.sizes) == _MIX]
+    together = [row for row in rows if not row.is_sequential]
+    return min(mixes or together or rows, key=_preference, default=None)
+
+
+def _preference(row: Row) -> tuple[Any, ...]:
+    family = _PREFERRED.index(row.family) if row.family in _PREFERRED else len(_PREFERRED)
+    return (row.is_sequential, -row.degree, family, row.block, row.name, row.run_id)
+
+
+def read_group(root_or_uri: Path | str, row: Row) -> GroupSeries | None:
+    """The series of a group; `None` if it has no samples.
+
+    Raises:
+        TrackingError: its artifact cannot be read.
+    """
+    path = _fetch(root_or_uri, row.run_id)
+    if path is None:
+        return None
+    starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
+    begin = min(starts, default=None)
+    samples = list(_read(path))
+    if not samples:
+        return None
+    if begin is None:
+        begin = min(sample[3] for sample in samples)
+    activity, cut_activity = _lines(samples, _ACTIVITY, begin)
+    memory, cut_memory = _lines(samples, _MEMORY, begin)
+    spans = tuple(
+        Span(
+            label=f"{job.index} {job.size or job.label}",
+            start_s=(job.start_ns - begin) / _S,
+            end_s=(job.end_ns - begin) / _S,
+            result=job.result.value if job.result is not None else "",
+        )
+        for job in row.jobs
+        if job.start_ns is not None and job.end_ns is not None
+    )
+    return GroupSeries(
+        name=row.name,
+        family=row.family,
+        block=row.block,
+        activity=activity,
+        memory_mib=memory,
+        spans=spans,
+        thinned_to=POINTS if cut_activity or cut_memory else 0,
+    )
+
+
+def _fetch(root_or_uri: Path | str, run_id: str) -> Path | None:
+    from mlflow.exceptions import MlflowException
+
+    is_uri = isinstance(root_or_uri, str) and "://" in root_or_uri
+    store = open_store(Path(), str(root_or_uri)) if is_uri else open_store(Path(root_or_uri))
+    try:
+        present = {entry.path for entry in store.client.list_artifacts(run_id)}
+        name = next((name for name in FILES if name in present), None)
+        return None if name is None else Path(store.client.download_artifacts(run_id, name))
+    except (MlflowException, OSError) as error:
+        raise TrackingError(f"could not read the samples of run {run_id} from {root_or_uri}: {error}") from error
+
+
+Sample = tuple[str, int | None, str, int, float]
+"""Source, GPU instance, field, monotonic time in ns, value."""
+
+
+def _read(path: Path) -> Iterable[Sample]:
+    """The samples of the device and its instances; not those of the machine, nor of single processes."""
+    wanted = set(_ACTIVITY) | set(_MEMORY)
+    try:
+        if path.suffix == ".csv":
+            with path.open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    if row["field"] in wanted and not row["job"] and row["source"] != _OF_THE_MACHINE:
+                        gi_id = int(row["gi_id"]) if row["gi_id"] else None
+                        yield row["source"], gi_id, row["field"], int(row["t_ns"]), float(row["value"])
+            return
+        import pyarrow.parquet as pq
+
+        columns = ["source", "gi_id", "field", "t_ns", "value"]
+        filters = [("field", "in", wanted), ("source", "!=", _OF_THE_MACHINE)]
+        table = pq.read_table(path, columns=[*columns, "job"], filters=filters)
+        table = table.filter(table["job"].is_null())
+        yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors, too
+        raise TrackingError(f"could not read the samples in {path}: {error}") from error
+
+
+def _lines(
+    samples: Sequence[Sample], fields: dict[str, tuple[str, float]], begin: int
+) -> tuple[tuple[Line, ...], bool]:
+    """A line a quantity and instance, from the best source that has it; whether any had to be thinned."""
+    found: dict[tuple[str, int | None], dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    for source, gi_id, name, t_ns, value in samples:
+        if name in fields:
+            found[name, gi_id][source].append((t_ns, value))
+    has_finer = any(name == "gract_ratio" for name, _ in found)
+    lines, was_cut = [], False
+    for name, (title, scale) in fields.items():
+        if name == "utilization_gpu_pct" and has_finer:
+            continue  # it says the same as GRACT, more coarsely
+        for key in sorted((key for key in found if key[0] == name), key=lambda key: (key[1] is not None, key[1] or 0)):
+            by_source = found[key]
+            source = min(by_source, key=lambda s: (_SOURCES.index(s) if s in _SOURCES else len(_SOURCES), s))
+            points = sorted(by_source[source])
+            stride = -(-len(points) // POINTS)
+            was_cut |= stride > 1
+            points = points[::stride]
+            lines.append(
+                Line(
+                    label=title if key[1] is None else f"{title}, GPU instance {key[1]}",
+                    t_s=tuple((t_ns - begin) / _S for t_ns, _ in points),
+                    values=tuple(value * scale for _, value in points),
+                )
+            )
+    return tuple(lines), was_cut
