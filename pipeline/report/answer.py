@@ -60,12 +60,10 @@ def _who_won(winners: Sequence[Winner]) -> list[str]:
     order = sorted(wins, key=lambda mode: (-wins[mode], mode))
     total = len(winners)
     undecided = total - sum(wins.values())
-    parts = [
-        f"{'one after another' if mode == labels.SERIAL else mode} is the fastest in {wins[mode]}" for mode in order
-    ]
+    parts = [f"{'one after another' if mode == labels.SERIAL else mode} in {wins[mode]}" for mode in order]
     if undecided:
-        parts.append(f"in {undecided} no single mode is shown to be the fastest")
-    said = [f"Of {total} case{'s' if total != 1 else ''} of jobs that ran together, {listed(parts)}."]
+        parts.append(f"no single mode in {undecided}")
+    said = [f"Of {total} case{'s' if total != 1 else ''} of jobs that ran together, the fastest is {listed(parts)}."]
     known = [winner for winner in winners if winner.speedup is not None]
     if known:
         best = max(known, key=lambda winner: winner.speedup.median if winner.speedup else 0.0)

@@ -24,7 +24,7 @@ FINDINGS = {
 }
 NOT_MEASURED = "not measured"
 _GROUP_WIDTH = 0.84
-_BOX_HEIGHT = 0.32
+_BOX_HEIGHT = 0.42
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> Non
             _one_bar(axes, bar, left + number * width, width)
     axes.set_xticks(range(len(groups)), [plain(label, 60) for label, _ in groups])
     axes.set_xlim(-0.55, len(groups) - 0.45)
-    axes.tick_params(axis="x", length=0)
+    axes.tick_params(axis="x", length=0, pad=7)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)
 
@@ -114,7 +114,7 @@ def _box(axes: Axes, bar: Bar, left: float, width: float) -> None:
     label = f"{bar.detail} {bar.finding}".strip() if bar.detail else bar.finding
     axes.text(
         left + width * 0.47,
-        0.02,
+        0.03,
         label,
         transform=across,
         rotation=90,

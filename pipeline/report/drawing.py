@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 STAMP = "simulated, says nothing about a real GPU"
 
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
+_ON_LIGHT = "#1c1c1b"  # on a bar of a light colour, whatever the page's theme is
 COLORS = {
     labels.SERIAL: "#cfcfcb",
     labels.NAIVE: "#ddaa33",
@@ -156,7 +158,7 @@ def color_of(family: str) -> str:
 
 def text_on(family: str) -> str:
     """The colour of text on a bar of that kind."""
-    return PAPER if family in (labels.MPS, labels.MIG) else INK
+    return PAPER if family in (labels.MPS, labels.MIG) else _ON_LIGHT
 
 
 def plain(text: str, longest: int = 80) -> str:
@@ -164,6 +166,11 @@ def plain(text: str, longest: int = 80) -> str:
     kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
     kept = " ".join(kept.split())
     return kept if len(kept) <= longest else kept[: longest - 3] + "..."
+
+
+def in_lines(text: str, width: int = 34) -> str:
+    """A title of at most two lines that fits a small panel."""
+    return "\n".join(textwrap.wrap(plain(text, 2 * width), width)[:2])
 
 
 def say_missing(axes: Axes, text: str) -> None:

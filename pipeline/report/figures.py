@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.report import labels
 from pipeline.report.bars import Bar, bar_of, grouped_bars, legend_of
-from pipeline.report.drawing import FAINT, Drawn, draw, new_figure, panels_of, plain, say_missing
+from pipeline.report.drawing import FAINT, Drawn, draw, in_lines, new_figure, panels_of, plain, say_missing
 from pipeline.report.gain import paint_gain
 from pipeline.report.metrics import METRICS, Scale
 from pipeline.report.rows import Study
@@ -244,7 +244,7 @@ def _paint_energy(cells: Sequence[Cell]) -> Figure:
     for axes, case in zip(panels, copies, strict=False):
         mine = [cell for cell in ran if cell.case == case]
         grouped_bars(axes, _by_degree(mine, lambda cell: bar_of(cell, cell.estimates.get(ENERGY_PER_SAMPLE))))
-        axes.set_title(plain(case.label, 44), fontsize=8)
+        axes.set_title(in_lines(case.label), fontsize=8)
         axes.set_ylabel("J per sample")
     if has_mixes:
         axes, cases = panels[len(copies)], _cases(mixes, is_mix=True)

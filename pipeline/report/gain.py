@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.report import labels
 from pipeline.report.bars import FINDINGS
-from pipeline.report.drawing import FAINT, INK, color_of, panels_of, plain
+from pipeline.report.drawing import FAINT, INK, color_of, in_lines, panels_of
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Case, Cell
 
@@ -59,7 +59,7 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
     for label, gain in _other_step_modes(case, cells):
         axes.axhline(gain.median, color=INK, linewidth=1.1, linestyle=":", label=f"alone, {label}")
         reached = max(reached, gain.median)
-    axes.set_title(plain(case.label, 44), fontsize=8)
+    axes.set_title(in_lines(case.label), fontsize=8)
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
     axes.set_ylim(0, min(1.08 * degrees[-1], 1.35 * reached + 0.3))
@@ -79,7 +79,7 @@ def _line(axes: Axes, family: str, cells: Sequence[Cell]) -> float:
             axes.annotate(
                 f"{family} {FINDINGS.get(here[0].finding, '')}".strip(),
                 (degree, 0),
-                xytext=(-7 + 8 * list(labels.FAMILIES.values()).index(family) - 8, 3),
+                xytext=(-5 - 9 * list(labels.FAMILIES.values()).index(family), 3),
                 textcoords="offset points",
                 rotation=90,
                 ha="center",

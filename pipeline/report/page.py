@@ -11,7 +11,7 @@ from pipeline.report import methods
 from pipeline.report.answer import answer, missing, question
 from pipeline.report.drawing import STAMP, THEME, Drawn, plain
 from pipeline.report.rows import Study
-from pipeline.report.table_format import Table, Value, shown
+from pipeline.report.table_format import MISSING, Table, Value, shown
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Verdict, Winner
 
@@ -73,9 +73,17 @@ def render(content: Content) -> str:
         methods=methods.methods(),
         provenance=methods.provenance(study),
         shown=shown,
+        p_shown=p_shown,
         slug=slug,
     )
     return _FORBIDDEN.sub(" ", text)
+
+
+def p_shown(p: float | None) -> str:
+    """A p value for readers."""
+    if p is None:
+        return MISSING
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def slug(text: str) -> str:
