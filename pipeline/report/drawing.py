@@ -118,8 +118,10 @@ def draw(
         figure = paint()
         if is_simulated:
             figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the layout is done; writing would do it again for each format
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
+            figure.set_layout_engine(None)  # it is done; each format would do it again, and draw once more for it
         written = {kind: io.BytesIO() for kind in _NO_DATES}
         for kind, target in written.items():
             figure.savefig(target, format=kind, metadata=_NO_DATES[kind])
