@@ -132,8 +132,8 @@ def _samples(count: int) -> dict[Origin, Series]:
     return found
 
 
-def measure(root: Path, out: Path) -> tuple[float, float]:
-    """Seconds and peak memory in MiB of the command, in a process of its own."""
+def measure(root: Path, out: Path) -> tuple[float, float, float]:
+    """Seconds, seconds of CPU time, and peak memory in MiB of the command, in a process of its own."""
     argv = [sys.executable, "-m", "pipeline.report", "--experiment", EXPERIMENT, "--root", str(root), "--out", str(out)]
     begin = time.monotonic()
     process = subprocess.Popen(argv)
@@ -141,7 +141,7 @@ def measure(root: Path, out: Path) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise RuntimeError(f"`{' '.join(argv)}` ended with status {process.returncode}")
-    return time.monotonic() - begin, usage.ru_maxrss / 1024
+    return time.monotonic() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -157,8 +157,8 @@ def main() -> None:
         if not (root / DATABASE).exists():
             fill(root, options.runs, options.samples)
             print(f"made a store of {options.runs} groups in {time.monotonic() - begin:.1f} s")
-        seconds, mib = measure(root, Path(scratch) / "report")
-        print(f"report: {seconds:.1f} s, {mib:.0f} MiB at most")
+        seconds, cpu_s, mib = measure(root, Path(scratch) / "report")
+        print(f"report: {seconds:.1f} s, {cpu_s:.1f} s of CPU time, {mib:.0f} MiB at most")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""`python -m pipeline.report` over real stores: what it writes, what it logs, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report as scale
+from pipeline import results
+from pipeline.report import rows, series
+from pipeline.report.__main__ import main
+from pipeline.store import DATABASE
+from tests.tracking_cases import client, runs_of
+
+pytest_plugins = ["tests.tracking_fixtures"]
+NUM_RUNS = 14
+
+
+@pytest.fixture
+def filled(root: Path) -> Path:
+    scale.fill(root, NUM_RUNS, 20)
+    return root
+
+
+def command(root: Path, *arguments: object) -> int:
+    return main(["--experiment", scale.EXPERIMENT, "--root", str(root), *map(str, arguments)])
+
+
+def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(filled: Path, tmp_path: Path, capsys) -> None:
+    before = results.find_finished(filled, scale.EXPERIMENT)
+    assert command(filled, "--out", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert f"report: {tmp_path / 'out' / 'index.html'}" in said
+    written = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert {
+        "index.html",
+        "figures/gain.svg",
+        "figures/gain.pdf",
+        "tables/verdicts.csv",
+        "tables/verdicts.tex",
+    } <= written
+    (run,) = [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
+    assert run.info.run_id in said and run.info.status == "FINISHED"
+    logged = Path(client(filled).download_artifacts(run.info.run_id, ""))
+    assert {str(p.relative_to(logged)) for p in logged.rglob("*") if p.is_file()} == written
+    assert results.find_finished(filled, scale.EXPERIMENT) == before
+    assert len(results.load_groups(filled, scale.EXPERIMENT)) == NUM_RUNS
+    assert len(rows.read(filled, scale.EXPERIMENT).rows) == NUM_RUNS
+
+
+def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_first(
+    filled: Path, tmp_path: Path
+) -> None:
+    outs = [tmp_path / "a", tmp_path / "b"]
+    for out in outs:
+        assert command(filled, "--out", out, "--no-log") == 0
+    first, second = ({p.name: p.read_bytes() for p in out.rglob("*") if p.is_file()} for out in outs)
+    assert first == second
+    mine, stale = outs[0] / "notes.txt", outs[0] / "figures/stale.svg"
+    mine.write_text("mine")
+    stale.write_text("of an earlier report")
+    manifest = json.loads((outs[0] / "report.json").read_text())
+    manifest["files"] += ["figures/stale.svg", "notes.txt", "../b/index.html"]
+    (outs[0] / "report.json").write_text(json.dumps(manifest))
+    assert command(filled, "--out", outs[0], "--no-log") == 0
+    assert mine.exists() and not stale.exists() and (outs[1] / "index.html").exists()
+    assert not [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
+
+
+def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: Path, monkeypatch) -> None:
+    chosen = next(row for row in rows.read(filled, scale.EXPERIMENT).rows if row.name == "naive-3x-workloada")
+    for path in filled.rglob("samples.parquet"):
+        if chosen.run_id not in str(path):
+            path.write_bytes(b"not parquet")
+    assert command(filled, "--out", tmp_path / "out", "--no-log", "--group", "naive-3x-workloada") == 0
+    assert "Utilisation and memory over time: naive-3x-workloada" in (tmp_path / "out/index.html").read_text()
+    drawn = series.read_group(filled, chosen)
+    assert drawn is not None
+    assert [line.label for line in drawn.activity] == ["GRACT", "SMACT", "DRAM activity"]
+    assert [len(line.values) for line in drawn.memory_mib] == [20]
+    assert [span.label for span in drawn.spans] == [f"{index} workloada bs128" for index in range(3)]
+    monkeypatch.setattr(series, "POINTS", 5)
+    thinned = series.read_group(filled, chosen)
+    assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
+
+
+def test_damaged_samples_are_one_error(filled: Path, tmp_path: Path, capsys) -> None:
+    for path in filled.rglob("samples.parquet"):
+        path.write_bytes(b"not parquet")
+    assert command(filled, "--out", tmp_path / "out") == 1
+    assert "could not read the samples" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: Path, capsys) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["--experiment", "nothing", "--root", str(filled), *out]) == 2
+    assert "no experiment 'nothing'" in (said := capsys.readouterr().err) and f"there is: '{scale.EXPERIMENT}'" in said
+    assert main(["--experiment", "nothing", "--root", str(tmp_path / "absent"), *out]) == 2
+    assert f"{DATABASE} is missing" in capsys.readouterr().err
+    assert not (tmp_path / "absent").exists()
+    assert command(filled, *out, "--group", "nobody") == 2
+    assert "has no group of that name" in (said := capsys.readouterr().err) and "naive-2x-workloada" in said
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/figures.txt").write_text("mine")
+    assert command(filled, "--out", tmp_path / "mine") == 2
+    assert "content that no report wrote" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and len(list((tmp_path / "mine").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_a_thousand_groups_take_less_than_30_s_and_2_gb(root: Path, tmp_path: Path) -> None:
+    scale.fill(root, 1000, 1000)
+    _, cpu_s, mib = scale.measure(root, tmp_path / "out")
+    assert cpu_s < 30  # not the clock: other tests may run beside this one
+    assert mib < 2000
