@@ -161,7 +161,8 @@ def _paint_workload(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     name = _epoch_metric(cells)
     _panel(first, ran, name)
-    if any("gract_mean_ratio" in cell.estimates or "smact_mean_ratio" in cell.estimates for cell in ran):
+    has_activity = any({"gract_mean_ratio", "smact_mean_ratio"} & cell.estimates.keys() for cell in ran)
+    if has_activity:
         grouped_bars(
             second,
             _by_degree(
@@ -177,7 +178,7 @@ def _paint_workload(cells: Sequence[Cell]) -> Figure:
         say_missing(second, "not measured: it takes\nlistener gpm or dcgm")
     second.set_title("GRACT and SMACT")
     _panel(third, ran, MEMORY)
-    handles = legend_of(second, _families(ran), second=("GRACT", "SMACT"))
+    handles = legend_of(second, _families(ran), second=("GRACT", "SMACT") if has_activity else None)
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=8)
     return figure
 

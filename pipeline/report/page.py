@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from pipeline.report import methods
 from pipeline.report.answer import answer, missing, question
 from pipeline.report.drawing import STAMP, THEME, Drawn, plain
+from pipeline.report.paper import Agreement
 from pipeline.report.rows import Study
 from pipeline.report.table_format import MISSING, Table, Value, shown
 from pipeline.report.tables import Cell
@@ -18,6 +20,7 @@ from pipeline.report.verdicts import Verdict, Winner
 TEMPLATE = "page.html.jinja"
 _PAPER, _WINNERS = "paper", "winners"  # tables that stand elsewhere
 _IN_WORDS = "in words"
+_NOT_MEASURED = Agreement.NOT_MEASURED.value
 _TAG = re.compile("<[^<>]*>")  # colours are replaced within tags only: a run may be named like one
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -68,7 +71,8 @@ def render(content: Content) -> str:
         verdicts=content.verdicts,
         sections=sections,
         tables=[for_page(t) for t in content.tables if not t.is_for_machines and t.name not in (_PAPER, _WINNERS)],
-        paper=[for_page(t) for t in content.tables if t.name == _PAPER],
+        paper=[_measured(for_page(t)) for t in content.tables if t.name == _PAPER],
+        num_not_measured=sum(_NOT_MEASURED in row for t in content.tables if t.name == _PAPER for row in t.rows),
         machine_tables=[t for t in content.tables if t.is_for_machines],
         methods=methods.methods(),
         provenance=methods.provenance(study),
@@ -107,6 +111,11 @@ def for_page(table: Table) -> Table:
         for row in table.rows
     )
     return Table(name=table.name, title=table.title, columns=tuple(columns), rows=rows, note=table.note)
+
+
+def _measured(table: Table) -> Table:
+    """The paper's findings that this study has something to say about."""
+    return dataclasses.replace(table, rows=tuple(row for row in table.rows if _NOT_MEASURED not in row))
 
 
 def _with_interval(value: Value, low: Value, high: Value) -> Value:

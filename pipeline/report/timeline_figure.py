@@ -30,6 +30,11 @@ def paint_timeline(group: GroupSeries) -> Figure:
     _series(memory, group.memory_mib, "memory of the GPU (MiB)", "no listener gave the memory of the GPU")
     memory.set_ylim(bottom=0)
     _spans(spans, group)
+    if group.spans:
+        # Before and after, jobs start and end for much longer than a short window lasts.
+        last = max(span.end_s for span in group.spans)
+        around = max(1.0, 0.1 * last)
+        spans.set_xlim(-around, last + around)
     return figure
 
 
