@@ -65,7 +65,7 @@ def _who_won(winners: Sequence[Winner], cells: Sequence[Cell]) -> list[str]:
         parts += [f"no single mode in {undecided}"] if undecided else []
         said = [f"Of {total}, the fastest is {listed(parts)}."]
     else:
-        said = [f"Of {total}, there is none in which one mode is shown to be the fastest."]
+        said = [f"In {total}, no single mode is shown to be the fastest."]
     known = sorted(
         ((winner.speedup.median, number) for number, winner in enumerate(winners) if winner.speedup is not None),
         key=lambda found: (-found[0], found[1]),

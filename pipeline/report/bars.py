@@ -63,7 +63,8 @@ def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> Non
         for number, bar in enumerate(bars):
             _one_bar(axes, bar, left + number * width, width)
     axes.set_xticks(range(len(groups)), [plain(label, 60) for label, _ in groups])
-    axes.set_xlim(-0.55, len(groups) - 0.45)
+    around = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
+    axes.set_xlim(-around, len(groups) - 1 + around)
     axes.tick_params(axis="x", length=0, pad=7)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)

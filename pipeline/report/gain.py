@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report import labels
 from pipeline.report.bars import FINDINGS
-from pipeline.report.drawing import FAINT, INK, color_of, in_lines, panels_of
+from pipeline.report.drawing import FAINT, INK, PAPER, color_of, in_lines, panels_of
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Case, Cell
 
@@ -54,8 +55,9 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
     axes.plot(degrees, degrees, color=FAINT, linewidth=1, linestyle="--", label="ideal")
     axes.axhline(1, color=FAINT, linewidth=0.8)
     reached = 1.0
+    failed: Counter[int] = Counter()
     for family in [family for family in labels.FAMILIES.values() if family != labels.SERIAL]:
-        reached = max(reached, _line(axes, family, [cell for cell in mine if cell.family == family]))
+        reached = max(reached, _line(axes, family, [cell for cell in mine if cell.family == family], failed))
     for label, gain in _other_step_modes(case, cells):
         axes.axhline(gain.median, color=INK, linewidth=1.1, linestyle=":", label=f"alone, {label}")
         reached = max(reached, gain.median)
@@ -67,8 +69,8 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
     axes.grid(axis="y")
 
 
-def _line(axes: Axes, family: str, cells: Sequence[Cell]) -> float:
-    """Draw one mode; how high it gets."""
+def _line(axes: Axes, family: str, cells: Sequence[Cell], failed: Counter[int]) -> float:
+    """Draw one mode; how high it gets. What has no figure is written beside its degree, where `failed` counts."""
     points: list[tuple[int, Estimate]] = []
     for degree in sorted({cell.degree for cell in cells}):
         here = [cell for cell in cells if cell.degree == degree]
@@ -79,14 +81,17 @@ def _line(axes: Axes, family: str, cells: Sequence[Cell]) -> float:
             axes.annotate(
                 f"{family} {FINDINGS.get(here[0].finding, '')}".strip(),
                 (degree, 0),
-                xytext=(-5 - 9 * list(labels.FAMILIES.values()).index(family), 3),
+                xytext=(-10 - 10 * failed[degree], 3),
                 textcoords="offset points",
                 rotation=90,
                 ha="center",
                 va="bottom",
                 fontsize=7,
                 color=INK,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+                zorder=5,
             )
+            failed[degree] += 1
     if not points:
         return 1.0
     below = [found.median - found.low if found.low is not None else 0.0 for _, found in points]

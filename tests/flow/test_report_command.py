@@ -86,6 +86,14 @@ def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: P
     assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
 
 
+def test_a_store_is_read_by_its_uri_too(filled: Path, tmp_path: Path) -> None:
+    uri = f"sqlite:///{filled / DATABASE}"
+    assert main(["--experiment", scale.EXPERIMENT, "--uri", uri, "--out", str(tmp_path / "by-uri")]) == 0
+    assert command(filled, "--out", tmp_path / "by-root", "--no-log") == 0
+    first, second = ((tmp_path / name / "index.html").read_text() for name in ("by-uri", "by-root"))
+    assert first == second
+
+
 def test_damaged_samples_are_one_error(filled: Path, tmp_path: Path, capsys) -> None:
     for path in filled.rglob("samples.parquet"):
         path.write_bytes(b"not parquet")

@@ -186,7 +186,7 @@ def test_a_half_run_study_says_what_is_missing() -> None:
     text = render(content_of(found))
     assert '<div class="missing" id="missing">' in text and "lacks 1 of 3 groups" in text
     assert "it takes 5" in text
-    assert "there is none in which one mode is shown to be the fastest" in text
+    assert "no single mode is shown to be the fastest" in text
     assert "findings of the paper are about what was not measured here" in text
 
 
