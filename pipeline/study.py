@@ -32,7 +32,7 @@ from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, Step, replay
-from pipeline.progress import Progress
+from pipeline.progress import Progress, duration
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import Reproduction
 from pipeline.schema import Config, GpuKind
@@ -222,7 +222,7 @@ class _Study:
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]
         if share := phases.share_in_words(ran, elapsed_s):
-            terminal.say(f"{len(ran)} groups in {terminal.duration(elapsed_s)}: {share}")
+            terminal.say(f"{len(ran)} groups in {duration(elapsed_s)}: {share}")
 
     def _say_what_is_there(self, num_known: int, num_of_other_plans: int) -> None:
         terminal.say(f"resume: {num_known} of {len(self.plan.groups)} groups are finished")
