@@ -310,11 +310,12 @@ def _group_metrics(
             common = min(end for _, end in spans) - max(start for start, _ in spans)
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
     rates = [job.metrics["throughput_samples_per_s"] for job in jobs if "throughput_samples_per_s" in job.metrics]
-    if len(rates) == len(jobs) and (len(jobs) == 1 or not group.sequential):
-        metrics["throughput_total_samples_per_s"] = sum(rates)
+    if len(rates) == len(jobs):
         if group.window.kind is WindowKind.WORK:
             samples = sum(job.metrics["num_samples"] for job in jobs)
             metrics["throughput_total_samples_per_s"] = samples / metrics["makespan_s"]
+        elif len(jobs) == 1 or not group.sequential:
+            metrics["throughput_total_samples_per_s"] = sum(rates)
     epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
@@ -337,26 +338,33 @@ def _device_metrics(
     memory = [s.values["memory_used_mib"] for s in nvml if "memory_used_mib" in s.values]
     if memory:
         found["memory_peak_mib"] = max(memory)
-    if len(windows) == 1:
-        found |= _energy(nvml, windows[0], seen.idle_w, metrics.get("throughput_total_samples_per_s"))
-    return found
+    return found | _energy(nvml, windows, seen.idle_w, metrics.get("throughput_total_samples_per_s"))
 
 
 def _energy(
-    nvml: Sequence[Sample], window: tuple[int, int], idle_w: float | None, rate: float | None
+    nvml: Sequence[Sample], windows: Sequence[tuple[int, int]], idle_w: float | None, rate: float | None
 ) -> dict[str, float]:
-    """Energy of the whole device over the window, from the difference of its counter."""
-    counter = [(s.t_ns, s.values["energy_j"]) for s in nvml if "energy_j" in s.values and _inside(s.t_ns, window)]
-    if len(counter) < 2:
+    """Energy of the whole device over the windows, from the differences of its counter.
+
+    Jobs one after another have a window each; as with their times, what lies between two of them does not count.
+    """
+    total_j = total_s = 0.0
+    for window in windows:
+        counter = [(s.t_ns, s.values["energy_j"]) for s in nvml if "energy_j" in s.values and _inside(s.t_ns, window)]
+        if len(counter) < 2:
+            return {}
+        mean_w = (counter[-1][1] - counter[0][1]) / ((counter[-1][0] - counter[0][0]) / 1e9)
+        seconds = (window[1] - window[0]) / 1e9
+        total_j += mean_w * seconds
+        total_s += seconds
+    if not total_s:
         return {}
-    mean_w = (counter[-1][1] - counter[0][1]) / ((counter[-1][0] - counter[0][0]) / 1e9)
-    seconds = (window[1] - window[0]) / 1e9
-    found = {"energy_j": mean_w * seconds}
+    found = {"energy_j": total_j}
     if idle_w is not None:
         found["power_idle_w"] = idle_w
-        found["energy_above_idle_j"] = (mean_w - idle_w) * seconds
+        found["energy_above_idle_j"] = total_j - idle_w * total_s
     if rate:
-        found["energy_per_sample_j"] = mean_w / rate
+        found["energy_per_sample_j"] = total_j / (total_s * rate)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 from rows import S, group, state, steps
@@ -16,6 +17,10 @@ def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
     return measure.judge(
         the_group, Observation(batches=[Batch(states=states)], samples=seen.pop("samples", ()), **seen)
     )
+
+
+def nvml(t_s, **values) -> Sample:
+    return Sample(source="nvml", t_ns=int(t_s * S), values=values)
 
 
 def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
@@ -61,15 +66,24 @@ def test_a_work_window_gives_makespan_epoch_time_and_rate_without_validation(tmp
     assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
 
 
-def test_a_serial_mix_adds_up_its_jobs_and_has_no_common_rate(tmp_path):
+def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     mix = group("a", "b", kind=WindowKind.WORK, sequential=True)
     batches = [
         Batch(states=[state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))]),
         Batch(states=[state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1))]),
     ]
-    row = measure.judge(mix, Observation(batches=batches, samples=()))
+    # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
+    watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
+    energy = itertools.accumulate(w for _, w in watts)
+    samples = [nvml(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
+    row = measure.judge(mix, Observation(batches=batches, samples=samples, idle_w=50.0))
     assert row.metrics["makespan_s"] == 11
-    assert "throughput_total_samples_per_s" not in row.metrics
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(1)
+    assert row.metrics["energy_j"] == pytest.approx(4 * 100 + 7 * 300)
+    assert row.metrics["energy_above_idle_j"] == pytest.approx(4 * 50 + 7 * 250)
+    assert row.metrics["energy_per_sample_j"] == pytest.approx(2500 / 11)
+    without = measure.judge(mix, Observation(batches=batches, samples=samples[:6], idle_w=50.0))
+    assert "energy_j" not in without.metrics  # the second job was not sampled: no sum
     assert row.metrics["job_1_makespan_s"] == 7
 
 
@@ -133,9 +147,6 @@ def test_a_torn_last_line_costs_one_line(tmp_path):
 def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     alone = group("a")
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), stopped_ns=11 * S)
-
-    def nvml(t_s, **values):
-        return Sample(source="nvml", t_ns=int(t_s * S), values=values)
 
     samples = [nvml(-1, power_w=70.0, memory_used_mib=10.0)]
     samples += [

@@ -226,7 +226,14 @@ def test_as_a_job_it_runs_until_told_to_stop():
         steps = server.events("step")
         assert steps[0]["t_ns"] > start_ns
         assert [step["total"] for step in steps] == [100 * (1 + number) for number in range(len(steps))]
-        assert [phase["name"] for phase in server.events("phase")] == ["setup", "import", "build", "warmup", "ready", "train"]
+        assert [phase["name"] for phase in server.events("phase")] == [
+            "setup",
+            "import",
+            "build",
+            "warmup",
+            "ready",
+            "train",
+        ]
         params = {key: value for event in server.events("param") for key, value in event["params"].items()}
         assert params["torch"] == torch.__version__
         assert params["model"] == "resnetv2_50"
