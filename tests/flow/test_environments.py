@@ -66,9 +66,9 @@ def jobs(tmp_path):
     """The runs of the jobs: their params, and their artifacts by name."""
     from mlflow import MlflowClient
 
-    def read() -> list[tuple[dict[str, str], dict[str, str]]]:
+    def read(name: str = "collocation") -> list[tuple[dict[str, str], dict[str, str]]]:
         client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
-        experiment = client.get_experiment_by_name("collocation")
+        experiment = client.get_experiment_by_name(name)
         runs = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
         found = []
         for each in sorted(runs, key=lambda run: (run.info.start_time, run.data.tags["collocation.index"])):
@@ -115,6 +115,32 @@ def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channe
     assert (printed(of_small)["rich"], printed(of_medium)["rich"]) == ("0.1", "0.2")
     assert "# rich 0.1 0\n" in of_small["environment.txt"] and "# rich 0.2 0\n" in of_medium["environment.txt"]
     assert small["environment_digest"] != medium["environment_digest"]
+
+
+def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(run, jobs, channel, tmp_path):
+    for size, version in (("S", "0.1"), ("M", "0.2")):
+        channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
+    sizes = [f"workload@sizes.{size}=script" for size in "SM"]
+    files = [f"sizes.{size}.{key}" for size in "SM" for key in ("script=train.py", f"env_file={size}.yml")]
+    assert run(*sizes, *files, "mix=[M,S]", "scenario=naive", "env=conda")[0] == 0
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("collocation")
+    (original,) = client.search_runs([experiment.experiment_id], "tags.`mlflow.runName` = 'naive-M+S'")
+    before = jobs()
+    # Neither the files nor the cache are there any more, and the channel has something newer.
+    for size in "SM":
+        (tmp_path / f"{size}.yml").unlink()
+    shutil.rmtree(tmp_path / "cache")
+    channel.add_module("rich", "0.9")
+    status, _, err = run(f"reproduce={original.info.run_id}")
+    assert status == 0, err
+    assert "is not built yet" in err
+    assert "differs: packages" not in err and "differs: the plan" not in err
+    after = jobs("collocation-reproductions")
+    assert [printed(files)["rich"] for _, files in after] == ["0.2", "0.1"]
+    assert [params["environment_digest"] for params, _ in after] == [p["environment_digest"] for p, _ in before]
 
 
 @pytest.mark.parametrize("kind", ["conda", "venv"])

@@ -56,7 +56,8 @@ def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tm
     store.set_tag(original.info.run_id, "collocation.device", "NVIDIA A100-SXM4-40GB")
     store.set_tag(original.info.run_id, "collocation.git_commit", "0123456789")
     script.write_text(SCRIPT + "# changed\n")
-    (locks,) = tmp_path.glob(f"mlruns/artifacts/**/{original.info.run_id}/artifacts/environment_0.txt")
+    # The lock lies with the job's run.
+    (locks,) = tmp_path.glob("mlruns/artifacts/**/environment.txt")
     text = locks.read_text()
     torch = next(line for line in text.splitlines() if line.startswith("torch=="))
     locks.write_text(text.replace(torch + "\n", "torch==1.0\n"))
