@@ -21,7 +21,6 @@ def named(rows: Sequence[Row]) -> list[Row]:
         of_row = [job.place for job in row.jobs]
         if row.key not in places or labels.is_placed(row.scenario, of_row):
             places[row.key] = of_row
-    varied = {key for key, _ in _varying(rows)}
     renamed = []
     for row in rows:
         jobs = tuple(
@@ -34,18 +33,38 @@ def named(rows: Sequence[Row]) -> list[Row]:
                 workloads=tuple(job.label for job in jobs),
                 # A group that failed before it was placed is called as in the blocks in which it was placed.
                 mode=labels.mode_label(row.scenario, row.options, places[row.key]),
-                setting=", ".join(f"{key} {value}" for key, value in row.settings if key in varied),
             )
         )
-    return renamed
+    return _with_settings(renamed)
 
 
-def _varying(rows: Sequence[Row]) -> set[tuple[str, str]]:
-    """The settings in which rows of the study differ."""
-    if not rows:
-        return set()
-    shared = set(rows[0].settings).intersection(*(row.settings for row in rows))
-    return {setting for row in rows for setting in row.settings if setting not in shared}
+def _with_settings(rows: Sequence[Row]) -> list[Row]:
+    """The rows with those of their settings in which rows of the same jobs differ; a device is named by every row."""
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[_jobs(row)].append(row)
+    devices = _varying(rows) & {"device"}
+    varied = {jobs: _varying(same) | devices for jobs, same in alike.items()}
+    return [
+        dataclasses.replace(
+            row, setting=", ".join(f"{key} {value}" for key, value in row.settings if key in varied[_jobs(row)])
+        )
+        for row in rows
+    ]
+
+
+def _jobs(row: Row) -> str:
+    """What a row's jobs are called, whatever their number and step mode."""
+    return labels.jobs_label([job.base_label for job in row.jobs], row.sizes)
+
+
+def _varying(rows: Sequence[Row]) -> set[str]:
+    """Names of the settings in which rows differ."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        for key, value in row.settings:
+            values[key].add(value)
+    return {key for key, found in values.items() if len(found) > 1}
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,13 @@ from pipeline.report.answer import answer, missing, question
 from pipeline.report.drawing import STAMP, THEME, Drawn, plain
 from pipeline.report.paper import Agreement
 from pipeline.report.rows import Study
-from pipeline.report.table_format import MISSING, Table, Value, shown
+from pipeline.report.table_format import MISSING, Table, Value, brief, shown
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Verdict, Winner
 
 TEMPLATE = "page.html.jinja"
 _PAPER, _WINNERS = "paper", "winners"  # tables that stand elsewhere
-_IN_WORDS = "in words"
+_IN_WORDS, _MIND = "in words", "mind"
 _NOT_MEASURED = Agreement.NOT_MEASURED.value
 _TAG = re.compile("<[^<>]*>")  # colours are replaced within tags only: a run may be named like one
 _COLOR = re.compile("|".join(THEME))
@@ -79,6 +80,7 @@ def render(content: Content) -> str:
         shown=shown,
         p_shown=p_shown,
         slug=slug,
+        by_case=by_case,
     )
     return _FORBIDDEN.sub(" ", text)
 
@@ -113,15 +115,32 @@ def for_page(table: Table) -> Table:
     return Table(name=table.name, title=table.title, columns=tuple(columns), rows=rows, note=table.note)
 
 
+def by_case(table: Table) -> list[tuple[str | None, list[tuple[Value, ...]]]]:
+    """The rows of a table under the case that they share; under `None` where the table is not of cases."""
+    if table.columns[0] != "case":
+        return [(None, list(table.rows))]
+    return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
+
+
 def _measured(table: Table) -> Table:
     """The paper's findings that this study has something to say about."""
-    return dataclasses.replace(table, rows=tuple(row for row in table.rows if _NOT_MEASURED not in row))
+    rows = [row for row in table.rows if _NOT_MEASURED not in row]
+    if not rows or table.columns[-1] != _MIND:
+        return dataclasses.replace(table, rows=tuple(rows))
+    # The same for nearly every row, so it is said once; the files say it of each.
+    parts = dict.fromkeys(part for row in rows for part in str(row[-1]).split("; ") if part)
+    note = f"{table.note} Not as in the paper: {'; '.join(parts)}." if parts else table.note
+    return dataclasses.replace(
+        table, columns=table.columns[:-1], rows=tuple(row[:-1] for row in rows), note=note.strip()
+    )
 
 
 def _with_interval(value: Value, low: Value, high: Value) -> Value:
     if value is None or low is None or high is None:
         return value
-    return f"{shown(value)} ({shown(low)} to {shown(high)})"
+    if isinstance(value, str):
+        return value  # words that hold their interval
+    return f"{brief(value)} ({brief(low)} to {brief(high)})"
 
 
 def inline(figure: Drawn) -> str:

@@ -67,7 +67,7 @@ class Row:
         family: its kind, whatever the options: one of `labels.FAMILIES`.
         workloads: label of each job's workload.
         sizes: mix letter of each job, or `None`.
-        setting: what tells the settings of this row (window, seed, ...) from others of the study; else empty.
+        setting: what tells the settings of this row (window, seed, ...) from others of its jobs; else empty.
         settings: these settings by name, all of which rows must share to be compared.
         is_mix: whether its jobs differ.
         is_sequential: whether its jobs ran one after another.
@@ -248,7 +248,8 @@ def _raw(run: Any, children: Sequence[Any]) -> Row | None:
 
 def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     if params.get("window") == WindowKind.WORK:
-        window = f"work, {params.get('window_epochs', '?')} epochs"
+        epochs = params.get("window_epochs", "?")
+        window = f"work, {epochs} epoch{'' if epochs == '1' else 's'}"
     else:
         window = f"steady, {params.get('window_seconds', '?')} s after {params.get('window_settle_s', '?')} s"
     return (

@@ -68,6 +68,13 @@ def shown(value: Value) -> str:
     return str(value)
 
 
+def brief(value: Value) -> str:
+    """A value beside its interval, which leaves three significant digits of it; the files have them all."""
+    if not isinstance(value, int | float) or math.isnan(value):
+        return shown(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
 def to_csv(table: Table) -> str:
     """Comma-separated, one line of heads; numbers in full, a missing value is an empty field.
 

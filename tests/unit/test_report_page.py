@@ -221,7 +221,7 @@ def test_intervals_stand_in_one_column_on_the_page() -> None:
         rows=(("a", 1.5, 1.25, 1.75, "x"), ("b", 1.5, None, None, "y"), ("c", None, None, None, "z")),
     )  # fmt: skip
     assert for_page(table).columns == ("case", "ratio")
-    assert for_page(table).rows == (("a", "1.5 (1.25 to 1.75)"), ("b", 1.5), ("c", None))
+    assert for_page(table).rows == (("a", "1.50 (1.25 to 1.75)"), ("b", 1.5), ("c", None))
 
 
 def test_the_group_over_time_is_the_mix_of_the_paper_else_the_largest() -> None:

@@ -54,6 +54,20 @@ def test_a_half_run_study_says_which_blocks_lack_groups() -> None:
     assert found.left_out == {"no result: it runs, or was never closed": 1}
 
 
+def test_settings_are_named_only_where_rows_of_the_same_jobs_differ_in_them() -> None:
+    steady, work = settings("steady, 5 s"), settings("work, 1 epoch")
+    alone = [copies(mode, 2, 9.0, settings=steady) for mode in ("naive", "mps")]
+    mix = row("naive", (job(0, params(), 5.0, size="S"), job(1, params("other"), 5.0, size="M")), settings=work)
+    assert {r.setting for r in study(*alone, mix).rows} == {""}
+    both = study(*alone, copies("naive", 3, 9.0, settings=work), mix).rows
+    assert sorted((r.degree, r.setting) for r in both if not r.is_mix) == [
+        (2, "window steady, 5 s"),
+        (2, "window steady, 5 s"),
+        (3, "window work, 1 epoch"),
+    ]
+    assert [r.setting for r in both if r.is_mix] == [""]
+
+
 def test_rows_of_older_settings_are_left_out_with_what_differed() -> None:
     old = [copies("naive", 2, 9.0, block, settings=settings("20 s")) for block in (1, 2, 3)]
     new = [copies("naive", 2, 9.0, settings=settings("5 s"), start_ms=9_000_000, start="later")]
