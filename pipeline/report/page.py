@@ -14,7 +14,7 @@ from pipeline.report.answer import answer, missing, question
 from pipeline.report.drawing import STAMP, THEME, Drawn, plain
 from pipeline.report.paper import Agreement
 from pipeline.report.rows import Study
-from pipeline.report.table_format import MISSING, Table, Value, brief, shown
+from pipeline.report.table_format import MISSING, Table, Value, shown, with_interval
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Verdict, Winner
 
@@ -140,7 +140,7 @@ def _with_interval(value: Value, low: Value, high: Value) -> Value:
         return value
     if isinstance(value, str):
         return value  # words that hold their interval
-    return f"{brief(value)} ({brief(low)} to {brief(high)})"
+    return with_interval(value, low, high)
 
 
 def inline(figure: Drawn) -> str:

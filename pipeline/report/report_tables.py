@@ -9,7 +9,7 @@ from pipeline.report.metrics import GROUPS, METRICS
 from pipeline.report.paper import Comparison
 from pipeline.report.rows import Row, Study
 from pipeline.report.statistics import Estimate
-from pipeline.report.table_format import Table, Value, brief, shown
+from pipeline.report.table_format import Table, Value, shown, with_interval
 from pipeline.report.tables import Cell, case_of
 from pipeline.report.verdicts import Verdict, Winner
 from pipeline.types import Result, WindowKind
@@ -296,7 +296,7 @@ def _with_interval(estimate: Estimate | None) -> Value:
         return None
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return shown(estimate.median)
-    return f"{brief(estimate.median)} ({brief(estimate.low)} to {brief(estimate.high)})"
+    return with_interval(estimate.median, estimate.low, estimate.high)
 
 
 def _head(name: str) -> str:

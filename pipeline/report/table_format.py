@@ -68,8 +68,16 @@ def shown(value: Value) -> str:
     return str(value)
 
 
-def brief(value: Value) -> str:
-    """A value beside its interval, which leaves three significant digits of it; the files have them all."""
+def with_interval(value: Value, low: Value, high: Value) -> str:
+    """`1.57 (1.53 to 1.62)`: an interval leaves three significant digits of a value; the files have them all.
+
+    Without the interval where it does not show in these digits.
+    """
+    texts = [_brief(each) for each in (value, low, high)]
+    return texts[0] if len(set(texts)) == 1 else "{} ({} to {})".format(*texts)
+
+
+def _brief(value: Value) -> str:
     if not isinstance(value, int | float) or math.isnan(value):
         return shown(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"

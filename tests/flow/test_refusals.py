@@ -110,7 +110,7 @@ def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(mach
     before = machine.file.read().gpus
     status, out, err = machine.run(*TOY, "scenario=mig", "listeners=[]")
     assert status == 1, err  # only trying tells: the group begins, and its row says why it failed
-    (line,) = [line for line in err.splitlines() if "failed" in line]
+    (line,) = [line for line in err.splitlines() if "failed:" in line]
     uuid = before[0].uuid
     assert f"failed: no permission for `{machine.folder / 'bin/nvidia-smi'} -i {uuid} -mig 1`" in line
     assert "An administrator must allow it" in line and "'gpu.admin=[sudo,-n]'" in line
