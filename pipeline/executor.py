@@ -66,6 +66,7 @@ class Executor:
         warm_start: starts the jobs.
         idle_w: lowest power read before jobs started, by device.
         view: called with what is being watched, for the time that a group runs.
+        warned: what the user has been told of the machine, which is the same in every group.
         rehearsal: the machine of a study on simulated GPUs.
     """
 
@@ -76,6 +77,7 @@ class Executor:
     idle_w: dict[str, float] = field(default_factory=dict)
     view: Callable[[Group, Watched], AbstractContextManager[None]] = lambda group, watched: nullcontext()
     rehearsal: Rehearsal | None = None
+    warned: set[str] = field(default_factory=set)
 
     def run(self, group: Group) -> GroupResult:
         """Run one group and record its row.
@@ -252,7 +254,10 @@ class _Execution:
             if is_needed:
                 raise
             self.tags[f"collocation.listener.{spec.name}"] = f"absent: {error}"
-            log.warning("listener %s is left out: %s", spec.name, error)
+            said = f"left out: {error}"
+            if said not in self.executor.warned:  # once a study; each group's tags have it
+                self.executor.warned.add(said)
+                log.warning("%s", said)
         else:
             self.helpers.append(listener)
 

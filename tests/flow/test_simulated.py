@@ -197,6 +197,16 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path)
     assert not (tmp_path / "decoys-ran").exists()
 
 
+def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_every_group(run, tmp_path):
+    listeners = ["listeners=[host,gpm]", "listeners.gpm.required=false"]
+    status, _, err = run("-m", *TOY, *SHORT, *listeners, "scenario=naive", "degree=1,2")
+    assert status == 0, err
+    assert err.count("left out: listener gpm: ") == 1
+    groups, _ = stored(tmp_path)
+    assert len(groups) == 3
+    assert all(run_.data.tags["collocation.listener.gpm"].startswith("absent: ") for run_ in groups)
+
+
 def test_jobs_see_no_gpu(run, tmp_path):
     text = "import os, pathlib\npathlib.Path('seen').write_text(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
     (tmp_path / "train.py").write_text(text)
