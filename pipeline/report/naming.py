@@ -70,12 +70,13 @@ def _varying(rows: Sequence[Row]) -> set[str]:
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:
     """Label, and label without the step mode, by workload digest."""
     by_digest = {job.digest: (job.params.get("workload", ""), labels.own_params(job.params)) for job in jobs}
-    full = _told_apart({d: (labels.workload_label(*of), of[1]) for d, of in by_digest.items()})
+    epochs = {job.digest: job.params.get("epochs") for job in jobs}
+    full = _told_apart({d: (labels.workload_label(*of), of[1]) for d, of in by_digest.items()}, epochs)
     without = {
         d: (labels.workload_label(name, params, without=labels.STEP_MODE), _without_step_mode(params))
         for d, (name, params) in by_digest.items()
     }
-    base = _told_apart(without, by_params=True)
+    base = _told_apart(without)
     return {digest: (full[digest], base[digest]) for digest in by_digest}
 
 
@@ -83,8 +84,16 @@ def _without_step_mode(params: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in params.items() if key != labels.STEP_MODE}
 
 
-def _told_apart(found: dict[str, tuple[str, dict[str, str]]], *, by_params: bool = False) -> dict[str, str]:
-    """The label of each digest, made longer where different programs would share it."""
+def _told_apart(
+    found: dict[str, tuple[str, dict[str, str]]], epochs: Mapping[str, str | None] | None = None
+) -> dict[str, str]:
+    """The label of each digest, made longer where different programs would share it.
+
+    Args:
+        found: label and params of each digest.
+        epochs: of each digest: the window, which rows say of themselves, so that it need not tell programs apart. Where
+            given, programs with the same settings are told apart too: other scripts, other environments.
+    """
     alike: dict[str, list[str]] = defaultdict(list)
     for digest in sorted(found):
         alike[found[digest][0]].append(digest)
@@ -93,7 +102,10 @@ def _told_apart(found: dict[str, tuple[str, dict[str, str]]], *, by_params: bool
         words = labels.telling_apart([found[digest][1] for digest in digests])
         for digest, word in zip(digests, words, strict=True):
             named[digest] = f"{label} {word}".strip()
-            if not by_params and words.count(word) > 1:
-                # The same settings and yet another digest: another script, or another environment.
-                named[digest] += f" ({digest[:6]})"
+            if epochs is not None:
+                same = [
+                    d for d, other in zip(digests, words, strict=True) if (other, epochs[d]) == (word, epochs[digest])
+                ]
+                if len(same) > 1:
+                    named[digest] += f" ({digest[:6]})"
     return named

@@ -117,6 +117,17 @@ def test_programs_that_share_a_label_are_told_apart() -> None:
     assert len(set(found)) == 4
 
 
+def test_a_program_in_two_windows_has_one_name() -> None:
+    """Its number of epochs goes with the window, which rows say of themselves."""
+    rows = [
+        row("naive", (job(0, params(epochs=epochs), 5.0, salt=epochs),), settings=settings(f"{epochs} epochs"))
+        for epochs in ("0", "5")
+    ]
+    found = study(*rows).rows
+    assert len({r.digest for r in found}) == 2
+    assert {r.workloads for r in found} == {("resnet26_cifar10 bs128 (data on the GPU)",)}
+
+
 def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> None:
     placed = copies("mig", 3, 5.0, 1)
     failed = copies("mig", 3, 5.0, 2, result=Result.FAILED)
