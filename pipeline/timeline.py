@@ -238,6 +238,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store (default: %(default)s)")
     parser.add_argument("--uri", help="tracking server, instead of --root")
     options = parser.parse_args(arguments)
+    from pipeline.tracking import set_mlflow_defaults  # which needs what records a timeline
+
+    set_mlflow_defaults()
     try:
         trace, num_without = of_experiment(options.uri or options.root, options.experiment)
         options.out.write_text(json.dumps(trace), encoding="utf-8")

@@ -42,7 +42,7 @@ from pipeline.upload import amend, begin, send
 SPOOL = "spool"
 UI_PORT = 5000
 
-MLFLOW_DEFAULTS = {
+_MLFLOW_DEFAULTS = {
     # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -216,12 +216,17 @@ def flush(sender: Sender, spool_root: Path) -> int:
     return 1 if failures else 0
 
 
+def set_mlflow_defaults() -> None:
+    """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
+    for name, value in _MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for name, value in MLFLOW_DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    set_mlflow_defaults()
     try:
         if options.command == "relocate":
             counts = relocate(options.root, options.old_root)

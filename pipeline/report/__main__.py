@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,7 @@ from pipeline.errors import CollocationError, ConfigError, TrackingError
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.schema import TrackingConfig
 from pipeline.store import DATABASE, open_store
-from pipeline.tracking import MLFLOW_DEFAULTS
-
-_QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+from pipeline.tracking import set_mlflow_defaults
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write one report; returns the exit status: 2 for a wrong option, 1 for a store that fails."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    for name, value in (MLFLOW_DEFAULTS | _QUIET).items():
-        os.environ.setdefault(name, value)
+    set_mlflow_defaults()
     try:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder)

@@ -233,7 +233,7 @@ def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     argv = [sys.executable, "-m", "pipeline.timeline", "--root", str(tmp_path / "mlruns"), "--out", "all.json"]
     environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)}
     done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert "2 groups in all.json" in done.stdout
     trace = json.loads((tmp_path / "all.json").read_text())
     assert problems(trace) == []
