@@ -430,7 +430,7 @@ def run_killed(machine: Machine, fatal: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["a100_40gb", "h100_80gb"])
+@pytest.mark.parametrize("model", ["a100_40gb", pytest.param("h100_80gb", marks=pytest.mark.exhaustive)])
 def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, model: str) -> None:
     with simulated(tmp_path, model) as machine:
         before = machine.gpu
