@@ -42,8 +42,7 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
 def missing(study: Study) -> list[str]:
     """What a half-run study lacks, and which runs were left out and why; empty for a complete one."""
     said = [
-        f"Block {block.number} on {block.device} lacks {block.num_missing} of "
-        f"{block.num_missing + block.num_groups} groups."
+        f"Block {block.number} on {block.device} lacks {block.num_missing} of {block.num_expected} groups."
         if block.num_groups
         else f"Block {block.number} on {block.device} has no group yet."
         for block in study.blocks

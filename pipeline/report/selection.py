@@ -20,7 +20,8 @@ class Block:
 
     Attributes:
         num_groups: groups that have a row.
-        num_missing: groups that other blocks have, and this one has no finding of.
+        num_expected: groups that any block has.
+        num_missing: those of them that this one has no finding of.
     """
 
     number: int
@@ -28,6 +29,7 @@ class Block:
     gpu_uuid: str
     boot_id: str
     num_groups: int
+    num_expected: int
     num_missing: int
 
 
@@ -67,6 +69,7 @@ def choose(rows: Sequence[Row]) -> Selection:
                 gpu_uuid=origin[0],
                 boot_id=origin[1],
                 num_groups=len(kept),
+                num_expected=len(expected[device]),
                 num_missing=len(expected[device] - findings),
             )
         )

@@ -190,6 +190,12 @@ def test_a_half_run_study_says_what_is_missing() -> None:
     assert "findings of the paper are about what was not measured here" in text
 
 
+def test_a_group_that_failed_is_missing_once() -> None:
+    rows = [copies(s, d, 10.0, b) for b in (1, 2) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-1]
+    failed = copies("mps", 2, 10.0, 2, result=Result.FAILED)
+    assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in missing(study(*rows, failed))
+
+
 def test_an_empty_study_is_a_page_that_says_so() -> None:
     text = render(content_of(study()))
     Checker(text)
