@@ -10,8 +10,9 @@ from pipeline.report.paper import Comparison
 from pipeline.report.rows import Row, Study
 from pipeline.report.statistics import Estimate
 from pipeline.report.table_format import Table, Value, shown, with_interval
-from pipeline.report.tables import Cell, case_of
+from pipeline.report.tables import Cell, cases_of
 from pipeline.report.verdicts import Verdict, Winner
+from pipeline.report.wording import jobs_in_words
 from pipeline.types import Result, WindowKind
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
@@ -173,11 +174,14 @@ def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
 
 def drift_table(study: Study) -> Table:
     """How the baselines changed from block to block: what the machine did while the study ran."""
+    cases = cases_of(study.rows)
     by_label: dict[tuple[str, str], dict[int, float]] = {}
     for row in study.rows:
         if (baseline := _baseline(row)) is not None:
             unit, value = baseline
-            by_label.setdefault((case_of(row).label, unit), {})[row.block] = value
+            case = cases[row.run_id]
+            label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
+            by_label.setdefault((label, unit), {})[row.block] = value
     rows: list[tuple[Value, ...]] = []
     for (label, unit), by_block in sorted(by_label.items()):
         values = [value for _, value in sorted(by_block.items())]
@@ -200,8 +204,9 @@ def drift_table(study: Study) -> Table:
 
 def case_table(study: Study) -> Table:
     """What the mixes consist of."""
+    cases = cases_of(study.rows)
     parts = {
-        case_of(row).label: tuple(dict.fromkeys(zip(row.sizes, row.workloads, strict=True)))
+        cases[row.run_id].label: tuple(dict.fromkeys(zip(row.sizes, row.workloads, strict=True)))
         for row in study.rows
         if row.is_mix
     }

@@ -80,7 +80,7 @@ def with_interval(value: Value, low: Value, high: Value) -> str:
 def _brief(value: Value) -> str:
     if not isinstance(value, int | float) or math.isnan(value):
         return shown(value)
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals
 
 
 def to_csv(table: Table) -> str:

@@ -88,7 +88,7 @@ def cells(study: Study) -> list[Cell]:
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Like `cells`, of rows."""
     baselines = quantities.baselines_of(rows)
-    cases = _cases(rows)
+    cases = cases_of(rows)
     members: dict[tuple[Case, int, str, str], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in rows:
         mine = baselines.get(quantities.baseline_key(row), quantities.Baselines())
@@ -128,7 +128,7 @@ def case_of(row: Row) -> Case:
     )
 
 
-def _cases(rows: Sequence[Row]) -> dict[str, Case]:
+def cases_of(rows: Sequence[Row]) -> dict[str, Case]:
     """The case of each row by its run, with longer labels where different mixes would share one."""
     cases = {row.run_id: case_of(row) for row in rows}
     sharing: dict[str, set[Case]] = defaultdict(set)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from report_rows import copies, job, params, row, study
 
-from pipeline.report import tables
+from pipeline.report import report_tables, tables
+from pipeline.report.table_format import with_interval
 from pipeline.report.tables import Cell
 from pipeline.types import Result, WindowKind
 
@@ -117,6 +118,31 @@ def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
     found = [c.case.label for c in tables.cells(study(mix(32), mix(128)))]
     assert len(set(found)) == 2
     assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
+
+
+def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
+    def serial(block: int, seconds: float, *jobs: tuple[str, str]):
+        made = tuple(job(i, params(name), None, size=size) for i, (size, name) in enumerate(jobs))
+        return row("serial", made, block, window=WindowKind.WORK, metrics={"makespan_s": seconds})
+
+    pairs = [
+        serial(block, seconds, ("M", "large"), ("S", small))
+        for block in (1, 2)
+        for small, seconds in (("one", 10.0), ("other", 40.0))
+    ]
+    copied = [serial(block, 10.0 * n, *[("S", "one")] * n) for block, n in ((1, 2), (1, 3), (2, 3), (2, 2))]
+    drift = report_tables.drift_table(study(*pairs, *copied)).rows
+    assert [(line[0], *line[5:7]) for line in drift] == [
+        ("2 one bs128 (data on the GPU)", 0.0, 0.0),
+        ("3 one bs128 (data on the GPU)", 0.0, 0.0),
+        ("M+S: large bs128 (data on the GPU), one bs128 (data on the GPU)", 0.0, 0.0),
+        ("M+S: large bs128 (data on the GPU), other bs128 (data on the GPU)", 0.0, 0.0),
+    ]
+    assert [line[0] for line in report_tables.case_table(study(*pairs)).rows] == [drift[2][0], drift[3][0]]
+
+
+def test_an_interval_is_rounded_to_three_digits() -> None:
+    assert with_interval(99.97, 98.04, 101.6) == "100 (98.0 to 102)"
 
 
 def test_cells_come_by_case_degree_and_mode() -> None:
