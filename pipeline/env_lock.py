@@ -17,7 +17,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 _FIRST_LINE = "# environment lock: "
-_SECRETS = (re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"/t/[^/\s]+(?=/)"))
+# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. A folder called `t` holds no token.
+_SECRETS = (
+    (re.compile(r"(?<=://)(?!git@)[^/@\s]+@"), ""),
+    (re.compile(r"(https?://\S*?)/t/[^/\s]+(?=/)"), r"\1"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +134,8 @@ def python_of(text: str) -> str | None:
 
 def without_secrets(text: str) -> str:
     """The text without the passwords and tokens in its addresses: locks are published with results."""
-    for secret in _SECRETS:
-        text = secret.sub("", text)
+    for secret, left in _SECRETS:
+        text = secret.sub(left, text)
     return text
 
 

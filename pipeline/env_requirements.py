@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from pipeline import env_lock
 from pipeline.errors import ConfigError
@@ -106,7 +107,9 @@ def _archive(line: str, folder: Path) -> Path | None:
     place = place.split(";")[0].split("#")[0].strip()
     if not place.endswith(_ARCHIVES) or ("://" in place and not place.startswith("file://")):
         return None
-    return (folder / place.removeprefix("file://")).resolve()
+    if place.startswith("file://"):
+        place = unquote(place.removeprefix("file://"))  # as the `+` of `1.0+cu121` in a lock
+    return (folder / place).resolve()
 
 
 def _bytes(file: Path) -> bytes:

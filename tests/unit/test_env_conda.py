@@ -185,6 +185,8 @@ def test_passwords_and_tokens_do_not_get_into_a_lock():
     lock = env_conda_file.explicit_lock("3.12", [record], env_conda_file.CondaFile(pip=pip), [])
     assert "https://host/ch/noarch/a-1-0.conda" in lock.lines and "# pip --index-url https://host/simple" in lock.lines
     assert "secret" not in lock.text and "token-1" not in lock.text
+    for place in ("a @ git+ssh://git@host/me/a@0123", "a @ file:///data/t/wheels/a.whl", "--find-links /data/t/wheels"):
+        assert env_lock.without_secrets(place) == place
 
 
 # Does what conda does, from the same files, by means of py-rattler; and writes down how it was called.

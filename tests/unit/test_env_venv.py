@@ -81,6 +81,14 @@ def test_a_wheel_named_by_its_path_is_locked_with_its_digest(resolve, tmp_path, 
         resolve(lock)
 
 
+def test_a_lock_names_a_wheel_of_a_local_version(resolve, tmp_path, wheels):
+    path = wheel(wheels, "tiny", "1.0+cu121")
+    original = resolve(write(tmp_path / "requirements.txt", f"{path}\n"))
+    lock = write(tmp_path / "environment.txt", "\n".join(original.lock))
+    assert "%2Bcu121" in lock.read_text()
+    assert resolve(lock).lock_digest == original.lock_digest
+
+
 def test_what_a_file_includes_decides_as_well(resolve, tmp_path):
     base = write(tmp_path / "base.txt", OFFLINE + "tiny==1.0\n")
     file = write(tmp_path / "requirements.txt", "-r base.txt\n")
