@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from pipeline import events, processes
 from pipeline.channel import PROTOCOL, Channel
 from pipeline.errors import LaunchError
 from pipeline.launch import Process, Starter
-from pipeline.types import Job, Limits, Slot, Window, WindowKind
+from pipeline.types import Interpreter, Job, Limits, Slot, Window, WindowKind
 
 # From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
 _START_DELAY_NS = 50_000_000
@@ -246,7 +246,7 @@ class JobGroup:
         state.profiler = self._profiler
         if self._pin_cpus:
             state.cpus = sorted(_share_of_cpus(position, len(self.states)))
-        environ = self._environ(state, slot) | dict(starter.interpreter.environ) | dict(slot.environ)
+        environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ)
         stdout, stderr = state.folder / "stdout.log", state.folder / "stderr.log"
         state.started_ns = time.monotonic_ns()
         try:
@@ -258,10 +258,10 @@ class JobGroup:
         state.pid = state.process.pid
         self._channel.watch(job.index, state.pid)
 
-    def _environ(self, state: JobState, slot: Slot) -> dict[str, str]:
+    def _environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
         # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
         # measured would wait for each other. They reach the job's run when the window is over.
-        return inherited_environ() | {
+        return inherited_environ(interpreter.environ) | {
             "MLFLOW_TRACKING_URI": (state.folder / "mlflow").as_uri(),
             "MLFLOW_ALLOW_FILE_STORE": "true",
             "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -297,11 +297,10 @@ class JobGroup:
         state.exit_ns = time.monotonic_ns()
 
 
-def inherited_environ() -> dict[str, str]:
-    """What every job gets of our own environment."""
-    kept = {
-        key: value for key, value in os.environ.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
-    }
+def inherited_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
+    """What every job gets of our own environment, and of the variables that its interpreter brings."""
+    every = os.environ | dict(of_interpreter)
+    kept = {key: value for key, value in every.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 

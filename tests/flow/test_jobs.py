@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import statistics
@@ -183,3 +184,30 @@ def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
 
     assert run("well", "well", starter=Noting(PYTHON), pin_cpus=True).result is Result.OK
     assert seen == [[0, 1], [2, 3]]
+
+
+BROUGHT = {
+    "CUDA_VISIBLE_DEVICES": "7",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "1",
+    "MLFLOW_TRACKING_URI": "https://elsewhere",
+    "COLLOCATION_JOB": "/elsewhere",
+    processes.MARK_VARIABLE: "of somebody else",
+    "COLOUR": "blue",
+}
+
+
+class NotStarted:
+    """Keeps the environment that a job would have had."""
+
+    interpreter = dataclasses.replace(PYTHON, environ=tuple(BROUGHT.items()))
+
+    def start(self, argv, environ, stdout, stderr, cpus):
+        self.environ = dict(environ)
+        raise LaunchError("not started")
+
+
+def test_an_environment_decides_neither_about_the_gpu_nor_about_who_hears_of_the_job(run):
+    starter = NotStarted()
+    assert run("well", starter=starter).result is Result.FAILED
+    assert {key for key, value in BROUGHT.items() if starter.environ.get(key) == value} == {"COLOUR"}
+    assert starter.environ["CUDA_VISIBLE_DEVICES"] == ""
