@@ -97,11 +97,11 @@ class ForkServer:
     def __init__(self, interpreter: Interpreter, modules: str) -> None:
         self.interpreter = interpreter
         self._is_ready = False
+        self._lost: str | None = None
         self._control, theirs = socket.socketpair()
         with theirs:
             # As a job's environment, but that nothing may start threads or look for a GPU while it imports.
-            environ = inherited_environ() | dict(interpreter.environ)
-            environ |= {
+            environ = inherited_environ(interpreter.environ) | {
                 processes.MARK_VARIABLE: _NO_MARK,
                 "OPENBLAS_NUM_THREADS": "1",
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -132,6 +132,8 @@ class ForkServer:
         Raises:
             LaunchError: it cannot fork, or is gone.
         """
+        if self._lost is not None:
+            raise LaunchError(self._lost)
         if self._is_ready:
             if self._process.poll() is not None:
                 raise LaunchError(f"the fork server has ended with status {self._process.returncode}")
@@ -185,7 +187,7 @@ class ForkServer:
                 self._control.settimeout(_ANSWER_LIMIT_S)
                 self._control.sendall((json.dumps(request) + "\n").encode())
             except OSError as error:
-                raise LaunchError(f"the fork server does not listen: {error}") from error
+                raise self._loss(f"the fork server does not listen: {error}") from error
             return self._receive(_ANSWER_LIMIT_S)
 
     def _receive(self, limit_s: float) -> dict[str, Any]:
@@ -193,11 +195,16 @@ class ForkServer:
             self._control.settimeout(limit_s)
             line = self._answers.readline()
         except (OSError, ValueError) as error:
-            raise LaunchError(f"the fork server does not answer: {error}") from error
+            raise self._loss(f"the fork server does not answer: {error}") from error
         if not line:
-            raise LaunchError("the fork server has ended")
+            raise self._loss("the fork server has ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _loss(self, what: str) -> LaunchError:
+        """Nothing that this server says from now on belongs to a question."""
+        self._lost = what
+        return LaunchError(what)
 
 
 class _Forked:

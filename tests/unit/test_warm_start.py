@@ -18,7 +18,7 @@ import pytest
 from job_server import is_alive, wait_until
 from rows import workload
 
-from pipeline import processes
+from pipeline import processes, warm_start
 from pipeline.errors import LaunchError
 from pipeline.inventory import PROJECT_DIR
 from pipeline.jobs import inherited_environ
@@ -192,6 +192,19 @@ def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, c
         assert warm.starter(job, PYTHON) == Spawn(PYTHON)
         assert "start cold" in caplog.text
         assert processes.end(mark, 5.0) == 1
+
+
+def test_a_server_that_did_not_answer_is_not_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm_start, "_ANSWER_LIMIT_S", 0.3)
+    job = dataclasses.replace(workload("w"), preload="workloads.client")
+    with WarmStart() as warm:
+        starter = warm.starter(job, PYTHON)
+        assert isinstance(starter, ForkServer)
+        os.kill(starter.pid, signal.SIGSTOP)
+        with pytest.raises(LaunchError, match="does not answer: timed out"):
+            start(starter, tmp_path / "job", "print(1)")
+        os.kill(starter.pid, signal.SIGCONT)
+        assert warm.starter(job, PYTHON) == Spawn(PYTHON)
 
 
 def test_neither_server_nor_jobs_outlive_a_killed_orchestrator(tmp_path):
