@@ -63,7 +63,7 @@ class Executor:
     Attributes:
         spool: where each group is recorded.
         sender: rests while a window is open.
-        warm_start: starts the jobs.
+        warm_start: starts the jobs; rests while a window is open.
         idle_w: lowest power read before jobs started, by device.
         view: called with what is being watched, for the time that a group runs.
         warned: what the user has been told of the machine, which is the same in every group.
@@ -217,6 +217,7 @@ class _Execution:
                     self.executor.rehearsal.charge(running.states, slots.slots, programs, memory_mib)
                 slots.verify(running.pids())
                 self.executor.sender.rest()
+                self.executor.warm_start.rest()
                 self.phases.begin(phases.WINDOW)
                 with self._own_cost():
                     running.measure(group.window)

@@ -66,16 +66,26 @@ class WarmStart:
         """What starts a job of this workload. Waits until the server has imported what it needs."""
         self.begin(workload, interpreter)
         modules = self._modules(workload)
-        server = self._servers.get((interpreter, modules)) if modules is not None else None
-        if server is None or modules is None:
-            return Spawn(interpreter)
+        server = self._ready(interpreter, modules) if modules is not None else None
+        return server or Spawn(interpreter)
+
+    def rest(self) -> None:
+        """Wait until no server imports: that would take CPU time from the jobs that are measured."""
+        for interpreter, modules in self._servers:
+            self._ready(interpreter, modules)
+
+    def _ready(self, interpreter: Interpreter, modules: str) -> ForkServer | None:
+        """The server, once it has imported; `None` if jobs cannot be forked from it."""
+        server = self._servers[interpreter, modules]
+        if server is None:
+            return None
         try:
             server.wait_ready()
         except LaunchError as error:
-            log.warning("jobs of %s start cold: %s", workload.name, error)
+            log.warning("jobs with preload=%s start cold: %s", modules, error)
             server.close()
             self._servers[interpreter, modules] = None
-            return Spawn(interpreter)
+            return None
         return server
 
     def _modules(self, workload: Workload) -> str | None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,6 +193,20 @@ def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, c
         assert warm.starter(job, PYTHON) == Spawn(PYTHON)
         assert "start cold" in caplog.text
         assert processes.end(mark, 5.0) == 1
+
+
+def test_nothing_is_imported_once_it_rests(tmp_path, monkeypatch):
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(1)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    quick, slow = (dataclasses.replace(workload("w"), preload=module) for module in ("workloads.client", "slow_import"))
+    with WarmStart() as warm:
+        for job in (quick, slow):
+            warm.begin(job, PYTHON)
+        assert isinstance(warm.starter(quick, PYTHON), ForkServer)
+        warm.rest()
+        begin_s = time.monotonic()
+        assert isinstance(warm.starter(slow, PYTHON), ForkServer)
+        assert time.monotonic() - begin_s < 0.5
 
 
 def test_a_server_that_did_not_answer_is_not_asked_again(tmp_path, monkeypatch):
