@@ -27,23 +27,26 @@ def config_of(group: RecordedGroup) -> tuple[DictConfig, list[str]]:
     if text is None:
         raise ConfigError(f"run {group.run_id} has no artifact {CONFIG_FILE}, so that it cannot be reproduced")
     values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    if lacking := [key for key in ("scenario", "workload", "env", "sizes") if key not in values]:
+        raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))
     absent: list[str] = []
-    nodes = {
-        "scenario": _typed(schema.ScenarioConfig, values.pop("scenario"), "scenario", absent),
-        "workload": _typed(schema.WorkloadConfig, values.pop("workload"), "workload", absent),
-        "env": _typed(schema.EnvConfig, values.pop("env"), "env", absent),
-        "sizes": {
-            name: _typed(schema.WorkloadConfig, size, f"sizes.{name}", absent)
-            for name, size in values.pop("sizes").items()
-        },
-    }
     whole = OmegaConf.structured(schema.Config)
-    for key, node in nodes.items():
-        whole[key] = node
     try:
+        nodes = {
+            "scenario": _typed(schema.ScenarioConfig, values.pop("scenario"), "scenario", absent),
+            "workload": _typed(schema.WorkloadConfig, values.pop("workload"), "workload", absent),
+            "env": _typed(schema.EnvConfig, values.pop("env"), "env", absent),
+            "sizes": {
+                name: _typed(schema.WorkloadConfig, size, f"sizes.{name}", absent)
+                for name, size in values.pop("sizes").items()
+            },
+        }
+        for key, node in nodes.items():
+            whole[key] = node
         whole = OmegaConf.merge(whole, values)
     except OmegaConfBaseException as error:
-        raise ConfigError(_not_understood(group, error)) from error
+        first = str(error).splitlines()[0]
+        raise ConfigError(_not_understood(group, f"{error.full_key}: {first}" if error.full_key else first)) from error
     assert isinstance(whole, DictConfig)
     known = {each.name for each in dataclasses.fields(schema.Config)} - set(nodes)
     return whole, absent + sorted(known - set(values))
@@ -72,10 +75,9 @@ def _keys(node: type[Any]) -> set[str]:
     return {each.name for each in dataclasses.fields(node)}
 
 
-def _not_understood(group: RecordedGroup, error: Exception) -> str:
-    first = str(error).splitlines()[0]
+def _not_understood(group: RecordedGroup, why: str) -> str:
     commit = group.fact("git_commit") or "unknown"
     return (
-        f"the configuration of run {group.run_id} cannot be used by this version of the project: {first}; "
+        f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "
         f"the run was made by commit {commit}"
     )

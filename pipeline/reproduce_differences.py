@@ -92,7 +92,8 @@ def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
 def _by_name(lock: Iterable[str]) -> dict[str, str]:
     """Packages by their name: `name==version`, `name @ place`, or the address of a conda package."""
     packages = {}
-    for line in filter(None, map(str.strip, lock)):
+    # What pip installed into an environment of conda stands in comments there.
+    for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
         if line.startswith(("#", "@", "-")):
             continue
         if "://" in line and " @ " not in line:

@@ -54,6 +54,11 @@ def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refus
         config_of(recorded(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
     with pytest.raises(ConfigError, match="no_such_key"):
         config_of(recorded(OmegaConf.to_yaml(values | {"no_such_key": 1})))
+    with pytest.raises(ConfigError, match="run r cannot be used by this version of the project: it has no env"):
+        config_of(recorded(OmegaConf.to_yaml({key: value for key, value in values.items() if key != "env"})))
+    values["workload"]["step_mode"] = "no_such_mode"
+    with pytest.raises(ConfigError, match="this version of the project: step_mode: Invalid value 'no_such_mode'"):
+        config_of(recorded(OmegaConf.to_yaml(values)))
 
 
 def test_a_difference_of_locks_is_short():
@@ -63,6 +68,8 @@ def test_a_difference_of_locks_is_short():
     )
     many = [f"p{n}==1" for n in range(20)]
     assert lock_difference(many, []).endswith("without p15==1; and 12 more")
+    assert lock_difference(["# pip a==1"], ["# pip a==2"]) == "packages: a==1 now a==2"
+    assert lock_difference(["# pip -i https://host"], ["# python: 3.12", "# pip --pre"]) == ""
     conda = ["@EXPLICIT", "https://host/linux-64/zlib-1.2-h1_0.conda#aa"]
     assert lock_difference(conda, ["https://host/linux-64/zlib-1.3-h1_0.conda#bb"]) == (
         "packages: zlib-1.2-h1_0.conda now zlib-1.3-h1_0.conda"
