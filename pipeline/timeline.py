@@ -201,7 +201,7 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
         experiment: MLflow experiment.
 
     Raises:
-        TrackingError: there is no such experiment, or no group of it has a timeline.
+        TrackingError: the store cannot be read, has no such experiment, or no group of it has a timeline.
     """
     import tempfile
 
@@ -210,7 +210,11 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     from pipeline import results
     from pipeline.store import open_store
 
-    groups = results.find_finished(root_or_uri, experiment)
+    try:
+        groups = results.find_finished(root_or_uri, experiment)
+    except MlflowException as error:
+        first = str(error).splitlines()[0][:300]
+        raise TrackingError(f"experiment {experiment!r} cannot be read from {root_or_uri}: {first}") from error
     if not groups:
         raise TrackingError(f"there is no finished group of experiment {experiment!r} in {root_or_uri}")
     is_server = isinstance(root_or_uri, str) and "://" in root_or_uri
@@ -218,9 +222,9 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     traces = []
     for group in groups:
         with tempfile.TemporaryDirectory() as scratch:
-            if not any(file.path == FILE for file in store.client.list_artifacts(group.run_id)):
-                continue
             try:
+                if not any(file.path == FILE for file in store.client.list_artifacts(group.run_id)):
+                    continue
                 path = store.client.download_artifacts(group.run_id, FILE, scratch)
                 traces.append(json.loads(Path(path).read_text(encoding="utf-8")))
             except (MlflowException, OSError, ValueError) as error:

@@ -153,3 +153,11 @@ def test_the_check_of_the_format_can_fail(change, problem):
     launch = next(event for event in trace["traceEvents"] if event["name"] == "launch")
     launch.update(change)
     assert any(problem in each for each in problems(trace))
+
+
+def test_a_server_that_does_not_answer_is_an_error_in_words(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    out = tmp_path / "trace.json"
+    assert timeline.main(["--uri", "http://127.0.0.1:9", "--experiment", "x", "--out", str(out)]) == 2
+    assert "error: experiment 'x' cannot be read from http://127.0.0.1:9: " in capsys.readouterr().err
+    assert not out.exists()
