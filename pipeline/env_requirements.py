@@ -60,9 +60,10 @@ def parse(lines: Iterable[str], folder: Path) -> Requirements:
     content, options = list[str](), list[str]()
     for line in lines:
         word, place = _split(line)
-        if word in _EDITABLE:
+        if word in _EDITABLE or (not word and _is_folder(_place(line), folder)):
             raise ConfigError(
-                f"`{line}` in {folder}: what is installed to be edited cannot be recorded; build a wheel and name that"
+                f"`{line}` in {folder}: what is installed from a folder can change and cannot be recorded; "
+                "build a wheel and name that"
             )
         if word in _INCLUDES:
             included = read((folder / place).resolve())
@@ -101,10 +102,21 @@ def _lines(text: str) -> Iterator[str]:
             yield stripped
 
 
+def _place(line: str) -> str:
+    """What a line names: a package, or where one lies."""
+    place = line.partition(" @ ")[2] or line
+    return re.split(r"[;#\[]", place)[0].strip()
+
+
+def _is_folder(place: str, folder: Path) -> bool:
+    if place.startswith("file://"):
+        return Path(unquote(place.removeprefix("file://"))).is_dir()
+    return ("/" in place or place.startswith(".")) and "://" not in place and (folder / place).is_dir()
+
+
 def _archive(line: str, folder: Path) -> Path | None:
     """The archive on this machine that a line names, if it does."""
-    place = line.partition(" @ ")[2] or line
-    place = place.split(";")[0].split("#")[0].strip()
+    place = _place(line)
     if not place.endswith(_ARCHIVES) or ("://" in place and not place.startswith("file://")):
         return None
     if place.startswith("file://"):

@@ -131,6 +131,9 @@ def test_a_python_that_is_not_there_is_said(resolve, tmp_path, monkeypatch):
     [
         ("environment.yml", "", "is for env=conda"),
         ("requirements.txt", "-e .\n", "build a wheel"),
+        ("requirements.txt", ".\n", "build a wheel"),
+        ("requirements.txt", "wheels/../wheels[more]\n", "build a wheel"),
+        ("requirements.txt", "tiny @ file:///tmp\n", "build a wheel"),
         ("requirements.txt", "-r gone.txt\n", r"gone\.txt cannot be read"),
         ("requirements.txt", "-r requirements.txt\n", "includes itself"),
         ("uv.lock", "", r"pyproject\.toml cannot be read"),
