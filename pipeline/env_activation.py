@@ -49,7 +49,10 @@ def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
     except CommandError as error:
         words = error.stderr.strip() or "nothing"
         raise ConfigError(f"{title} cannot be activated: a script of its packages failed and says: {words}") from error
-    end: dict[str, str] = json.loads(printed)
+    try:
+        end: dict[str, str] = json.loads(printed)
+    except ValueError as error:
+        raise ConfigError(f"{title} cannot be activated: a script of its packages ended the shell") from error
     changed = {key: value for key, value in end.items() if os.environ.get(key) != value and key not in _OF_THE_SHELL}
     return tuple(sorted(changed.items()))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline import env_cache, env_lock, env_requirements, env_uv
 from pipeline.env_cache import Builder
 from pipeline.env_lock import Lock
-from pipeline.env_probe import probe
+from pipeline.env_probe import probe_new
 from pipeline.errors import ConfigError
 
 _SUFFIXES = (".txt", ".in", ".toml", ".lock")
@@ -62,7 +62,7 @@ class VenvRecipe:
         """Make the environment and install into it; returns what is installed.
 
         Raises:
-            ConfigError: uv failed.
+            ConfigError: uv failed, or made what cannot run jobs.
         """
         folder = self._file.parent
         assert self._python is not None
@@ -74,7 +74,7 @@ class VenvRecipe:
             export = ["export", "--frozen", "--no-emit-project", "--output-file", str(requirements)]
             env_uv.run(builder, export, folder)
         env_uv.install(builder, python, requirements, folder)
-        installed = probe(python, prefix)
+        installed = probe_new(python, prefix, self.title)
         packages = env_lock.pinned(installed.packages)
         return env_lock.of_packages(self.kind, installed.python, packages, self._requirements.options)
 

@@ -73,6 +73,12 @@ def test_a_script_that_fails_is_an_error_that_names_the_environment(channel, res
         resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
 
 
+def test_a_script_that_ends_the_shell_is_an_error_that_names_the_environment(channel, resolve, tmp_path):
+    channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": "exit 0\n"})
+    with pytest.raises(ConfigError, match=r"e\.yml cannot be activated: a script of its packages ended the shell"):
+        resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
+
+
 def test_the_lock_names_every_package_exactly(channel, resolve, tmp_path):
     interpreter = resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1"))
     archive = channel.root / "noarch/tiny-1.0-0.tar.bz2"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packages import VERSION, wheel
 
-from pipeline import env_lock, env_requirements
+from pipeline import env_lock, env_probe, env_requirements
 from pipeline.env import CurrentEnv, VenvEnv
 from pipeline.errors import ConfigError
 from pipeline.types import Interpreter
@@ -117,6 +117,13 @@ def test_the_dependencies_of_a_pyproject_are_installed(resolve, tmp_path, monkey
 def test_a_solve_that_fails_is_said_in_uvs_words_and_leaves_nothing(resolve, tmp_path):
     with pytest.raises(ConfigError, match=r"requirements\.txt cannot be built: uv says:\n(.|\n)*tiny>7"):
         resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny>7\n"))
+    assert not list((tmp_path / "cache").glob("venv-*[!k]"))
+
+
+def test_a_python_that_cannot_run_jobs_is_said_and_leaves_nothing(resolve, tmp_path, monkeypatch):
+    monkeypatch.setattr(env_probe, "_PROGRAM", "raise SystemExit('too old')")
+    with pytest.raises(ConfigError, match=r"was built, but its interpreter cannot run jobs: .*too old"):
+        resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny\n"))
     assert not list((tmp_path / "cache").glob("venv-*[!k]"))
 
 
