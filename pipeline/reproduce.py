@@ -167,7 +167,11 @@ def _take_over(whole: DictConfig, composed: DictConfig, key: str) -> None:
             if "data_root" in workload:
                 workload.data_root = composed.data.root
     elif key.partition(".")[0] in ("gpu", "listeners", "limits"):
-        OmegaConf.update(whole, key, OmegaConf.select(composed, key), merge=False)
+        parent, _, name = key.rpartition(".")
+        if name in (OmegaConf.select(composed, parent) if parent else composed):
+            OmegaConf.update(whole, key, OmegaConf.select(composed, key), merge=False)
+        else:  # as after ~listeners.smi
+            (OmegaConf.select(whole, parent) if parent else whole).pop(name, None)
 
 
 def _build_from_locks(whole: DictConfig, original: RecordedGroup, stack: UndoStack) -> None:

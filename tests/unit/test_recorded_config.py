@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 from conftest import GPU, inventory_of
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from pipeline import plan as planning
+from pipeline import reproduce
 from pipeline.errors import ConfigError
 from pipeline.recorded import CONFIG_FILE, RecordedGroup
 from pipeline.recorded_config import config_of
@@ -59,6 +60,16 @@ def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refus
     values["workload"]["step_mode"] = "no_such_mode"
     with pytest.raises(ConfigError, match="this version of the project: step_mode: Invalid value 'no_such_mode'"):
         config_of(recorded(OmegaConf.to_yaml(values)))
+
+
+def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose):
+    (original,) = compose(["listeners=[host,nvml,smi]"])
+    (given,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
+    with open_dict(original):
+        for key in ("listeners.smi", "listeners.nvml.interval_ms"):
+            reproduce._take_over(original, given, key)
+    (config,) = planning.read([original])
+    assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
 
 
 def test_a_difference_of_locks_is_short():
