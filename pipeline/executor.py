@@ -236,7 +236,8 @@ class _Execution:
 
     def _note_missing_reports(self, launcher: Launcher, states: Sequence[JobState]) -> None:
         """Say which jobs ended well and left no report of their profiler, which is not their fault."""
-        without = [s.job.name for s in states if s.profiler is not None and launcher.report(s.folder) is None]
+        ended_well = [s for s in states if s.profiler is not None and s.has_ended and not s.went_wrong]
+        without = [state.job.name for state in ended_well if launcher.report(state.folder) is None]
         if without:
             said = f"{launcher.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
             before = self.tags.get(NO_REPORT_TAG)

@@ -131,6 +131,7 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(run, client, manner, rea
     (group,) = runs(client, "group")
     assert group.data.tags["collocation.result"] == "failed"
     assert reason in group.data.tags["collocation.reason"]
+    assert "collocation.no_report" not in group.data.tags  # that is for jobs that ended well
 
 
 def test_a_profiler_without_a_report_is_said_in_the_row(run, client):
