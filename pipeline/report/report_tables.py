@@ -283,13 +283,13 @@ def results_in_words(cell: Cell) -> str:
 
 
 def _baseline(row: Row) -> tuple[str, float] | None:
-    """Unit and value of what a serial run measured: the rate of one job, or the total time of a mix."""
+    """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
     if not row.is_sequential or row.result is not Result.OK:
         return None
     name, unit = (
         ("makespan_s", "s") if row.window is WindowKind.WORK else ("throughput_total_samples_per_s", "samples/s")
     )
-    return (unit, row.metrics[name]) if name in row.metrics and (row.degree == 1 or unit == "s") else None
+    return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None
 
 
 def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:

@@ -117,7 +117,8 @@ def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
         judged[verdict.case, verdict.degree].append(verdict)
     for place, here in _by_place(cells).items():
         speeds = {cell.mode: cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates}
-        if speeds and labels.SERIAL not in speeds:
+        is_serial_unranked = any(cell.mode == labels.SERIAL and not cell.is_ranked for cell in here)
+        if speeds and labels.SERIAL not in speeds and not is_serial_unranked:
             n = max(estimate.n for estimate in speeds.values())
             speeds[labels.SERIAL] = Estimate(median=1.0, low=1.0, high=1.0, n=n)  # the unit of all the others
         if len(speeds) > 1:

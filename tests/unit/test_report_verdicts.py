@@ -175,6 +175,21 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     assert wrong[5] == pytest.approx(7 * 2000 / 12000, rel=0.1)
 
 
+def test_a_serial_run_with_wrong_results_is_not_among_the_fastest() -> None:
+    rows = [copies(mode, 2, rate, block) for block in range(1, 7) for mode, rate in (("naive", 400.0), ("mps", 410.0))]
+    endings = [Result.WRONG_RESULTS, *[Result.OK] * 5]
+    rows += [copies("serial", 1, 1000.0, block, result=result) for block, result in enumerate(endings, start=1)]
+    cells = tables.cells(study(*rows))
+    (winner,) = verdicts.winners(cells, verdicts.verdicts(cells))
+    assert winner.mode == "MPS" and winner.tied == ("MPS",)
+
+
+def test_a_baseline_without_samples_has_no_drift() -> None:
+    rows = [copies("serial", 1, rate, block) for block, rate in enumerate((0.0, 100.0, 101.0), start=1)]
+    (row,) = report_tables.drift_table(study(*rows)).rows
+    assert row[2:5] == (2, 2, 3)
+
+
 def test_drift_is_first_against_last() -> None:
     rows = [copies("serial", 1, rate, block) for block, rate in enumerate((100.0, 101.0, 110.0), start=1)]
     (row,) = report_tables.drift_table(study(*rows)).rows
