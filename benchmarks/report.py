@@ -51,13 +51,14 @@ def planned(num_runs: int) -> Iterator[tuple[int, str, str, int]]:
         yield number // len(block) + 1, workload, scenario, degree
 
 
-def fill(root: Path, num_runs: int, num_samples: int) -> None:
+def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
     """Make a store.
 
     Args:
         root: folder of it.
         num_runs: groups.
         num_samples: of each of four series of a group.
+        machine: runs of another one have other ids.
     """
     experiment_id = int(open_store(root).experiment_id(EXPERIMENT))
     artifacts = root.absolute() / "artifacts" / EXPERIMENT
@@ -76,7 +77,7 @@ def fill(root: Path, num_runs: int, num_samples: int) -> None:
         content["latest_metrics"] += [(key, value, 1, 0, 0, run_id) for key, value in metrics.items()]
 
     for number, (block, workload, scenario, degree) in enumerate(planned(num_runs)):
-        run_id, start_ms = f"{number:024x}{0:08x}", _START_MS + 10_000 * number
+        run_id, start_ms = f"{machine:08x}{number:016x}{0:08x}", _START_MS + 10_000 * number
         rate = 1000 * _SPEED[scenario] / degree * (1 + 0.001 * (number % 7)) if degree > 1 else 1000.0
         common = {
             "collocation.study": "20261121-100000-aaaaaa",
@@ -107,7 +108,7 @@ def fill(root: Path, num_runs: int, num_samples: int) -> None:
             tags |= {"collocation.workload_digest": f"digest-{workload}"}
             place = {"place.mig_profile": _PROFILES[degree]} if scenario == "mig" else {}
             own = {"workload": workload, "batch_size": "128", "job.samples_per_epoch": "50000"}
-            child = f"{number:024x}{index + 1:08x}"
+            child = f"{machine:08x}{number:016x}{index + 1:08x}"
             add(child, f"{index}-{workload}", start_ms, common | tags, own | place, throughput_samples_per_s=rate)
         folder = artifacts / run_id / "artifacts"
         folder.mkdir(parents=True)

@@ -14,6 +14,8 @@ from pipeline.schema import TrackingConfig
 from pipeline.store import DATABASE, open_store
 from pipeline.tracking import set_mlflow_defaults
 
+DEFAULT_ROOT = Path("mlruns")
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,12 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder)
-        root_or_uri = options.uri or options.root
-        check_experiment(root_or_uri, options.experiment)
-        written, is_simulated, summary = report(root_or_uri, options.experiment, folder, options.group)
+        stores = [*options.root, *options.uri] or [DEFAULT_ROOT]
+        for store in stores:
+            check_experiment(store, options.experiment)
+        written, is_simulated, summary = report(stores, options.experiment, folder, options.group)
         sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
         if not options.no_log:
-            run_id = log(written, root_or_uri, options.experiment, is_simulated=is_simulated)
+            run_id = log(written, stores[0], options.experiment, is_simulated=is_simulated)
             sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
     except CollocationError as error:
         sys.stderr.write(f"{error}\n")
@@ -67,13 +70,13 @@ def check_experiment(root_or_uri: Path | str, experiment: str) -> None:
 
 
 def report(
-    root_or_uri: Path | str, experiment: str, folder: Path, group: str | None = None
+    stores: Sequence[Path | str], experiment: str, folder: Path, group: str | None = None
 ) -> tuple[Written, bool, str]:
     """Read a study, draw it, and write its report.
 
     Args:
-        root_or_uri: folder of a local store, or the URI of a tracking server.
-        experiment: that exists.
+        stores: folders of local stores, URIs of tracking servers.
+        experiment: that exists in each.
         folder: to write to.
         group: run id or name of the group to draw over time; chosen if not given.
 
@@ -87,9 +90,9 @@ def report(
     from pipeline.report import figures, paper, report_tables, rows, series, tables, verdicts
     from pipeline.report.page import Content
 
-    study = rows.read(root_or_uri, experiment)
+    study = rows.read(stores, experiment)
     row = series.choose_group(study, group)
-    timeline = series.read_group(root_or_uri, row) if row is not None else None
+    timeline = series.read_group(row) if row is not None else None
     if timeline is None and group is not None:
         logger.warning("group %s has no samples, so it is not drawn over time", group)
     cells = tables.cells(study)
@@ -119,12 +122,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     default = TrackingConfig().experiment
     parser.add_argument("--experiment", default=default, metavar="NAME", help=f"as tracking.experiment; {default}")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of a local store; mlruns")
-    where.add_argument("--uri", help="tracking server, instead of a local store")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        action="append",
+        default=[],
+        help=f"folder of a local store; {DEFAULT_ROOT}. Given again, the blocks of that store count as further ones",
+    )
+    parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to; reports/NAME")
     parser.add_argument("--group", metavar="RUN_OR_NAME", help="the group that is drawn over time: run id or name")
-    parser.add_argument("--no-log", action="store_true", help="do not log the report to MLflow")
+    parser.add_argument("--no-log", action="store_true", help="do not log the report to MLflow (to the first store)")
     return parser
 
 

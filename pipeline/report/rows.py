@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import results
+from pipeline.errors import ConfigError
 from pipeline.report import labels, naming, selection
 from pipeline.report.selection import Block
 from pipeline.types import Result, WindowKind
@@ -75,6 +77,7 @@ class Row:
         start_ms, end_ms: wall clock, since the epoch.
         start: name of the start of the orchestrator that it belongs to.
         facts: provenance by name, as the run's tags have it.
+        store: that holds its run.
     """
 
     run_id: str
@@ -104,6 +107,7 @@ class Row:
     start: str
     jobs: tuple[JobRow, ...]
     facts: Mapping[str, str]
+    store: Path | str = ""
 
     @property
     def plan(self) -> str:
@@ -140,7 +144,7 @@ class Study:
         rows: one a group and block, in the order of block and start.
         blocks: each repeat, and how many of its groups have a result.
         left_out: number of runs that are not among the rows, by reason.
-        num_planned: how many groups the newest plan has in all its blocks; `None` where the runs do not say.
+        num_planned: how many groups the newest plan of each store has in all its blocks; `None` where no run says.
         facts: by name, every value that the rows have (versions, commands, commits).
     """
 
@@ -167,43 +171,69 @@ class Study:
         return sum(block.num_missing == 0 for block in self.blocks)
 
 
-def read(root_or_uri: Path | str, experiment: str) -> Study:
+def read(stores: Sequence[Path | str], experiment: str) -> Study:
     """The study in an experiment: of each group and block the newest finding, of each block one GPU and one boot.
 
     Args:
-        root_or_uri: folder of a local store, or the URI of a tracking server.
+        stores: that have runs of it, such as those of several machines: folders of local stores, URIs of servers.
         experiment: MLflow experiment.
 
     Raises:
+        ConfigError: two of the stores hold the same run, which would count twice.
         TrackingError: there is no such store or experiment.
     """
-    groups = results.find_runs(root_or_uri, experiment, results.GROUP)
+    found = [list(_rows_in(store, experiment)) for store in stores]
+    held: dict[str, Path | str] = {}
+    for row in (row for rows in found for row in rows if row is not None):
+        if row.run_id in held:
+            raise ConfigError(
+                f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}: "
+                "one is a copy of the other, and its blocks would count twice; name one of them"
+            )
+        held[row.run_id] = row.store
+    return study_of(experiment, *found)
+
+
+def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
     children: dict[str, list[Any]] = defaultdict(list)
-    for run in results.find_runs(root_or_uri, experiment, results.JOB):
+    for run in results.find_runs(store, experiment, results.JOB):
         children[run.data.tags.get(results.PARENT_TAG, "")].append(run)
-    return study_of(experiment, (_raw(run, children.get(run.info.run_id, [])) for run in groups))
+    for run in results.find_runs(store, experiment, results.GROUP):
+        yield _raw(run, children.get(run.info.run_id, []), store)
 
 
-def study_of(experiment: str, found: Iterable[Row | None]) -> Study:
-    """The study that rows make; `None` stands for a run that never got a result."""
-    every = list(found)
-    rows = [row for row in every if row is not None]
+def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
+    """The study that rows make; `None` stands for a run that never got a result.
+
+    Args:
+        experiment: its name.
+        found: the rows of each store. Each store has blocks of its own: those of the second follow those of the first.
+    """
+    rows: list[Row] = []
+    num_without_result, num_blocks = 0, 0
+    planned: list[int] = []
+    for every in map(list, found):
+        mine = [dataclasses.replace(row, block=row.block + num_blocks) for row in every if row is not None]
+        num_without_result += len(every) - len(mine)
+        num_blocks = max((row.block for row in mine), default=num_blocks)
+        newest = max(mine, key=lambda row: row.start_ms, default=None)
+        if newest is not None and newest.facts.get("plan_groups", "").isdigit():
+            planned.append(int(newest.facts["plan_groups"]))
+        rows += mine
     chosen = selection.choose(rows)
-    left_out = {"no result: it runs, or was never closed": len(every) - len(rows), **chosen.left_out}
+    left_out = {"no result: it runs, or was never closed": num_without_result, **chosen.left_out}
     named = naming.named(chosen.rows)
-    newest = max(named, key=lambda row: row.start_ms, default=None)
-    planned = newest.facts.get("plan_groups", "") if newest else ""
     return Study(
         experiment=experiment,
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
         blocks=chosen.blocks,
         left_out={reason: number for reason, number in left_out.items() if number},
-        num_planned=int(planned) if planned.isdigit() else None,
+        num_planned=sum(planned) if planned else None,
         facts=_facts(named),
     )
 
 
-def _raw(run: Any, children: Sequence[Any]) -> Row | None:
+def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     """A run as a row, with labels that may not yet tell it from others; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = {key[len(TAG) :]: value for key, value in tags.items() if key.startswith(TAG)}
@@ -243,6 +273,7 @@ def _raw(run: Any, children: Sequence[Any]) -> Row | None:
         start=facts.get("study", ""),
         jobs=jobs,
         facts=facts,
+        store=store,
     )
 
 

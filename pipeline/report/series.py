@@ -104,13 +104,13 @@ def _preference(row: Row) -> tuple[Any, ...]:
     return (row.is_sequential, -row.degree, family, row.block, row.name, row.run_id)
 
 
-def read_group(root_or_uri: Path | str, row: Row) -> GroupSeries | None:
+def read_group(row: Row) -> GroupSeries | None:
     """The series of a group; `None` if it has no samples.
 
     Raises:
         TrackingError: its artifact cannot be read.
     """
-    path = _fetch(root_or_uri, row.run_id)
+    path = _fetch(row.store, row.run_id)
     if path is None:
         return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]

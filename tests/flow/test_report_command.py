@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks import report as scale
 from pipeline import results
 from pipeline.report import rows, series
 from pipeline.report.__main__ import main
-from pipeline.store import DATABASE
+from pipeline.store import DATABASE, open_store
 from tests.tracking_cases import client, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -47,7 +48,7 @@ def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(filled: 
     assert {str(p.relative_to(logged)) for p in logged.rglob("*") if p.is_file()} == written
     assert results.find_finished(filled, scale.EXPERIMENT) == before
     assert len(results.load_groups(filled, scale.EXPERIMENT)) == NUM_RUNS
-    assert len(rows.read(filled, scale.EXPERIMENT).rows) == NUM_RUNS
+    assert len(rows.read([filled], scale.EXPERIMENT).rows) == NUM_RUNS
 
 
 def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_first(
@@ -70,19 +71,19 @@ def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_fi
 
 
 def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: Path, monkeypatch) -> None:
-    chosen = next(row for row in rows.read(filled, scale.EXPERIMENT).rows if row.name == "naive-3x-workloada")
+    chosen = next(row for row in rows.read([filled], scale.EXPERIMENT).rows if row.name == "naive-3x-workloada")
     for path in filled.rglob("samples.parquet"):
         if chosen.run_id not in str(path):
             path.write_bytes(b"not parquet")
     assert command(filled, "--out", tmp_path / "out", "--no-log", "--group", "naive-3x-workloada") == 0
     assert "Utilisation and memory over time: naive-3x-workloada" in (tmp_path / "out/index.html").read_text()
-    drawn = series.read_group(filled, chosen)
+    drawn = series.read_group(chosen)
     assert drawn is not None
     assert [line.label for line in drawn.activity] == ["GRACT", "SMACT", "DRAM activity"]
     assert [len(line.values) for line in drawn.memory_mib] == [20]
     assert [span.label for span in drawn.spans] == [f"{index} workloada bs128" for index in range(3)]
     monkeypatch.setattr(series, "POINTS", 5)
-    thinned = series.read_group(filled, chosen)
+    thinned = series.read_group(chosen)
     assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
 
 
@@ -92,6 +93,24 @@ def test_a_store_is_read_by_its_uri_too(filled: Path, tmp_path: Path) -> None:
     assert command(filled, "--out", tmp_path / "by-root", "--no-log") == 0
     first, second = ((tmp_path / name / "index.html").read_text() for name in ("by-uri", "by-root"))
     assert first == second
+
+
+def test_several_stores_are_one_study_and_a_copy_of_a_store_is_refused(filled: Path, tmp_path: Path, capsys) -> None:
+    other, copy = tmp_path / "other", tmp_path / "copy"
+    open_store(other)
+    scale.fill(other, NUM_RUNS, 20, machine=1)
+    both = ["--experiment", scale.EXPERIMENT, "--root", str(filled), "--root"]
+    assert main([*both, str(other), "--out", str(tmp_path / "out")]) == 0
+    assert f": {2 * NUM_RUNS} groups, " in capsys.readouterr().out
+    reports = [
+        [run for run in runs_of(client(root), scale.EXPERIMENT) if run.data.tags["collocation.role"] == "report"]
+        for root in (filled, other)
+    ]
+    assert [len(runs) for runs in reports] == [1, 0]
+    shutil.copytree(filled, copy)
+    assert main([*both, str(copy), "--out", str(tmp_path / "twice")]) == 2
+    assert "one is a copy of the other" in capsys.readouterr().err
+    assert not (tmp_path / "twice").exists()
 
 
 def test_damaged_samples_are_one_error(filled: Path, tmp_path: Path, capsys) -> None:

@@ -22,7 +22,7 @@ def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, temp
     argv = [sys.executable, str(PROJECT_DIR / "run.py"), "-m", *toy, *overrides]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    study = rows.read(tmp_path / "mlruns", "collocation")
+    study = rows.read([tmp_path / "mlruns"], "collocation")
     assert len(study.rows) == study.num_planned == 6
     assert study.num_complete_blocks == 2 and study.left_out == {}
     found = {(cell.mode, cell.degree): cell for cell in tables.cells(study)}

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from report_rows import copies, job, params, row, study
 
-from pipeline.report import labels
+from pipeline.report import labels, tables
+from pipeline.report.rows import study_of
 from pipeline.types import Result
 
 
@@ -52,6 +53,26 @@ def test_a_half_run_study_says_which_blocks_lack_groups() -> None:
     assert [block.num_missing for block in found.blocks] == [0, 0, 2]
     assert found.num_complete_blocks == 2
     assert found.left_out == {"no result: it runs, or was never closed": 1}
+
+
+def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
+    """As those of a second machine: another GPU, the same plan."""
+    pairs = [("serial", 1, 10.0), ("naive", 2, 9.0)]
+    facts = {"plan": "1234", "plan_groups": "6"}
+    first = [copies(*pair, block, facts=facts) for block in (1, 2) for pair in pairs]
+    second = [copies(*pair, block, facts=facts, gpu_uuid="GPU-2") for block in (1, 2, 3) for pair in pairs][:-1]
+    found = study_of("synthetic", first, [*second, None])
+    assert [(block.number, block.gpu_uuid, block.num_missing) for block in found.blocks] == [
+        *((number, "GPU-1", 0) for number in (1, 2)),
+        *((number, "GPU-2", 0) for number in (3, 4)),
+        (5, "GPU-2", 1),
+    ]
+    assert found.num_planned == 12 and len(found.rows) == 9
+    assert found.left_out == {"no result: it runs, or was never closed": 1}
+    (naive,) = [cell for cell in tables.cells(found) if cell.mode == "naive"]
+    assert naive.values["speedup_vs_serial_ratio"] == dict.fromkeys((1, 2, 3, 4), 1.8)
+    (reason,) = study_of("synthetic", [copies("naive", 2, 9.0, settings=settings("20 s"), start_ms=1)], first).left_out
+    assert reason.startswith("older plan: ")
 
 
 def test_settings_are_named_only_where_rows_of_the_same_jobs_differ_in_them() -> None:

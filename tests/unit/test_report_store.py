@@ -96,7 +96,7 @@ def group(scenario: str, degree: int, block: int, rate: float, **changes) -> dic
 def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
     groups = [group(s, d, b, r) for b in (1, 2) for s, d, r in (("serial", 1, 100.0), ("naive", 2, 70.0))]
     insert(root, [*groups, group("serial", 1, 3, 100.0), group("naive", 2, 3, 0.0, result=None)])
-    study = rows.read(root, EXPERIMENT)
+    study = rows.read([root], EXPERIMENT)
     assert len(study.rows) == 5 and study.num_planned == 99
     assert (len(study.blocks), study.num_complete_blocks) == (3, 2)
     assert study.left_out == {"no result: it runs, or was never closed": 1}
@@ -110,16 +110,16 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
 def test_what_failed_before_a_resume_is_replaced_by_what_came_after(root: Path) -> None:
     before = [group("serial", 1, 1, 100.0), group("naive", 2, 1, 0.0, result="failed")]
     insert(root, [*before, group("naive", 2, 1, 80.0, study="20261121-120000-bbbbbb")])
-    study = rows.read(root, EXPERIMENT)
+    study = rows.read([root], EXPERIMENT)
     assert [(row.mode, row.result) for row in study.rows] == [("serial", Result.OK), ("naive", Result.OK)]
     assert study.left_out == {"run again: the newest finding of the same group counts": 1}
 
 
 def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_study(root: Path) -> None:
     with pytest.raises(TrackingError, match="no experiment 'nothing'"):
-        rows.read(root, "nothing")
+        rows.read([root], "nothing")
     open_store(root).experiment_id("empty")
-    study = rows.read(root, "empty")
+    study = rows.read([root], "empty")
     cells = tables.cells(study)
     found = verdicts.verdicts(cells)
     best = verdicts.winners(cells, found)
@@ -141,7 +141,7 @@ def test_three_thousand_runs_are_read_and_judged_in_seconds(root: Path) -> None:
         ],
     )
     began = time.monotonic()
-    study = rows.read(root, EXPERIMENT)
+    study = rows.read([root], EXPERIMENT)
     reading_s = time.monotonic() - began
     cells = tables.cells(study)
     found = verdicts.verdicts(cells)
