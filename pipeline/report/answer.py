@@ -59,7 +59,9 @@ def _who_won(winners: Sequence[Winner], cells: Sequence[Cell]) -> list[str]:
     order = sorted(wins, key=lambda mode: (-wins[mode], mode))
     total = f"{len(winners)} case{'s' if len(winners) != 1 else ''} of jobs that ran together"
     undecided = len(winners) - sum(wins.values())
-    if wins:
+    if len(winners) > 1 and len(wins) == 1 and not undecided:
+        said = [f"Of {total}, the fastest is {_way(order[0])} in all."]
+    elif wins:
         parts = [f"{_way(mode)} in {wins[mode]}" for mode in order]
         parts += [f"no single mode in {undecided}"] if undecided else []
         said = [f"Of {total}, the fastest is {listed(parts)}."]

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 WORKLOADS, MIXES, GAIN, ENERGY, TIMELINE = "Workloads", "Mixes", "Throughput gain", "Energy", "One group over time"
 SPEEDUP, ENERGY_PER_SAMPLE, MEMORY = "speedup_vs_serial_ratio", "energy_per_sample_j", "memory_peak_mib"
-_BARS = "Bars are medians over the blocks, error bars 95 % t intervals (from three blocks on)."
+_BARS = (
+    "Bars are medians over the blocks, error bars 95 % t intervals, of memory the lowest and highest block (from three "
+    "blocks on)."
+)
 _BOXES = " A hatched box is a group without a figure, labelled with what came of it."
 
 

@@ -51,7 +51,7 @@ def methods() -> list[tuple[str, str]]:
             "Repeats",
             "A repeat is a complete block: every group of the study once, in random order, with baselines of its own. "
             f"Figures are medians over the blocks; intervals are 95 % t intervals, from {MIN_FOR_INTERVAL} blocks on, "
-            "of the logarithm for quantities that scatter by factors.",
+            "of the logarithm for quantities that scatter by factors; of peaks, the lowest and highest block.",
         ),
         (
             "Verdicts",

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 
 class Scale(enum.Enum):
-    """How values of a quantity scatter: by factors, or by differences, and there as a share between 0 and 1."""
+    """How values of a quantity scatter: by factors, or by differences, and there as a share between 0 and 1.
+
+    A peak scatters in neither way: it takes a few distinct values, and what counts is the highest that must fit.
+    """
 
     POSITIVE = "positive"
     PLAIN = "plain"
     SHARE = "share"
+    PEAK = "peak"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ _ALL = (
     Metric(name="smocc_mean_ratio", title="SM occupancy", unit="", scale=Scale.SHARE),
     Metric(name="dram_active_mean_ratio", title="DRAM activity", unit="", scale=Scale.SHARE),
     Metric(name="tensor_active_mean_ratio", title="tensor core activity", unit="", scale=Scale.SHARE),
-    Metric(name="memory_peak_mib", title="peak memory of the GPU", unit="MiB"),
+    Metric(name="memory_peak_mib", title="peak memory of the GPU", unit="MiB", scale=Scale.PEAK),
     Metric(name="energy_per_sample_j", title="energy per sample", unit="J", higher_is_better=False),
     Metric(
         name="energy_above_idle_per_sample_j",
@@ -65,7 +69,7 @@ _ALL = (
     ),
     Metric(name="power_mean_w", title="power of the GPU", unit="W"),
     Metric(name="sm_clock_mean_mhz", title="SM clock", unit="MHz"),
-    Metric(name="temperature_max_c", title="highest temperature", unit="C", scale=Scale.PLAIN),
+    Metric(name="temperature_max_c", title="highest temperature", unit="C", scale=Scale.PEAK),
     Metric(name="overlap_ratio", title="overlap", unit="", scale=Scale.SHARE),
 )
 METRICS = {metric.name: metric for metric in _ALL}

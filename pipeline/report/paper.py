@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.report import labels, paper_findings
+from pipeline.report.metrics import Scale
 from pipeline.report.paper_findings import FINDINGS, Finding
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Cell
@@ -120,7 +121,7 @@ def _compared(finding: Finding, cell: Cell, cells: Sequence[Cell]) -> Comparison
     values = _values(finding.metric, cell, cells)
     if not values:
         return None
-    ours = estimate(values)
+    ours = estimate(values, Scale.PEAK if finding.metric == paper_findings.MEMORY_GROWTH else Scale.POSITIVE)
     agreement, difference = _against_range(finding, ours)
     return _entry(finding, cell, ours, _in_words(ours), agreement, difference)
 

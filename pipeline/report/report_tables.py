@@ -16,7 +16,10 @@ from pipeline.report.wording import jobs_in_words
 from pipeline.types import Result, WindowKind
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
-_INTERVALS = "Median over the blocks; low and high are a 95 % t interval, from three blocks on."
+_INTERVALS = (
+    "Median over the blocks; low and high are a 95 % t interval, of peaks (memory, temperature) the lowest and highest "
+    "block, from three blocks on."
+)
 
 
 def every_table(

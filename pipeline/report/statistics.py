@@ -29,7 +29,10 @@ _POWER = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The median of one value a block, and a 95 % t interval; `low` and `high` are `None` for too few values."""
+    """The median of one value a block, and a 95 % t interval; `low` and `high` are `None` for too few values.
+
+    Of a peak they are the lowest and the highest block.
+    """
 
     median: float
     low: float | None
@@ -66,6 +69,8 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
     median, n = statistics.median(values), len(values)
     if n < MIN_FOR_INTERVAL:
         return Estimate(median=median, low=None, high=None, n=n)
+    if scale is Scale.PEAK:
+        return Estimate(median=median, low=min(values), high=max(values), n=n)
     on_log = scale is Scale.POSITIVE and min(values) > 0
     used = [math.log(value) for value in values] if on_log else list(values)
     mean, half = statistics.fmean(used), _t(1 - (1 - CONFIDENCE) / 2, n - 1) * _standard_error(used)
