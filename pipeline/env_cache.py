@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline import command, terminal
+from pipeline import command, terminal, trust
 from pipeline.env_lock import Lock
 from pipeline.env_probe import Probe, probe, probe_new
 from pipeline.errors import CommandError, ConfigError
@@ -129,7 +129,11 @@ class Cache:
         return self._folder(recipe) / "prefix"
 
     def find(self, recipe: Recipe) -> Environment | str:
-        """The environment, from now on kept from being rebuilt; or, in words, why there is none."""
+        """The environment, from now on kept from being rebuilt; or, in words, why there is none.
+
+        Raises:
+            ConfigError: other users could decide what root runs.
+        """
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
             return "is not built yet"
@@ -145,7 +149,7 @@ class Cache:
         """The environment, built if need be, and from now on kept from being rebuilt.
 
         Raises:
-            ConfigError: it cannot be built.
+            ConfigError: it cannot be built, or other users could decide what root runs.
         """
         handle = self._open(self._lock_path(recipe))
         is_told = False
@@ -186,7 +190,20 @@ class Cache:
                     f"env.cache_root={self.root}: environments cannot be kept there: {error.strerror}; "
                     "name a folder that you may write"
                 ) from error
+        self._refuse_what_others_can_change(path)
         return _held[path]
+
+    def _refuse_what_others_can_change(self, lock: Path) -> None:
+        """Root runs what lies here. Others may use what somebody they chose has built."""
+        if os.geteuid() != 0:
+            return
+        for path in (self.root, lock.with_suffix("")):
+            part = trust.replaceable_part(path) if path.exists() else None
+            if part is not None:
+                raise ConfigError(
+                    f"env.cache_root={self.root}: other users can change {part}, and root would run what they put "
+                    "there; name a folder that only root may write"
+                )
 
     def _look(self, recipe: Recipe) -> Environment | str:
         """The environment if it is whole and as it was built, else what is wrong with it."""

@@ -32,10 +32,12 @@ def remaining(
         blocks.setdefault((group.block, group.device.uuid), []).append(group)
     done: dict[str, dict[str, Any]] = {}
     for (_, gpu_uuid), members in blocks.items():
-        origins = {origin for group in members for origin in found.get(group.digest, {})}
+        here = (gpu_uuid, boot_id)
+        every = {origin for group in members for origin in found.get(group.digest, {})}
+        origins = sorted(every, key=lambda origin: (origin != here, repr(origin)))
         # A complete block of any origin counts; of an incomplete one, only what was found here and since the boot.
         complete = [origin for origin in origins if all(origin in found.get(g.digest, {}) for g in members)]
-        origin = complete[0] if complete else (gpu_uuid, boot_id)
+        origin = complete[0] if complete else here
         for group in members:
             if origin in found.get(group.digest, {}):
                 done[group.digest] = found[group.digest][origin]

@@ -15,6 +15,7 @@ import pytest
 from packages import wheel
 
 from pipeline.env import VenvEnv
+from pipeline.errors import ConfigError
 from pipeline.inventory import PROJECT_DIR
 from pipeline.types import Interpreter
 
@@ -44,6 +45,22 @@ def test_it_is_built_once_and_found_again(env, capsys):
     assert env.resolve() == built and env.preview() == built
     assert (folder_of(built) / "environment.json").stat().st_mtime_ns == stamp
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is kept from what others can change")
+def test_root_runs_nothing_that_others_can_change(env, tmp_path):
+    built = folder_of(env.resolve())
+    for place in (tmp_path / "cache", built):
+        mode = place.stat().st_mode
+        place.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"other users can change {place}, and root would run"):
+            env.resolve()
+        place.chmod(mode)
+    os.chown(built, 65533, -1)
+    with pytest.raises(ConfigError, match="only root may write"):
+        env.preview()
+    os.chown(built, 0, -1)
+    assert env.resolve().python.is_relative_to(built)
 
 
 def test_it_is_compiled_so_that_first_jobs_are_no_slower_than_later_ones(env):
