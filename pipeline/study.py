@@ -92,8 +92,10 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             if sender is not None and not first.dry_run and _undo_leftovers(typed, inventory, root):
                 inventory = take(typed, find_device)
             plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
+            differences = None
             if reproduction is not None:
-                terminal.say(reproduction.describe(plan, inventory, provenance.collect(inventory)))
+                differences = reproduction.describe(plan, inventory, provenance.collect(inventory))
+                terminal.say(differences)
             if sender is None or first.dry_run:
                 sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
@@ -101,6 +103,10 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
                 # The first plan showed that the study can run at all, before minutes are spent on its environments.
                 inventory = inventory.with_environments()
                 plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
+                if reproduction is not None:
+                    of_built = reproduction.describe(plan, inventory, provenance.collect(inventory))
+                    if of_built != differences:
+                        terminal.say(of_built)
             return _Study(first, plan, inventory, sender, root, simulated, reproduction).run(stack)
     except CollocationError as error:
         terminal.say(f"error: {error}")

@@ -13,7 +13,7 @@ from pipeline import reproduce
 from pipeline.errors import ConfigError
 from pipeline.recorded import CONFIG_FILE, RecordedGroup
 from pipeline.recorded_config import config_of
-from pipeline.reproduce_differences import lock_difference
+from pipeline.reproduce_differences import find, lock_difference
 
 
 def recorded(text: str) -> RecordedGroup:
@@ -70,6 +70,26 @@ def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose)
             reproduce._take_over(original, given, key)
     (config,) = planning.read([original])
     assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
+
+
+def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
+    configs = planning.read(compose([]))
+    built = inventory_of(configs, GPU)
+    to_build = dataclasses.replace(
+        built,
+        interpreters={
+            env: dataclasses.replace(each, lock=(), lock_digest="unbuilt-key", to_build="the environment is not built")
+            for env, each in built.interpreters.items()
+        },
+    )
+    (group,) = planning.build_plan(configs, built, is_sweep=False).groups
+    facts = {"device": GPU.name, "gpu_uuid": GPU.uuid, "digest": group.digest}
+    tags = {f"collocation.{key}": value for key, value in facts.items()}
+    original = dataclasses.replace(recorded(""), tags=tags, files={})
+    (later,) = planning.build_plan(configs, to_build, is_sweep=False).groups
+    assert later.digest != group.digest
+    assert find(original, group, built, {}) == find(original, later, to_build, {}) == []
+    assert "digest is another one" in find(original, later, built, {})[0]
 
 
 def test_a_difference_of_locks_is_short():
