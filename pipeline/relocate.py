@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from pipeline.errors import TrackingError
+from pipeline.errors import ConfigError, TrackingError
 from pipeline.store import BUSY_TIMEOUT_S, DATABASE, foreign_root, locked
 
 PATH_COLUMNS = (
@@ -33,12 +33,15 @@ def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
         `table.column` to the number of rewritten rows; empty when everything was in place already.
 
     Raises:
-        TrackingError: there is no store, or several old places.
+        ConfigError: there is no store.
+        TrackingError: it cannot be rewritten, or has several old places.
     """
     root = root.absolute()
     database = root / DATABASE
     if not database.exists():
-        raise TrackingError(f"there is no tracking store in {root}: {DATABASE} is missing")
+        raise ConfigError(
+            f"there is no tracking store in {root}: {DATABASE} is missing; name the folder of a study with --root"
+        )
     try:
         with (
             locked(root),

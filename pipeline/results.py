@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TrackingError
 from pipeline.recorded import CONFIG_FILE, GROUP_FILE, JOB_LOCK_FILE, LOCK_FILES, RecordedGroup
-from pipeline.store import DATABASE, Store, open_store
+from pipeline.store import DATABASE, Store, open_store, reason_of
 from pipeline.types import Result
 
 if TYPE_CHECKING:
@@ -103,6 +103,11 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
         parent_id = run.data.tags.get(PARENT_TAG)
         run = run if parent_id is None else store.client.get_run(parent_id)
     except MlflowException as error:
+        if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
+            raise TrackingError(
+                f"run {run_id} could not be read: the tracking server at {root_or_uri} does not answer as it should: "
+                f"{reason_of(error)}; check tracking.uri"
+            ) from error
         raise TrackingError(
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
             "the store is the one of tracking.root or tracking.uri"
@@ -172,10 +177,15 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
     return _runs(_existing(root_or_uri, experiment), experiment, role)
 
 
+def is_server(root_or_uri: Path | str) -> bool:
+    """Whether that is the URI of a tracking server, and not a folder."""
+    return isinstance(root_or_uri, str) and "://" in root_or_uri
+
+
 def _open(root_or_uri: Path | str) -> Store | None:
     """The store; `None` for a folder without one, which is not made into one by looking."""
-    if isinstance(root_or_uri, str) and "://" in root_or_uri:
-        return open_store(Path(), root_or_uri)
+    if is_server(root_or_uri):
+        return open_store(Path(), str(root_or_uri))
     root = Path(root_or_uri)
     return open_store(root) if (root / DATABASE).exists() else None
 

@@ -72,9 +72,8 @@ class Store:
         try:
             return self._find_or_create(name)
         except MlflowException as error:
-            first = str(error).splitlines()[0][:300]
             raise TrackingError(
-                f"the tracking server at {self.uri} does not answer as it should: {first}; "
+                f"the tracking server at {self.uri} does not answer as it should: {reason_of(error)}; "
                 "check tracking.uri, or use tracking=local"
             ) from error
 
@@ -107,12 +106,17 @@ def open_store(root: Path, uri: str | None = None) -> Store:
     """Open the server at `uri`, or else the local store in `root`, which is created or migrated if need be.
 
     Raises:
-        TrackingError: the local store cannot be used.
+        TrackingError: the local store cannot be used, or the URI is of no kind that MLflow knows.
     """
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     if uri is not None:
-        return Store(client=MlflowClient(tracking_uri=uri), uri=uri, kind="server", root=None)
+        try:
+            return Store(client=MlflowClient(tracking_uri=uri), uri=uri, kind="server", root=None)
+        except MlflowException as error:
+            first = str(error).strip().partition(". ")[0]
+            raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
     root = root.absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -122,6 +126,15 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         raise TrackingError(f"could not open the tracking store in {root}: {error}") from error
     local_uri = database_uri(root / DATABASE)
     return Store(client=MlflowClient(tracking_uri=local_uri), uri=local_uri, kind="local", root=root)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a call of MLflow failed, in a line: what the operating system said of the connection, if it was that."""
+    innermost: BaseException = error
+    while (inner := innermost.__cause__ or innermost.__context__) is not None:
+        innermost = inner
+    said = innermost if isinstance(innermost, OSError) else error
+    return next(iter(str(said).strip().splitlines()), type(said).__name__)[:300]
 
 
 def database_uri(path: Path) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -208,16 +209,26 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     from mlflow.exceptions import MlflowException
 
     from pipeline import results
-    from pipeline.store import open_store
+    from pipeline.store import DATABASE, open_store, reason_of
 
+    is_server = results.is_server(root_or_uri)
+    if not is_server and not (Path(root_or_uri) / DATABASE).exists():
+        raise TrackingError(
+            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
+            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
+        )
     try:
         groups = results.find_finished(root_or_uri, experiment)
     except MlflowException as error:
-        first = str(error).splitlines()[0][:300]
-        raise TrackingError(f"experiment {experiment!r} cannot be read from {root_or_uri}: {first}") from error
+        raise TrackingError(
+            f"the groups of experiment {experiment!r} cannot be read from {root_or_uri}: {reason_of(error)}; "
+            "name the folder of a study with --root, or a server with --uri"
+        ) from error
     if not groups:
-        raise TrackingError(f"there is no finished group of experiment {experiment!r} in {root_or_uri}")
-    is_server = isinstance(root_or_uri, str) and "://" in root_or_uri
+        raise TrackingError(
+            f"there is no finished group of experiment {experiment!r} in {root_or_uri}; "
+            "name the study (its tracking.experiment) with --experiment"
+        )
     store = open_store(Path(), str(root_or_uri)) if is_server else open_store(Path(root_or_uri))
     traces = []
     for group in groups:
@@ -236,20 +247,24 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
 
 def main(arguments: Sequence[str]) -> int:
     """Write the trace of an experiment; returns the exit status."""
+    from pipeline.tracking import set_mlflow_defaults  # which needs what records a timeline
+
     parser = argparse.ArgumentParser(prog="python -m pipeline.timeline", description="A study as a trace for Perfetto.")
     parser.add_argument("--experiment", default="collocation", help="MLflow experiment (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("trace.json"), help="file to write (default: %(default)s)")
     parser.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store (default: %(default)s)")
     parser.add_argument("--uri", help="tracking server, instead of --root")
     options = parser.parse_args(arguments)
-    from pipeline.tracking import set_mlflow_defaults  # which needs what records a timeline
-
     set_mlflow_defaults()
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; the error says it
     try:
         trace, num_without = of_experiment(options.uri or options.root, options.experiment)
         options.out.write_text(json.dumps(trace), encoding="utf-8")
-    except (CollocationError, OSError) as error:
+    except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"error: cannot write {options.out}: {error.strerror}; choose another file with --out\n")
         return 2
     without = f" ({num_without} more have no timeline: skipped, or killed)" if num_without else ""
     sys.stdout.write(f"{trace['otherData']['groups']} groups{without} in {options.out}; open https://ui.perfetto.dev\n")

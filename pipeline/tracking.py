@@ -236,9 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
             return 0
         sender = Sender(options.root.absolute(), options.uri, options.series_points)
-        return serve(sender) if options.command == "serve" else flush(sender, options.root.absolute() / SPOOL)
+        if options.command == "serve":
+            return serve(sender)
+        if not options.root.is_dir():
+            raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
+        return flush(sender, options.root.absolute() / SPOOL)
     except CollocationError as error:
-        log.error("%s", error)  # noqa: TRY400  the message says it all
+        sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.errors import CollocationError, ConfigError, TrackingError
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.schema import TrackingConfig
-from pipeline.store import DATABASE, open_store
+from pipeline.store import DATABASE, open_store, reason_of
 from pipeline.tracking import set_mlflow_defaults
 
 DEFAULT_ROOT = Path("mlruns")
@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; the error says it
     try:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder)
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run_id = log(written, stores[0], options.experiment, is_simulated=is_simulated)
             sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
     except CollocationError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
@@ -60,8 +61,9 @@ def check_experiment(root_or_uri: Path | str, experiment: str) -> None:
     try:
         names = sorted(found.name for found in store.client.search_experiments())
     except MlflowException as error:
-        first = str(error).splitlines()[0][:300]
-        raise TrackingError(f"the tracking server at {root_or_uri} does not answer as it should: {first}") from error
+        raise TrackingError(
+            f"the tracking server at {root_or_uri} does not answer as it should: {reason_of(error)}; check --uri"
+        ) from error
     if experiment not in names:
         there = ", ".join(repr(name) for name in names if name != "Default") or "none"
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,14 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     assert main(["--experiment", "nothing", "--root", str(tmp_path / "absent"), *out]) == 2
     assert f"{DATABASE} is missing" in capsys.readouterr().err
     assert not (tmp_path / "absent").exists()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        server = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    assert main(["--uri", server, *out]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: the tracking server at {server} ") and "Connection refused" in said
+    assert said.count("\n") == 1
+    assert main(["--uri", "unknown://server", *out]) == 1
+    assert capsys.readouterr().err.startswith("error: MLflow cannot open unknown://server")
     assert command(filled, *out, "--group", "nobody") == 2
     assert "has no group of that name" in (said := capsys.readouterr().err) and "naive-2x-workloada" in said
     (tmp_path / "mine").mkdir()

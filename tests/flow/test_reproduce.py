@@ -87,6 +87,7 @@ def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tm
         (["reproduce=absent", "degree=3"], "degree cannot be given"),
         (["-m", "reproduce=absent", "degree=1,2"], "without -m"),
         (["reproduce=absent", "tracking.root=nowhere"], "there is no store in"),
+        (["reproduce=absent", "tracking=server", "tracking.uri=http://127.0.0.1:1"], "does not answer as it should"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_before_anything_is_touched(run, tmp_path, arguments, words):

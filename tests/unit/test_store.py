@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import TrackingError
+from pipeline.errors import ConfigError, TrackingError
 from pipeline.relocate import relocate
 from pipeline.store import DATABASE, LOCK, is_local, open_store
 from tests.tracking_cases import EXPERIMENT, PROJECT, client, runs_of
@@ -168,7 +168,7 @@ def test_relocating_leaves_other_places_alone(root: Path, tmp_path: Path) -> Non
 
 
 def test_relocating_refuses_what_it_cannot_tell(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrackingError, match="no tracking store"):
+    with pytest.raises(ConfigError, match="no tracking store"):
         relocate(tmp_path / "nothing")
     log_a_file(root, tmp_path, "one")
     moved = tmp_path / "moved"

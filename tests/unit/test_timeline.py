@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,9 +157,16 @@ def test_the_check_of_the_format_can_fail(change, problem):
     assert any(problem in each for each in problems(trace))
 
 
-def test_a_server_that_does_not_answer_is_an_error_in_words(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    out = tmp_path / "trace.json"
-    assert timeline.main(["--uri", "http://127.0.0.1:9", "--experiment", "x", "--out", str(out)]) == 2
-    assert "error: experiment 'x' cannot be read from http://127.0.0.1:9: " in capsys.readouterr().err
-    assert not out.exists()
+def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    absent, out = tmp_path / "absent", tmp_path / "trace.json"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        server = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    for store, words in (
+        (["--root", str(absent)], f"there is no tracking store in {absent}"),
+        (["--uri", server], "Connection refused"),
+        (["--uri", "unknown://server"], "MLflow cannot open unknown://server"),
+    ):
+        assert timeline.main([*store, "--out", str(out)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1 and words in said
+    assert list(tmp_path.iterdir()) == []

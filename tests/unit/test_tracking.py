@@ -457,6 +457,9 @@ def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> Non
     }
     (damaged / "record.json").unlink()
     assert flush(root).returncode == 0
+    done = flush(root / "absent")
+    assert done.returncode == 2
+    assert done.stderr == f"error: there is no folder {root / 'absent'}; name that of a study with --root\n"
 
 
 def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
