@@ -13,11 +13,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError
 
 _COLUMNS = ("Experiment", "Workload", "Devices", "Collocation", "Listeners", "Params")
 _PROGRAM_COLUMNS = (("File",), ("Model", "Data"))
+# Where a row's cells beyond the last column are put.
+_BEYOND = "beyond the last column"
 # What an empty cell became in tables that went through a data frame.
 _EMPTY = frozenset({"", "-", "nan", "None"})
 _PROFILE = re.compile(r"[1-9]\d*g(\.\d+gb)?([+-][a-z.]+)*")
@@ -108,17 +111,21 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
             names = [name.strip() for name in reader.fieldnames or ()]
             _require_columns(path, names)
             reader.fieldnames = names
-            found = [
-                # Cells beyond the last column are gathered under the key None.
-                (reader.line_num, {key: (value or "").strip() for key, value in cells.items() if isinstance(key, str)})
-                for cells in reader
-            ]
+            found = [(reader.line_num, _stripped(cells)) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"the table {path} cannot be read: {error}") from error
+        said = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the table {path} cannot be read: {said}; it must be a CSV file in UTF-8") from error
     found = [(line, cells) for line, cells in found if any(cells.values())]
     if not found:
         raise ConfigError(f"the table {path} has no row below its header")
     return found
+
+
+def _stripped(cells: dict[str | Any, str | Any]) -> dict[str, str]:
+    """The cells of a row by column, without the space around them; those beyond the last column as one."""
+    beyond = cells.pop(None, [])
+    stripped = {key: (value or "").strip() for key, value in cells.items()}
+    return stripped | {_BEYOND: ",".join(beyond).strip(" ,")}
 
 
 def _require_columns(path: Path, names: Sequence[str]) -> None:
@@ -138,6 +145,8 @@ def _row(line: int, cells: dict[str, str]) -> Row:
     Raises:
         ValueError: it cannot be taken.
     """
+    if cells[_BEYOND]:
+        raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on: a cell with a comma needs quotes")
     if not cells["Experiment"] or not cells["Workload"]:
         raise ValueError("it has no Experiment or no Workload, which say what runs together")
     devices = cells["Devices"]

@@ -144,6 +144,7 @@ def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
         ([job(1, "MPS"), job(1)], [2, 3], "mixes the collocations"),
         ([job(1, file="")], [2], "names no program"),
         ([job(1, params="--note 'open")], [2], "No closing quotation"),
+        ([[*job(1, params="--layers 1"), "2", "3"]], [2], "from '2,3' on"),
         ([job(1), job(1, devices="0+1")], [2, 3], "runs together with line 3"),
     ],
 )
