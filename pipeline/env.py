@@ -126,8 +126,9 @@ def _find_file(given: str | None, kind: str, example: str) -> Path:
             f"{kind} needs a file to build the environment from: env.file={example} for all jobs, or "
             "workload.env_file (sizes.S.env_file, ...) for those of one workload"
         )
-    for folder in (Path.cwd(), _PROJECT_DIR):
+    folders = dict.fromkeys((Path.cwd(), _PROJECT_DIR))
+    for folder in folders:
         path = (folder / Path(given).expanduser()).resolve()
         if path.is_file():
             return path
-    raise ConfigError(f"env.file={given}: there is no such file in {Path.cwd()} or {_PROJECT_DIR}")
+    raise ConfigError(f"env.file={given}: there is no such file in {' or '.join(map(str, folders))}")

@@ -145,6 +145,11 @@ def _find_device(config: GpuConfig) -> Device:
     if device is not None:
         return device
     if config.kind is GpuKind.auto:
+        if config.device != GpuConfig().device:
+            raise ConfigError(
+                f"gpu.device={config.device!r} names a GPU, but NVML does not answer, so there is no NVIDIA driver or "
+                "no GPU here; leave it out to use the CPUs, or check that `nvidia-smi` works"
+            )
         return cpu_device()
     raise ConfigError(
         "gpu=nvidia: NVML does not answer, so there is no NVIDIA driver or no GPU here; "
@@ -163,7 +168,8 @@ def _cpu_model() -> str:
 
 
 def _find_script(script: str) -> tuple[Path, str]:
-    for folder in (Path.cwd(), PROJECT_DIR):
+    folders = dict.fromkeys((Path.cwd(), PROJECT_DIR))
+    for folder in folders:
         path = (folder / Path(script).expanduser()).resolve()
         if path.is_file():
             # A program of ours is all of its folder; of a user's program we know the one file.
@@ -172,7 +178,7 @@ def _find_script(script: str) -> tuple[Path, str]:
                 return path, hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
             except OSError as error:
                 raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
-    raise ConfigError(f"workload.script={script}: there is no such file in {Path.cwd()} or {PROJECT_DIR}")
+    raise ConfigError(f"workload.script={script}: there is no such file in {' or '.join(map(str, folders))}")
 
 
 def _check_data(workload: TrainTimmConfig) -> None:

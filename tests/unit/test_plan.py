@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import GPU, inventory_of, sweep
 
+from pipeline import inventory
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
+from pipeline.gpu import nvml
 from pipeline.inventory import PROJECT_DIR
 from pipeline.types import WindowKind
 
@@ -178,6 +180,23 @@ def test_options_become_flags(make_plan):
 def test_what_cannot_run_is_refused_with_the_remedy(make_plan, overrides, words):
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         make_plan(overrides)
+
+
+def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monkeypatch):
+    monkeypatch.chdir(PROJECT_DIR)
+    for overrides in (["workload=script", "workload.script=absent"], ["env=venv", "env.file=absent"]):
+        with pytest.raises(ConfigError) as refused:
+            make_plan(overrides)
+        assert str(refused.value).endswith(f"=absent: there is no such file in {PROJECT_DIR}")
+
+
+def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
+    monkeypatch.setattr(nvml, "list_devices", list)
+    (config,) = planning.read(compose(["gpu=auto"]))
+    assert inventory.take([config]).device_of(config.gpu).kind == "cpu"
+    (config,) = planning.read(compose(["gpu=auto", "gpu.device=1"]))
+    with pytest.raises(ConfigError, match=r"gpu\.device='1' names a GPU"):
+        inventory.take([config])
 
 
 def test_fp16_in_a_cuda_graph_is_refused(make_plan):
