@@ -42,3 +42,11 @@ def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
 def test_the_command_line_wins_over_the_blocks(tmp_path, override, expected):
     names = dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
     assert {name.split("-")[0] for name in names} == expected
+
+
+def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
+    assert sorted(dry_run(tmp_path, "+rehearse=tiny", "degree=1,2")) == [
+        "naive-1x-tiny",
+        "naive-2x-tiny",
+        "serial-1x-tiny",
+    ]
