@@ -46,6 +46,8 @@ def settings(config: Config) -> None:
     for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
         if not 0 <= value < math.inf:
             raise ConfigError(f"{key}={value}: must not be negative, and finite")
+    if not config.tracking.experiment.strip():
+        raise ConfigError("tracking.experiment is empty: give the MLflow experiment that takes the results a name")
     for name, listener in config.listeners.items():
         if listener.interval_ms < _MIN_INTERVAL_MS:
             raise ConfigError(

@@ -156,6 +156,7 @@ def test_options_become_flags(make_plan):
         (["mix=[S,Q]"], "Q is not among the sizes"),
         (["repeats=0"], "repeats"),
         (["window.seconds=0"], "window.seconds"),
+        (["tracking.experiment="], "tracking.experiment is empty"),
         (["window.settle_s=-1"], "settle_s"),
         (["listeners.host.interval_ms=100"], "200 ms"),
         (["listeners.host.required=perhaps"], "true, false or if_gpu"),
