@@ -20,6 +20,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from pipeline import radt_table
 from pipeline.errors import ConfigError
 from pipeline.inventory import PROJECT_DIR
+from pipeline.progress import counted
 from pipeline.radt_table import Row, RowGroup
 
 _EPOCHS = 5  # radT's default
@@ -182,7 +183,8 @@ def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slic
     if sizes.names:
         content["sizes"] = {size: {k: _yaml(v) for k, v in program.values} for program, size in sizes.names.items()}
         content["sizes"] = {size: values for size, values in content["sizes"].items() if values}
-    head = f"# @package _global_\n# {len(blocks)} groups, imported from {source} by `python -m pipeline.importer`."
+    origin = f"imported from {source} by `python -m pipeline.importer`"
+    head = f"# @package _global_\n# {counted(len(blocks), 'group')}, {origin}."
     return f"{head}\n{yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)}", refused
 
 
@@ -246,7 +248,7 @@ def _import(args: argparse.Namespace) -> int:
         where = "printed"
     else:
         where = _write(text, name, args)
-    sys.stderr.write(f"{num_rows - len(refused)} of {num_rows} rows taken, {num_groups} groups; {where}\n")
+    sys.stderr.write(f"{num_rows - len(refused)} of {num_rows} rows taken, {counted(num_groups, 'group')}; {where}\n")
     return 1 if refused else 0
 
 

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import build, check
 from pipeline.errors import ConfigError
 from pipeline.inventory import Inventory, chosen_workloads, env_of
+from pipeline.progress import counted
 from pipeline.schema import (
     Baseline,
     Config,
@@ -117,7 +118,7 @@ def describe(plan: Plan) -> str:
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
-    lines = [f"{len(plan.groups)} groups on {devices}, plan {plan.digest[:12]}"]
+    lines = [f"{counted(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
     for group in plan.groups:
         length = f"{group.window.kind.value}, {_length(group)}"
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
@@ -130,7 +131,7 @@ def describe(plan: Plan) -> str:
 def _length(group: Group) -> str:
     if group.window.kind is WindowKind.STEADY:
         return f"{group.window.seconds:g} s after {group.window.settle_s:g} s"
-    return "until the jobs end" if group.jobs[0].workload.ends_by_itself else f"{group.window.epochs} epochs"
+    return "until the jobs end" if group.jobs[0].workload.ends_by_itself else counted(group.window.epochs, "epoch")
 
 
 def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:

@@ -133,3 +133,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """How many of something: `1 group`, `2 groups`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

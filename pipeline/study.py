@@ -32,7 +32,7 @@ from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, Step, replay
-from pipeline.progress import Progress, duration
+from pipeline.progress import Progress, counted, duration
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import Reproduction
 from pipeline.schema import Config, GpuKind
@@ -145,7 +145,7 @@ def _goes(config: Config) -> bool:
 
 def _say_undone(device: Device, undone: Sequence[Step]) -> None:
     if undone:
-        terminal.say(f"undid {len(undone)} steps that a killed orchestrator had left on {device.name}")
+        terminal.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 
 
 def _check_same(configs: Sequence[Config]) -> None:
@@ -229,7 +229,7 @@ class _Study:
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]
         if share := phases.share_in_words(ran, elapsed_s):
-            terminal.say(f"{len(ran)} groups in {duration(elapsed_s)}: {share}")
+            terminal.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")
 
     def _say_what_is_there(self, num_known: int, num_of_other_plans: int) -> None:
         terminal.say(f"resume: {num_known} of {len(self.plan.groups)} groups are finished")
@@ -244,9 +244,10 @@ class _Study:
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = sum(not row.result.is_finding for row in self.rows)
         if self.reproduction is None and (num_missing or num_failed):
-            parts = [f"{num_missing} groups did not run to their end"] * bool(num_missing)
+            parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
-            terminal.say(f"{' and '.join(parts)} of {len(self.plan.groups)}; to run them: {go_on.command()}")
+            all_groups = counted(len(self.plan.groups), "group")
+            terminal.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {go_on.command()}")
 
     def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
         self.rows.append(row)

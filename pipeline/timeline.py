@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import spool_format
 from pipeline.errors import CollocationError, TrackingError
 from pipeline.phases import WINDOW
+from pipeline.progress import counted
 from pipeline.types import GroupResult, JobResult, Sample, Span
 
 if TYPE_CHECKING:
@@ -267,7 +268,9 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"error: cannot write {options.out}: {error.strerror}; choose another file with --out\n")
         return 2
     without = f" ({num_without} more have no timeline: skipped, or killed)" if num_without else ""
-    sys.stdout.write(f"{trace['otherData']['groups']} groups{without} in {options.out}; open https://ui.perfetto.dev\n")
+    sys.stdout.write(
+        f"{counted(trace['otherData']['groups'], 'group')}{without} in {options.out}; open https://ui.perfetto.dev\n"
+    )
     return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import CollocationError, ConfigError, TrackingError
+from pipeline.progress import counted
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.schema import TrackingConfig
 from pipeline.store import DATABASE, open_store, reason_of
@@ -110,7 +111,7 @@ def report(
         figures=figures.every_figure(study, cells, timeline),
     )
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
-    summary = f"{experiment}: {len(study.rows)} groups, {blocks}, {len(content.figures)} figures"
+    summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
     if study.is_simulated:
         summary += " (simulated: says nothing about a real GPU)"
     return write(content, folder), study.is_simulated, summary

@@ -223,7 +223,7 @@ def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, ru
     assert StateFile(machine).read().dcgm_is_paused
     status, _, err = run(*arguments[:-1], *SHORT, "launcher=direct", gpu="simulated_a100_40gb")
     assert status == 0, err
-    assert "undid 1 steps" in err
+    assert "undid 1 step that" in err
     assert not StateFile(machine).read().dcgm_is_paused
 
 

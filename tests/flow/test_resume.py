@@ -105,7 +105,7 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
     assert status == 1
     (said,) = [line for line in err.splitlines() if "; to run them: " in line]
     what, _, command = said.partition("; to run them: ")
-    assert what == "3 groups did not run to their end of 4"
+    assert what == "of 4 groups, 3 did not run to the end"
     words = shlex.split(command)
     assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
     assert words.count("resume=true") == 1
@@ -122,4 +122,4 @@ def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "3 groups did not run to their end of 4; to run them: " in err and "resume=true" in err
+    assert "of 4 groups, 3 did not run to the end; to run them: " in err and "resume=true" in err

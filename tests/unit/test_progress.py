@@ -8,7 +8,7 @@ import pytest
 from rows import group
 
 from pipeline import go_on, terminal
-from pipeline.progress import Progress, duration
+from pipeline.progress import Progress, counted, duration
 from pipeline.types import GroupResult, Result, WindowKind
 
 
@@ -83,6 +83,10 @@ def test_what_an_earlier_start_found_is_counted():
 
 def test_durations_read_like_people_say_them():
     assert [duration(s) for s in (5, 89, 420, 11_100)] == ["5 s", "89 s", "7 min", "3 h 05 min"]
+
+
+def test_one_is_not_said_as_many():
+    assert [counted(number, "group") for number in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]
 
 
 def test_plain_lines_say_where_the_study_is(capsys):
