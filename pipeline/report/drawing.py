@@ -124,7 +124,9 @@ def draw(
             figure.set_layout_engine(None)  # it is done; each format would do it again, and draw once more for it
         written = {kind: io.BytesIO() for kind in _NO_DATES}
         for kind, target in written.items():
-            figure.savefig(target, format=kind, metadata=_NO_DATES[kind])
+            # A picture by itself is read on dark pages too; a PDF goes onto paper.
+            ground = PAPER if kind == "svg" else "none"
+            figure.savefig(target, format=kind, metadata=_NO_DATES[kind], facecolor=ground)
     return Drawn(
         name=name,
         title=title,
