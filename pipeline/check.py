@@ -19,6 +19,9 @@ from pipeline.schema import (
 from pipeline.types import Device
 
 _MIN_INTERVAL_MS = 200
+# Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
+_OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+_OUR_PREFIX = "COLLOCATION_"
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
 _GPU_ONLY_PX = 224
 _STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
@@ -86,8 +89,21 @@ def workload(chosen: WorkloadConfig, config: Config, device: Device) -> None:
     Raises:
         ConfigError: says what to change.
     """
-    if not isinstance(chosen, TrainTimmConfig):
-        return
+    _variables(chosen)
+    if isinstance(chosen, TrainTimmConfig):
+        _training(chosen, config, device)
+
+
+def _variables(chosen: WorkloadConfig) -> None:
+    for key in chosen.environ:
+        if key in _OURS or key.startswith(_OUR_PREFIX):
+            raise ConfigError(
+                f"workload {chosen.name}: environ.{key} cannot be given: it decides which device a job sees, or to "
+                "which group it belongs, and the scenario sets it"
+            )
+
+
+def _training(chosen: TrainTimmConfig, config: Config, device: Device) -> None:
     for key in ("batch_size", "image_px", "num_classes", "samples", "threads"):
         value = getattr(chosen, key)
         if value is not None and value < 1:

@@ -172,6 +172,8 @@ def test_options_become_flags(make_plan):
         (["workload.samples=10"], "synthetic"),
         (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"], "have 32 pixels"),
         (["workload.step_mode=cuda_graph"], "needs a GPU"),
+        (["+workload.environ.CUDA_VISIBLE_DEVICES='1'"], "environ.CUDA_VISIBLE_DEVICES cannot be given"),
+        (["+workload.environ.COLLOCATION_GROUP=x"], "environ.COLLOCATION_GROUP cannot be given"),
         (["scenario._target_=pipeline.gpu.naive.Naiv"], "no such class"),
         (["listeners.host._target_=listeners.host.Guest"], "no such class"),
         (["+listeners.host.options.colour=red"], "colour"),
