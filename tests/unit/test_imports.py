@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 from pipeline.inventory import PROJECT_DIR
 
@@ -29,14 +29,20 @@ def test_imports_are_light_and_without_side_effects():
     assert done.returncode == 0, done.stderr
 
 
+def cpu_s_of_children() -> float:
+    """What they took of a CPU, not of the clock: other tests run beside this one."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_help_shows_the_groups_within_half_a_second():
     times = []
     for _ in range(5):
-        begin = time.monotonic()
+        before_s = cpu_s_of_children()
         done = subprocess.run(
             [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
         )
-        times.append(time.monotonic() - begin)
+        times.append(cpu_s_of_children() - before_s)
     for words in ("naive, serial", "workload:", "listeners: dcgm, gpm, host, nvml, smi", "degree: 2"):
         assert words in done.stdout
     assert min(times) < 0.5
