@@ -120,7 +120,10 @@ def _training(chosen: TrainTimmConfig, config: Config, device: Device) -> None:
         raise ConfigError(f"workload {chosen.name}: samples is for synthetic data; a data set on disk is used whole")
     if chosen.step_mode is StepMode.cuda_graph and (not device.is_gpu or device.is_simulated):
         where = f"a simulated {device.name}" if device.is_simulated else device.name
-        raise ConfigError(f"workload {chosen.name}: step_mode=cuda_graph needs a GPU, and this study runs on {where}")
+        raise ConfigError(
+            f"workload {chosen.name}: step_mode=cuda_graph needs a GPU, and this study runs on {where}; "
+            "+rehearse=tiny rehearses an experiment without one"
+        )
     if chosen.step_mode is StepMode.cuda_graph and chosen.precision is Precision.fp16:
         raise ConfigError(
             f"workload {chosen.name}: step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "

@@ -241,6 +241,9 @@ def _import(args: argparse.Namespace) -> int:
     num_groups = len(yaml.safe_load(text)["hydra"]["sweeper"]["blocks"])
     for reason in refused:
         sys.stderr.write(f"not taken: {reason}\n")
+    absent = sorted({word for group in groups for row in group.rows for word in row.listeners} - _LISTENERS.keys())
+    if absent:
+        sys.stderr.write(f"note: listeners without a counterpart here are left out: {', '.join(absent)}\n")
     if num_groups == 0:
         raise ConfigError(f"none of the {num_rows} rows of {args.table} can be taken; nothing was written")
     if args.out == "-":

@@ -179,7 +179,10 @@ def test_an_experiment_is_not_replaced_unasked(tmp_path, capsys):
 
 
 def test_to_the_terminal(tmp_path, capsys):
-    assert importer.main(["radt", str(write(tmp_path / "t.csv", [job(1, "MPS")] * 3)), "--out", "-"]) == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
+    rows = [job(1, "MPS")] * 2 + [[*job(1, "MPS")[:7], "smi+top+iostat+free", ""]]
+    assert importer.main(["radt", str(write(tmp_path / "t.csv", rows)), "--out", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert "note: listeners without a counterpart here are left out: free, iostat\n" in err
+    printed = yaml.safe_load(out)
     assert printed["hydra"]["sweeper"]["blocks"][0]["degree"] == 3
     assert not (PROJECT_DIR / "conf/experiment/t.yaml").exists()
