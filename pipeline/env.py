@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
+from abc import ABC, abstractmethod
 from importlib import metadata
 from pathlib import Path
 
 from pipeline import env_cache, env_lock
 from pipeline.env_cache import Cache, Environment, Recipe
 from pipeline.errors import ConfigError
+from pipeline.inventory import find_file
 from pipeline.schema import EnvTool
 from pipeline.types import Interpreter
 
-_PROJECT_DIR = Path(__file__).resolve().parent.parent
 # Not told by the lock: the project itself is told by its commit.
 _OWN_NAME = "gpu-collocation"
 
@@ -30,7 +31,27 @@ class CurrentEnv:
         return _current()
 
 
-class VenvEnv:
+class _BuiltEnv(ABC):
+    """Jobs run in an environment that is built from a file and kept in a cache."""
+
+    def __init__(self, cache_root: str | None) -> None:
+        self._cache = Cache(_cache_root(cache_root))
+
+    def preview(self) -> Interpreter:
+        """The environment if it is there; else where it would be."""
+        return _preview(self._recipe(), self._cache)
+
+    def resolve(self) -> Interpreter:
+        """The environment, built if it is not there or not as it was built."""
+        recipe = self._recipe()
+        return _ready(recipe, self._cache.prepare(recipe))
+
+    @abstractmethod
+    def _recipe(self) -> Recipe:
+        """How it is built."""
+
+
+class VenvEnv(_BuiltEnv):
     """Jobs run in a virtual environment that uv builds from a file.
 
     Args:
@@ -40,16 +61,8 @@ class VenvEnv:
     """
 
     def __init__(self, file: str | None, python: str | None = None, cache_root: str | None = None) -> None:
-        self._file, self._python, self._cache = file, python, Cache(_cache_root(cache_root))
-
-    def preview(self) -> Interpreter:
-        """The environment if it is there; else where it would be."""
-        return _preview(self._recipe(), self._cache)
-
-    def resolve(self) -> Interpreter:
-        """The environment, built if it is not there or not as it was built."""
-        recipe = self._recipe()
-        return _ready(recipe, self._cache.prepare(recipe))
+        super().__init__(cache_root)
+        self._file, self._python = file, python
 
     def _recipe(self) -> Recipe:
         file = _find_file(self._file, "env=venv", "requirements.txt")
@@ -58,7 +71,7 @@ class VenvEnv:
         return VenvRecipe(file, self._python)
 
 
-class CondaEnv:
+class CondaEnv(_BuiltEnv):
     """Jobs run in a conda environment that is built from a file.
 
     Args:
@@ -68,16 +81,8 @@ class CondaEnv:
     """
 
     def __init__(self, file: str | None, tool: EnvTool = EnvTool.rattler, cache_root: str | None = None) -> None:
-        self._file, self._tool, self._cache = file, tool, Cache(_cache_root(cache_root))
-
-    def preview(self) -> Interpreter:
-        """The environment if it is there; else where it would be."""
-        return _preview(self._recipe(), self._cache)
-
-    def resolve(self) -> Interpreter:
-        """The environment, built if it is not there or not as it was built."""
-        recipe = self._recipe()
-        return _ready(recipe, self._cache.prepare(recipe))
+        super().__init__(cache_root)
+        self._file, self._tool = file, tool
 
     def _recipe(self) -> Recipe:
         file = _find_file(self._file, "env=conda", "environment.yml")
@@ -126,9 +131,4 @@ def _find_file(given: str | None, kind: str, example: str) -> Path:
             f"{kind} needs a file to build the environment from: env.file={example} for all jobs, or "
             "workload.env_file (sizes.S.env_file, ...) for those of one workload"
         )
-    folders = dict.fromkeys((Path.cwd(), _PROJECT_DIR))
-    for folder in folders:
-        path = (folder / Path(given).expanduser()).resolve()
-        if path.is_file():
-            return path
-    raise ConfigError(f"env.file={given}: there is no such file in {' or '.join(map(str, folders))}")
+    return find_file("env.file", given)

@@ -167,18 +167,32 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _find_script(script: str) -> tuple[Path, str]:
+def find_file(key: str, given: str) -> Path:
+    """A file that the configuration names, here or in the project.
+
+    Args:
+        key: that names it, for the error.
+        given: its value.
+
+    Raises:
+        ConfigError: it is in neither folder.
+    """
     folders = dict.fromkeys((Path.cwd(), PROJECT_DIR))
     for folder in folders:
-        path = (folder / Path(script).expanduser()).resolve()
+        path = (folder / Path(given).expanduser()).resolve()
         if path.is_file():
-            # A program of ours is all of its folder; of a user's program we know the one file.
-            files = sorted(path.parent.glob("*.py")) if path.parent == PROJECT_DIR / "workloads" else [path]
-            try:
-                return path, hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-            except OSError as error:
-                raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
-    raise ConfigError(f"workload.script={script}: there is no such file in {' or '.join(map(str, folders))}")
+            return path
+    raise ConfigError(f"{key}={given}: there is no such file in {' or '.join(map(str, folders))}")
+
+
+def _find_script(script: str) -> tuple[Path, str]:
+    path = find_file("workload.script", script)
+    # A program of ours is all of its folder; of a user's program we know the one file.
+    files = sorted(path.parent.glob("*.py")) if path.parent == PROJECT_DIR / "workloads" else [path]
+    try:
+        return path, hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
 
 
 def _check_data(workload: TrainTimmConfig) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TrackingError
 from pipeline.recorded import CONFIG_FILE, GROUP_FILE, JOB_LOCK_FILE, LOCK_FILES, RecordedGroup
-from pipeline.store import DATABASE, Store, open_store, reason_of
+from pipeline.store import Store, is_server, open_if_there, reason_of
 from pipeline.types import Result
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGrou
         root_or_uri: folder of a local store, or the URI of a tracking server.
         experiment: MLflow experiment.
     """
-    store = _open(root_or_uri)
+    store = open_if_there(root_or_uri)
     return [] if store is None else find_finished_in(store, experiment)
 
 
@@ -95,7 +95,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
     """
     from mlflow.exceptions import MlflowException
 
-    store = _open(root_or_uri)
+    store = open_if_there(root_or_uri)
     if store is None:
         raise TrackingError(f"there is no store in {root_or_uri}; give the one that holds run {run_id}: tracking.root")
     try:
@@ -177,21 +177,8 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
     return _runs(_existing(root_or_uri, experiment), experiment, role)
 
 
-def is_server(root_or_uri: Path | str) -> bool:
-    """Whether that is the URI of a tracking server, and not a folder."""
-    return isinstance(root_or_uri, str) and "://" in root_or_uri
-
-
-def _open(root_or_uri: Path | str) -> Store | None:
-    """The store; `None` for a folder without one, which is not made into one by looking."""
-    if is_server(root_or_uri):
-        return open_store(Path(), str(root_or_uri))
-    root = Path(root_or_uri)
-    return open_store(root) if (root / DATABASE).exists() else None
-
-
 def _existing(root_or_uri: Path | str, experiment: str) -> Store:
-    store = _open(root_or_uri)
+    store = open_if_there(root_or_uri)
     if store is None or store.client.get_experiment_by_name(experiment) is None:
         raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}")
     return store

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from pipeline.errors import TrackingError
+from pipeline.errors import ConfigError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -126,6 +126,39 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         raise TrackingError(f"could not open the tracking store in {root}: {error}") from error
     local_uri = database_uri(root / DATABASE)
     return Store(client=MlflowClient(tracking_uri=local_uri), uri=local_uri, kind="local", root=root)
+
+
+def is_server(root_or_uri: Path | str) -> bool:
+    """Whether that is the URI of a tracking server, and not a folder."""
+    return isinstance(root_or_uri, str) and "://" in root_or_uri
+
+
+def open_if_there(root_or_uri: Path | str) -> Store | None:
+    """The store; `None` for a folder without one, which is not made into one by looking.
+
+    Raises:
+        TrackingError: it cannot be used.
+    """
+    if is_server(root_or_uri):
+        return open_store(Path(), str(root_or_uri))
+    root = Path(root_or_uri)
+    return open_store(root) if (root / DATABASE).exists() else None
+
+
+def open_named(root_or_uri: Path | str) -> Store:
+    """The store that a user named with --root or --uri.
+
+    Raises:
+        ConfigError: there is none in the folder.
+        TrackingError: it cannot be used.
+    """
+    store = open_if_there(root_or_uri)
+    if store is None:
+        raise ConfigError(
+            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
+            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
+        )
+    return store
 
 
 def reason_of(error: Exception) -> str:

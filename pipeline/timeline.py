@@ -203,6 +203,7 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
         experiment: MLflow experiment.
 
     Raises:
+        ConfigError: there is no store in the folder.
         TrackingError: the store cannot be read, has no such experiment, or no group of it has a timeline.
     """
     import tempfile
@@ -210,16 +211,11 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     from mlflow.exceptions import MlflowException
 
     from pipeline import results
-    from pipeline.store import DATABASE, open_store, reason_of
+    from pipeline.store import open_named, reason_of
 
-    is_server = results.is_server(root_or_uri)
-    if not is_server and not (Path(root_or_uri) / DATABASE).exists():
-        raise TrackingError(
-            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
-            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
-        )
+    store = open_named(root_or_uri)
     try:
-        groups = results.find_finished(root_or_uri, experiment)
+        groups = results.find_finished_in(store, experiment)
     except MlflowException as error:
         raise TrackingError(
             f"the groups of experiment {experiment!r} cannot be read from {root_or_uri}: {reason_of(error)}; "
@@ -230,7 +226,6 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
             f"there is no finished group of experiment {experiment!r} in {root_or_uri}; "
             "name the study (its tracking.experiment) with --experiment"
         )
-    store = open_store(Path(), str(root_or_uri)) if is_server else open_store(Path(root_or_uri))
     traces = []
     for group in groups:
         with tempfile.TemporaryDirectory() as scratch:

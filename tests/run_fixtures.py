@@ -32,10 +32,10 @@ def start(tmp_path, template_store) -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def run(start) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py to its end: exit status, output, errors."""
+    """Run run.py to its end: exit status, output, errors. Options are those of the module's own `start`."""
 
-    def to_the_end(*arguments: str) -> tuple[int, str, str]:
-        process = start(*arguments)
+    def to_the_end(*arguments: str, **options: str) -> tuple[int, str, str]:
+        process = start(*arguments, **options)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 

@@ -12,7 +12,7 @@ from pipeline.errors import CollocationError, ConfigError, TrackingError
 from pipeline.progress import counted
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.schema import TrackingConfig
-from pipeline.store import DATABASE, open_store, reason_of
+from pipeline.store import open_named, reason_of
 from pipeline.tracking import set_mlflow_defaults
 
 DEFAULT_ROOT = Path("mlruns")
@@ -50,15 +50,9 @@ def check_experiment(root_or_uri: Path | str, experiment: str) -> None:
         ConfigError: there is no such store or experiment; the message names the experiments that there are.
         TrackingError: the server does not answer.
     """
-    is_uri = isinstance(root_or_uri, str) and "://" in root_or_uri
-    if not is_uri and not (Path(root_or_uri) / DATABASE).exists():
-        raise ConfigError(
-            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
-            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
-        )
+    store = open_named(root_or_uri)
     from mlflow.exceptions import MlflowException
 
-    store = open_store(Path(), str(root_or_uri)) if is_uri else open_store(Path(root_or_uri))
     try:
         names = sorted(found.name for found in store.client.search_experiments())
     except MlflowException as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from pipeline.progress import counted
 from pipeline.report import labels
+from pipeline.report.metrics import BEST_SOLO
 from pipeline.report.rows import Study
 from pipeline.report.statistics import MIN_BLOCKS
 from pipeline.report.tables import Cell
-from pipeline.report.verdicts import BEST_SOLO, Winner
+from pipeline.report.verdicts import Winner
 from pipeline.report.wording import jobs_in_words, listed, times_in_words
 from pipeline.types import Result
 
@@ -57,7 +59,7 @@ def missing(study: Study) -> list[str]:
 def _who_won(winners: Sequence[Winner], cells: Sequence[Cell]) -> list[str]:
     wins = Counter(winner.mode for winner in winners if winner.mode is not None)
     order = sorted(wins, key=lambda mode: (-wins[mode], mode))
-    total = f"{len(winners)} case{'s' if len(winners) != 1 else ''} of jobs that ran together"
+    total = f"{counted(len(winners), 'case')} of jobs that ran together"
     undecided = len(winners) - sum(wins.values())
     if len(winners) > 1 and len(wins) == 1 and not undecided:
         said = [f"Of {total}, the fastest is {_way(order[0])} in all."]

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pipeline.progress import counted
 from pipeline.report import labels
 from pipeline.report.bars import Bar, bar_of, grouped_bars, legend_of
 from pipeline.report.drawing import FAINT, Drawn, draw, in_lines, new_figure, panels_of, plain, say_missing
 from pipeline.report.gain import paint_gain
-from pipeline.report.metrics import METRICS, Scale
+from pipeline.report.metrics import ENERGY_PER_SAMPLE, MEMORY, METRICS, SPEEDUP, Scale
 from pipeline.report.rows import Study
 from pipeline.report.series import GroupSeries
 from pipeline.report.statistics import Estimate, estimate
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WORKLOADS, MIXES, GAIN, ENERGY, TIMELINE = "Workloads", "Mixes", "Throughput gain", "Energy", "One group over time"
-SPEEDUP, ENERGY_PER_SAMPLE, MEMORY = "speedup_vs_serial_ratio", "energy_per_sample_j", "memory_peak_mib"
 _BARS = (
     "Bars are medians over the blocks, error bars 95 % t intervals, of memory the lowest and highest block (from three "
     "blocks on)."
@@ -132,10 +132,7 @@ def _families(cells: Sequence[Cell]) -> list[str]:
 
 def _by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
     degrees = sorted({cell.degree for cell in cells})
-    return [
-        (f"{degree} job{'s' if degree > 1 else ''}", [bar(cell) for cell in cells if cell.degree == degree])
-        for degree in degrees
-    ]
+    return [(counted(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
 
 
 def _epoch_metric(cells: Sequence[Cell]) -> str:
@@ -158,8 +155,7 @@ def _workload_caption(cells: Sequence[Cell]) -> str:
 
 def _paint_workload(cells: Sequence[Cell]) -> Figure:
     """Three panels: time per epoch, GRACT with SMACT beside it, memory footprint; serial copies only for time."""
-    bars = sum(1 for cell in cells)
-    figure = new_figure(max(10.0, min(16.0, 4.0 + 0.5 * bars)), 3.4)
+    figure = new_figure(max(10.0, min(16.0, 4.0 + 0.5 * len(cells))), 3.4)
     first, second, third = figure.subplots(1, 3)
     ran = [cell for cell in cells if not cell.is_derived]
     name = _epoch_metric(cells)

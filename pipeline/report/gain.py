@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from pipeline.report import labels
 from pipeline.report.bars import FINDINGS
 from pipeline.report.drawing import FAINT, INK, PAPER, color_of, in_lines, panels_of
+from pipeline.report.metrics import SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.statistics import Estimate, estimate
-from pipeline.report.tables import Case, Cell
+from pipeline.report.tables import Case, Cell, speed_ratios
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SPEEDUP = "speedup_vs_serial_ratio"
 _MARKERS = {labels.NAIVE: "o", labels.MPS: "s", labels.MIG: "^", labels.MPS_PERCENT: "D", labels.MIG_MPS: "v"}
 _STEP_MODE_WORDS = ("CUDA graph", "compiled")
 
@@ -122,18 +122,8 @@ def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Esti
         same = (other.case.base_workloads, other.case.setting) == (case.base_workloads, case.setting)
         if not same or other.case == case:
             continue
-        ratios = _ratios(other, own)
+        ratios, _ = speed_ratios(other, own, (THROUGHPUT, TOTAL_TIME))
         if ratios:
             words = [word for word in _STEP_MODE_WORDS if word in other.case.workloads[0]]
             found.append((words[0] if words else "eager", estimate(ratios)))
     return found
-
-
-def _ratios(other: Cell, own: Cell) -> list[float]:
-    """Speed over speed in each block that has both."""
-    for name, is_time in (("throughput_total_samples_per_s", False), ("makespan_s", True)):
-        mine, theirs = own.values.get(name, {}), other.values.get(name, {})
-        common = sorted(block for block in mine.keys() & theirs.keys() if mine[block] > 0 and theirs[block] > 0)
-        if common:
-            return [mine[b] / theirs[b] if is_time else theirs[b] / mine[b] for b in common]
-    return []

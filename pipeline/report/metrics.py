@@ -18,6 +18,11 @@ class Scale(enum.Enum):
     PEAK = "peak"
 
 
+SPEEDUP, BEST_SOLO = "speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio"
+THROUGHPUT, TOTAL_TIME = "throughput_total_samples_per_s", "makespan_s"
+MEMORY, ENERGY_PER_SAMPLE = "memory_peak_mib", "energy_per_sample_j"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One quantity.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.report import labels, paper_findings
-from pipeline.report.metrics import Scale
+from pipeline.report.metrics import MEMORY, SPEEDUP, Scale
 from pipeline.report.paper_findings import FINDINGS, Finding
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Cell
@@ -15,7 +15,6 @@ from pipeline.report.verdicts import Winner
 from pipeline.report.wording import finding_in_words, interval_in_words
 from pipeline.types import Result, WindowKind
 
-_MEMORY, _SPEEDUP = "memory_peak_mib", paper_findings.SPEEDUP
 _UNDER_OTHER_STEPS = ("CUDA graph", "compiled")
 
 
@@ -130,12 +129,12 @@ def _values(metric: str, cell: Cell, cells: Sequence[Cell]) -> list[float]:
     """The metric in each block; ratios between two cells are taken within a block."""
     if metric == paper_findings.MEMORY_GROWTH:
         solo = _find(cells, cell, 1, labels.SERIAL)
-        ratios = _ratios(cell, solo, _MEMORY)
+        ratios = _ratios(cell, solo, MEMORY)
         return [ratio / cell.degree for ratio in ratios]
     if metric == paper_findings.AGAINST_NAIVE:
-        return _ratios(cell, _find(cells, cell, cell.degree, labels.NAIVE), _SPEEDUP)
+        return _ratios(cell, _find(cells, cell, cell.degree, labels.NAIVE), SPEEDUP)
     if metric == paper_findings.AGAINST_MIG:
-        return _ratios(cell, _find(cells, cell, cell.degree, labels.MIG), _SPEEDUP)
+        return _ratios(cell, _find(cells, cell, cell.degree, labels.MIG), SPEEDUP)
     return list(cell.values.get(metric, {}).values())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.report import labels
+from pipeline.report.metrics import SPEEDUP
 
 GPU = "A100-SXM4-40GB"
 SMALL, MEDIUM, LARGE = "resnet26_cifar10", "resnet50_imagenet64", "resnet152_imagenet"
@@ -17,7 +18,7 @@ EFFICIENTNET = tuple(f"efficientnetv2_s_{dataset}" for dataset in ("cifar10", "i
 CAIT = "cait_xxs24_imagenet"
 WORKLOADS = (SMALL, MEDIUM, LARGE, *EFFICIENTNET, CAIT)
 
-EPOCH, SPEEDUP, GRACT = "epoch_time_vs_solo_ratio", "speedup_vs_serial_ratio", "gract_mean_ratio"
+EPOCH, GRACT = "epoch_time_vs_solo_ratio", "gract_mean_ratio"
 MEMORY_GROWTH = "memory_against_degree_times_solo_ratio"
 AGAINST_NAIVE, AGAINST_MIG = "speed_against_naive_ratio", "speed_against_mig_ratio"
 OOM, BEST_MODE = "oom", "best_mode"

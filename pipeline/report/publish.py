@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, TrackingError
 from pipeline.report.page import Content, render
 from pipeline.report.table_format import to_csv, to_latex
 from pipeline.results import ROLE_TAG
-from pipeline.store import open_store
+from pipeline.store import open_named
 
 PAGE, MANIFEST = "index.html", "report.json"
 ROLE = "report"
@@ -84,8 +84,7 @@ def log(written: Written, root_or_uri: Path | str, experiment: str, *, is_simula
     """
     from mlflow.exceptions import MlflowException
 
-    is_uri = isinstance(root_or_uri, str) and "://" in root_or_uri
-    store = open_store(Path(), str(root_or_uri)) if is_uri else open_store(Path(root_or_uri))
+    store = open_named(root_or_uri)
     tags = {ROLE_TAG: ROLE, "collocation.simulated": str(is_simulated).lower()}
     try:
         run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=ROLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pipeline.report.metrics import GROUPS, METRICS
+from pipeline.report.metrics import GROUPS, METRICS, SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.paper import Comparison
 from pipeline.report.rows import Row, Study
 from pipeline.report.statistics import Estimate
@@ -158,12 +158,11 @@ def result_table(study: Study, cells: Sequence[Cell]) -> Table:
 
 def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
     """The cells that did not end well in every block, and why."""
-    speed = "speedup_vs_serial_ratio"
     rows: list[tuple[Value, ...]] = []
     for cell in cells:
         if set(cell.results) == {Result.OK} or cell.is_derived:
             continue
-        wrong = list(cell.wrong_values.get(speed, {}).values())
+        wrong = list(cell.wrong_values.get(SPEEDUP, {}).values())
         unranked = statistics.median(wrong) if wrong else None
         rows.append((cell.case.label, cell.degree, cell.mode, results_in_words(cell), cell.reason, unranked))
     return Table(
@@ -289,9 +288,7 @@ def _baseline(row: Row) -> tuple[str, float] | None:
     """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
     if not row.is_sequential or row.result is not Result.OK:
         return None
-    name, unit = (
-        ("makespan_s", "s") if row.window is WindowKind.WORK else ("throughput_total_samples_per_s", "samples/s")
-    )
+    name, unit = (TOTAL_TIME, "s") if row.window is WindowKind.WORK else (THROUGHPUT, "samples/s")
     return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None
 
 

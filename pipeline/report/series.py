@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, TrackingError
 from pipeline.report import labels
 from pipeline.report.labels import jobs_label
 from pipeline.report.rows import Row, Study
-from pipeline.store import open_store
+from pipeline.store import open_named
 from pipeline.types import Result
 
 POINTS = 1500
@@ -146,8 +146,7 @@ def read_group(row: Row) -> GroupSeries | None:
 def _fetch(root_or_uri: Path | str, run_id: str) -> Path | None:
     from mlflow.exceptions import MlflowException
 
-    is_uri = isinstance(root_or_uri, str) and "://" in root_or_uri
-    store = open_store(Path(), str(root_or_uri)) if is_uri else open_store(Path(root_or_uri))
+    store = open_named(root_or_uri)
     try:
         present = {entry.path for entry in store.client.list_artifacts(run_id)}
         name = next((name for name in FILES if name in present), None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeline.report import labels, quantities
-from pipeline.report.metrics import METRICS
+from pipeline.report.metrics import METRICS, TOTAL_TIME
 from pipeline.report.rows import Row, Study
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.types import Result, WindowKind
@@ -140,6 +140,23 @@ def cases_of(rows: Sequence[Row]) -> dict[str, Case]:
         else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}")
         for run_id, case in cases.items()
     }
+
+
+def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[float], str]:
+    """Speed of one cell over that of another in each block that has both, and the quantity that it is taken from.
+
+    Args:
+        cell: whose speed is above the line.
+        other: whose speed is below it.
+        names: quantities that it can be taken from; the first counts that both have in some block.
+    """
+    for name in names:
+        mine, theirs = cell.values.get(name, {}), other.values.get(name, {})
+        common = sorted(block for block in mine.keys() & theirs.keys() if mine[block] > 0 and theirs[block] > 0)
+        if common:
+            is_time = name == TOTAL_TIME
+            return [theirs[b] / mine[b] if is_time else mine[b] / theirs[b] for b in common], name
+    return [], ""
 
 
 def _order(cell: Cell) -> tuple[object, ...]:

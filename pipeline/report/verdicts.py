@@ -12,16 +12,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pipeline.progress import counted
 from pipeline.report import labels, statistics
+from pipeline.report.metrics import BEST_SOLO, SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, blocks_needed, holm, paired
-from pipeline.report.tables import Case, Cell
+from pipeline.report.tables import Case, Cell, speed_ratios
 from pipeline.report.wording import finding_in_words, jobs_in_words, listed, times_in_words
 
 LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (labels.SERIAL, labels.NAIVE, labels.MPS)
 """What each mode is compared with, as far as it comes after it in this order."""
 
-SPEEDUP, BEST_SOLO = "speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio"
 _AS_FAST_AS = {
     labels.SERIAL: "one after another",
     labels.NAIVE: "naive sharing",
@@ -149,7 +150,9 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
             # Already a ratio to the baseline of its block, also where that is no cell of its own (steady mixes).
             ratios, metric = list(cell.values[SPEEDUP].values()), SPEEDUP
         elif other is not None:
-            ratios, metric = _ratios(cell, other)
+            # Samples of different jobs do not add up to anything.
+            names = (SPEEDUP, TOTAL_TIME) if cell.case.is_mix else (SPEEDUP, THROUGHPUT, TOTAL_TIME)
+            ratios, metric = speed_ratios(cell, other, names)
         else:
             continue
         if ratios:
@@ -168,19 +171,6 @@ def _comes_after(cell: Cell, reference: str) -> bool:
     if cell.family not in order:
         return cell.mode != reference
     return cell.mode != reference and order.index(cell.family) >= order.index(reference)
-
-
-def _ratios(cell: Cell, other: Cell) -> tuple[list[float], str]:
-    """Speed of one cell over that of another in each block that has both, and the quantity that it is taken from."""
-    for metric in (SPEEDUP, "throughput_total_samples_per_s", "makespan_s"):
-        mine, theirs = cell.values.get(metric, {}), other.values.get(metric, {})
-        if metric == "throughput_total_samples_per_s" and cell.case.is_mix:
-            continue  # samples of different jobs do not add up to anything
-        common = sorted(block for block in mine.keys() & theirs.keys() if mine[block] > 0 and theirs[block] > 0)
-        if common:
-            ratios = [mine[block] / theirs[block] for block in common]
-            return ([1 / ratio for ratio in ratios] if metric == "makespan_s" else ratios), metric
-    return [], ""
 
 
 def _verdict(pair: _Pair, adjusted: tuple[float, float] | None, num_tests: int) -> Verdict:
@@ -230,7 +220,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     against = _AS_FAST_AS[verdict.against]
     if verdict.against == labels.SERIAL and verdict.degree == 1:
         against = "the serial baseline"
-    times, blocks = times_in_words(verdict.ratio), f"{verdict.num_blocks} block{'s'[: verdict.num_blocks != 1]}"
+    times, blocks = times_in_words(verdict.ratio), counted(verdict.num_blocks, "block")
     if verdict.decision in (Decision.BETTER, Decision.WORSE):
         return f"{verdict.mode} runs {what} {times} as fast as {against}, {blocks}."
     if verdict.decision is Decision.EQUAL:

@@ -19,7 +19,7 @@ from pipeline import processes
 from pipeline.inventory import PROJECT_DIR
 from pipeline.simulation.state import StateFile
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 SHORT = ["window.seconds=0.6", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=10", "listeners=[host]"]
 
@@ -55,23 +55,6 @@ def start(tmp_path, template_store, profilers) -> Callable[..., subprocess.Popen
         )
 
     return begin
-
-
-@pytest.fixture
-def run(start) -> Callable[..., tuple[int, str, str]]:
-    def to_the_end(*arguments: str, **options: str) -> tuple[int, str, str]:
-        process = start(*arguments, **options)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-    return to_the_end
-
-
-@pytest.fixture
-def client(tmp_path):
-    from mlflow import MlflowClient
-
-    return MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
 
 
 def runs(client, role: str):

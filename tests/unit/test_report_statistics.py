@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.report import statistics
-from pipeline.report.metrics import Scale
+from pipeline.report.metrics import SPEEDUP, Scale
 from pipeline.report.statistics import estimate, holm, paired
 from pipeline.report.tables import Case, Cell
-from pipeline.report.verdicts import SPEEDUP, Decision, Verdict, verdicts
+from pipeline.report.verdicts import Decision, Verdict, verdicts
 from pipeline.types import Result, WindowKind
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
