@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -186,7 +187,7 @@ def _ending(state: JobState, log: Events, seen: Observation) -> tuple[Result, st
 def _end(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
     if state.overdue is not None:
         return Result.TIMEOUT, state.overdue
-    if log.errors:
+    if log.errors and not _is_our_signal(state, log):
         error = log.errors[-1]
         text = f"{error.get('type')}: {error.get('message')}"
         if error.get("type") == "ScriptError":
@@ -208,6 +209,15 @@ def _end(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
         words = words or _last_words(state.folder / "stdout.log")
         return Result.FAILED, f"{state.profiler} ended with {how} {'after the job' if state.bye else when}{words}"
     return (Result.OOM if _tells_oom(words) else Result.FAILED), f"ended with {how}{words}"
+
+
+def _is_our_signal(state: JobState, log: Events) -> bool:
+    """Whether what a script died of is the signal by which we ended it, as when another job had failed."""
+    return (
+        state.signalled
+        and log.errors[-1].get("type") == "ScriptError"
+        and state.exit_status in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+    )
 
 
 def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
