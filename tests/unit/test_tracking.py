@@ -195,13 +195,18 @@ def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
     content_ = record(tuple(child(index, num_series=5, num_points=50) for index in range(7)))
     folder = make_spool(root, content_)
+    # A sender that reads a pipe which nobody writes waits there, after the first jobs and before the last ones.
+    trap = folder / content_.children[3].folder / upload.SCRIPT_STORE / "0" / "run"
+    trap.mkdir(parents=True)
+    os.mkfifo(trap / "meta.yaml")
     first = serve("--root", root)
     first.ask("begin", spool=folder)
     first.tell("send", spool=folder)
     tracking = client(root)
-    wait_for(lambda: by_name(tracking)["0-toy"].info.status == "FINISHED")
+    wait_for(lambda: by_name(tracking)["2-toy"].info.status == "FINISHED")
     first.kill()
-    assert folder.exists(), "the sender was done before it was killed: this run proves nothing"
+    assert by_name(tracking)["3-toy"].info.status == "RUNNING"
+    (trap / "meta.yaml").unlink()
 
     assert serve("--root", root).ask("send", spool=folder)["ok"]
 
