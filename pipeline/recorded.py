@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 # Artifacts that `pipeline/spool.py` writes: of a group, and of a job.
-CONFIG_FILE, GROUP_FILE, LOCK_FILES = "config.yaml", "group.json", "environment_"
-JOB_LOCK_FILE = "environment.txt"
+CONFIG_FILE, GROUP_FILE = "config.yaml", "group.json"
+LOCK_FILE = "environment.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipeline.inventory import Inventory
-from pipeline.recorded import GROUP_FILE, LOCK_FILES, RecordedGroup
+from pipeline.recorded import GROUP_FILE, RecordedGroup
 from pipeline.types import Group
 
 _MAX_PACKAGES = 8
@@ -64,10 +64,9 @@ def _source(original: RecordedGroup, facts: Mapping[str, str]) -> Iterable[str]:
 
 
 def _packages(original: RecordedGroup, group: Group, inventory: Inventory) -> Iterable[str]:
-    shared = [text for name, text in original.files.items() if name.startswith(LOCK_FILES)]
     compared: set[tuple[str, tuple[str, ...]]] = set()
     for job in group.jobs:
-        before = original.job_locks.get(str(job.index), shared[0] if len(shared) == 1 else None)
+        before = original.job_locks.get(str(job.index))
         now = inventory.interpreters[job.workload.env].lock
         # An environment that is still to be built has no lock; it is built from the original's.
         if before is not None and now and (before, now) not in compared:

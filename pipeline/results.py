@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TrackingError
-from pipeline.recorded import CONFIG_FILE, GROUP_FILE, JOB_LOCK_FILE, LOCK_FILES, RecordedGroup
+from pipeline.recorded import CONFIG_FILE, GROUP_FILE, LOCK_FILE, RecordedGroup
 from pipeline.store import Store, is_server, open_if_there, reason_of
 from pipeline.types import Result
 
@@ -127,7 +127,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
         params=dict(run.data.params),
         metrics=_figures(run),
         files=_files(store, run.info.run_id),
-        job_locks={index: files[JOB_LOCK_FILE] for index, files in locks.items() if JOB_LOCK_FILE in files},
+        job_locks={index: files[LOCK_FILE] for index, files in locks.items() if LOCK_FILE in files},
     )
 
 
@@ -136,7 +136,7 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
     wanted = [
         each.path
         for each in store.client.list_artifacts(run_id)
-        if each.path in (CONFIG_FILE, GROUP_FILE, JOB_LOCK_FILE) or each.path.startswith((LOCK_FILES, "script-"))
+        if each.path in (CONFIG_FILE, GROUP_FILE, LOCK_FILE) or each.path.startswith("script-")
     ]
     with tempfile.TemporaryDirectory() as folder:
         return {

@@ -1,4 +1,7 @@
-"""From the samples on disk to the series of MLflow's charts and to one table at full resolution. Knows no MLflow."""
+"""From the samples on disk to the series of MLflow's charts, and to one table at full resolution and back.
+
+Knows no MLflow.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import json
 import logging
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.spool_format import ChildRecord, Clock
+
+TABLES = ("samples.parquet", "samples.csv")
+"""Names of the table: the second one is written where pyarrow is missing (as with mlflow-skinny)."""
 
 COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
 MACHINE_SOURCE = "host"
@@ -44,6 +50,11 @@ class Series:
     t_ns: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
 
+    def append(self, t_ns: int, value: float) -> None:
+        """Add one sample."""
+        self.t_ns.append(t_ns)
+        self.values.append(value)
+
     def thinned(self, points: int) -> Iterator[tuple[int, int, float]]:
         """At most `points` of `(index, t_ns, value)`: every k-th sample, the first and the last among them."""
         last = len(self.t_ns) - 1
@@ -68,9 +79,7 @@ def read_samples(path: Path) -> dict[Origin, Series]:
                 torn += 1
                 continue
             for name, value in values.items():
-                series = found.setdefault(Origin(source, job, gi_id, name), Series())
-                series.t_ns.append(t_ns)
-                series.values.append(value)
+                found.setdefault(Origin(source, job, gi_id, name), Series()).append(t_ns, value)
     if torn:
         log.warning("%s: left out %d damaged line(s)", path, torn)
     return found
@@ -93,15 +102,32 @@ def of_child(samples: Mapping[Origin, Series], child: ChildRecord) -> dict[str, 
 
 
 def write_table(samples: Mapping[Origin, Series], clock: Clock, folder: Path) -> Path:
-    """Write every sample as a tidy table, one row a value, and return its path.
-
-    `samples.parquet`, or `samples.csv` where pyarrow is missing (as with mlflow-skinny).
-    """
+    """Write every sample as a tidy table, one row a value, and return its path, which is one of `TABLES`."""
+    parquet, plain = (folder / name for name in TABLES)
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError:
-        return _write_csv(samples, clock, folder / "samples.csv")
-    return _write_parquet(samples, clock, folder / "samples.parquet")
+        return _write_csv(samples, clock, plain)
+    return _write_parquet(samples, clock, parquet)
+
+
+def read_table(path: Path, fields: Collection[str]) -> dict[Origin, Series]:
+    """Some fields of a table that `write_table` wrote.
+
+    Args:
+        path: of the table, named as in `TABLES`.
+        fields: which to read.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+        KeyError: it lacks a column.
+    """
+    found: dict[Origin, Series] = {}
+    rows = _read_csv(path, fields) if path.suffix == ".csv" else _read_parquet(path, fields)
+    for origin, t_ns, value in rows:
+        found.setdefault(origin, Series()).append(t_ns, value)
+    return found
 
 
 def _write_parquet(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:
@@ -126,6 +152,23 @@ def _write_parquet(samples: Mapping[Origin, Series], clock: Clock, path: Path) -
         tables.append(pa.table(columns, names=list(COLUMNS)))
     pq.write_table(pa.concat_tables(tables), path)
     return path
+
+
+def _read_parquet(path: Path, fields: Collection[str]) -> Iterator[tuple[Origin, int, float]]:
+    import pyarrow.parquet as pq
+
+    columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
+    table = pq.read_table(path, columns=columns, filters=[("field", "in", set(fields))])
+    rows = zip(*(table[column].to_pylist() for column in columns), strict=True)
+    return ((Origin(*origin), t_ns, value) for *origin, t_ns, value in rows)
+
+
+def _read_csv(path: Path, fields: Collection[str]) -> Iterator[tuple[Origin, int, float]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["field"] in fields:
+                job, gi_id = (int(row[name]) if row[name] else None for name in ("job", "gi_id"))
+                yield Origin(row["source"], job, gi_id, row["field"]), int(row["t_ns"]), float(row["value"])
 
 
 def _write_csv(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:

@@ -20,12 +20,10 @@ from omegaconf import OmegaConf
 from pipeline import leftovers, spool_format
 from pipeline.errors import TrackingError
 from pipeline.inventory import PROJECT_DIR
+from pipeline.recorded import CONFIG_FILE, GROUP_FILE, LOCK_FILE
 from pipeline.sender import Sender
 from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
 from pipeline.types import Group, GroupResult, Interpreter, Job, JobResult, Result, Sample, Slot, Spec
-
-ENVIRONMENT_LOCK = "environment.txt"
-"""The packages of a job's environment, among the artifacts of its run (docs/environments.md)."""
 
 # What MLflow's table of runs shows in columns of its own.
 _UI_COLUMNS = {"mlflow.source.name": "command_line", "mlflow.source.git.commit": "git_commit", "mlflow.user": "user"}
@@ -149,12 +147,12 @@ class Spool:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
-            run.add_artifact("group.json", _group_json(group))
+            run.add_artifact(GROUP_FILE, _group_json(group))
             for script in {Path(job.workload.script) for job in group.jobs}:
                 if not script.is_relative_to(PROJECT_DIR):  # ours is told by the commit
                     run.add_artifact(f"script-{script.name}", script.read_text(encoding="utf-8", errors="replace"))
             self._add_locks(folder, group)
-            run.add_artifact("config.yaml", OmegaConf.to_yaml(OmegaConf.structured(group.config)))
+            run.add_artifact(CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(group.config)))
             spool_format.write(folder, run._record)
             with leftovers.scratch(run.spool_id):
                 self._sender.begin(folder)
@@ -164,11 +162,12 @@ class Spool:
             os.close(lock)
 
     def _add_locks(self, folder: Path, group: Group) -> None:
+        """Keep the exact packages of each job's environment among the artifacts of its run (docs/environments.md)."""
         for job in group.jobs:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
                 jobs_folder = folder / "jobs" / str(job.index)
                 jobs_folder.mkdir(parents=True)
-                (jobs_folder / ENVIRONMENT_LOCK).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
+                (jobs_folder / LOCK_FILE).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
         """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""

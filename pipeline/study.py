@@ -265,13 +265,9 @@ class _Study:
         self.sender.rest()
 
     def _artifacts(self, facts: dict[str, str]) -> dict[str, str]:
-        locks = {
-            f"environment_{number}.txt": "\n".join(interpreter.lock) + "\n"
-            for number, interpreter in enumerate(self.inventory.interpreters.values())
-        }
         text = "\n".join(f"{key}: {value}" for key, value in sorted(facts.items())) + "\n"
         text_of_plan = f"{planning.describe(self.plan)}\n{build.describe_privileged(self.plan)}\n"
-        return {"plan.txt": text_of_plan, "provenance.txt": text, **locks}
+        return {"plan.txt": text_of_plan, "provenance.txt": text}
 
     def _how_to_open(self, store: dict[str, str]) -> str:
         if store["kind"] == "local":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from pipeline import spool_format
 from pipeline.errors import CollocationError, TrackingError
 from pipeline.phases import WINDOW
 from pipeline.progress import counted
+from pipeline.series import Series
 from pipeline.types import GroupResult, JobResult, Sample, Span
 
 if TYPE_CHECKING:
@@ -183,15 +183,14 @@ def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span])
 
 def _counters(samples: Iterable[Sample]) -> Iterator[tuple[str, int, float]]:
     """Readings of the whole device, thinned to what a screen can show."""
-    series: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, Series] = {}
     for sample in samples:
         if sample.job is None and sample.gi_id is None:
             for field in _COUNTERS:
                 if field in sample.values:
-                    series.setdefault(f"{sample.source}/{field}", []).append((sample.t_ns, sample.values[field]))
-    for name, points in series.items():
-        stride = -(-len(points) // _COUNTER_POINTS)
-        for t_ns, value in points[::stride]:
+                    found.setdefault(f"{sample.source}/{field}", Series()).append(sample.t_ns, sample.values[field])
+    for name, series in found.items():
+        for _, t_ns, value in series.thinned(_COUNTER_POINTS):
             yield name, t_ns, value
 
 
@@ -252,7 +251,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--uri", help="tracking server, instead of --root")
     options = parser.parse_args(arguments)
     set_mlflow_defaults()
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; the error says it
     try:
         trace, num_without = of_experiment(options.uri or options.root, options.experiment)
         options.out.write_text(json.dumps(trace), encoding="utf-8")

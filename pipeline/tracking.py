@@ -165,8 +165,6 @@ def serve(sender: Sender) -> int:
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # What a connection to a server that is away says is in the answer already.
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
     gc.disable()  # the import makes half a million objects that all stay: collecting on the way costs a fifth of it
     _import_mlflow(with_database=sender.is_local)
     gc.freeze()
@@ -220,6 +218,7 @@ def set_mlflow_defaults() -> None:
     """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,7 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; the error says it
     try:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from pipeline.errors import ConfigError, TrackingError
 from pipeline.report import labels
 from pipeline.report.labels import jobs_label
 from pipeline.report.rows import Row, Study
+from pipeline.series import MACHINE_SOURCE, TABLES, Origin, Series, read_table
 from pipeline.store import open_named
 from pipeline.types import Result
 
 POINTS = 1500
 """Samples a series that are drawn: more than a page is wide."""
 
-FILES = ("samples.parquet", "samples.csv")
 _MIX, _S = "M+2S", 1e9
 _PREFERRED = (labels.MPS, labels.NAIVE, labels.MIG)
 _ACTIVITY = {
@@ -29,7 +28,6 @@ _ACTIVITY = {
     "utilization_gpu_pct": ("GPU utilisation (NVML)", 0.01),
 }
 _MEMORY = {"memory_used_mib": ("memory in use", 1.0)}
-_OF_THE_MACHINE = "host"
 # Of two sources of one quantity, the first is drawn.
 _SOURCES = ("dcgm", "gpm", "nvml", "smi")
 
@@ -115,11 +113,11 @@ def read_group(row: Row) -> GroupSeries | None:
         return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
     begin = min(starts, default=None)
-    samples = list(_read(path))
+    samples = _read(path)
     if not samples:
         return None
     if begin is None:
-        begin = min(sample[3] for sample in samples)
+        begin = min(series.t_ns[0] for series in samples.values())
     activity, cut_activity = _lines(samples, _ACTIVITY, begin)
     memory, cut_memory = _lines(samples, _MEMORY, begin)
     spans = tuple(
@@ -149,46 +147,30 @@ def _fetch(root_or_uri: Path | str, run_id: str) -> Path | None:
     store = open_named(root_or_uri)
     try:
         present = {entry.path for entry in store.client.list_artifacts(run_id)}
-        name = next((name for name in FILES if name in present), None)
+        name = next((name for name in TABLES if name in present), None)
         return None if name is None else Path(store.client.download_artifacts(run_id, name))
     except (MlflowException, OSError) as error:
         raise TrackingError(f"could not read the samples of run {run_id} from {root_or_uri}: {error}") from error
 
 
-Sample = tuple[str, int | None, str, int, float]
-"""Source, GPU instance, field, monotonic time in ns, value."""
-
-
-def _read(path: Path) -> Iterable[Sample]:
+def _read(path: Path) -> dict[Origin, Series]:
     """The samples of the device and its instances; not those of the machine, nor of single processes."""
-    wanted = set(_ACTIVITY) | set(_MEMORY)
     try:
-        if path.suffix == ".csv":
-            with path.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    if row["field"] in wanted and not row["job"] and row["source"] != _OF_THE_MACHINE:
-                        gi_id = int(row["gi_id"]) if row["gi_id"] else None
-                        yield row["source"], gi_id, row["field"], int(row["t_ns"]), float(row["value"])
-            return
-        import pyarrow.parquet as pq
-
-        columns = ["source", "gi_id", "field", "t_ns", "value"]
-        filters = [("field", "in", wanted), ("source", "!=", _OF_THE_MACHINE)]
-        table = pq.read_table(path, columns=[*columns, "job"], filters=filters)
-        table = table.filter(table["job"].is_null())
-        yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
+        samples = read_table(path, {*_ACTIVITY, *_MEMORY})
     except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors, too
         raise TrackingError(f"could not read the samples in {path}: {error}") from error
+    return {
+        origin: series for origin, series in samples.items() if origin.job is None and origin.source != MACHINE_SOURCE
+    }
 
 
 def _lines(
-    samples: Sequence[Sample], fields: dict[str, tuple[str, float]], begin: int
+    samples: Mapping[Origin, Series], fields: dict[str, tuple[str, float]], begin: int
 ) -> tuple[tuple[Line, ...], bool]:
     """A line a quantity and instance, from the best source that has it; whether any had to be thinned."""
-    found: dict[tuple[str, int | None], dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    for source, gi_id, name, t_ns, value in samples:
-        if name in fields:
-            found[name, gi_id][source].append((t_ns, value))
+    found: dict[tuple[str, int | None], dict[str, Series]] = defaultdict(dict)
+    for origin, series in samples.items():
+        found[origin.field, origin.gi_id][origin.source] = series
     has_finer = any(name == "gract_ratio" for name, _ in found)
     lines, was_cut = [], False
     for name, (title, scale) in fields.items():
@@ -197,15 +179,13 @@ def _lines(
         for key in sorted((key for key in found if key[0] == name), key=lambda key: (key[1] is not None, key[1] or 0)):
             by_source = found[key]
             source = min(by_source, key=lambda s: (_SOURCES.index(s) if s in _SOURCES else len(_SOURCES), s))
-            points = sorted(by_source[source])
-            stride = -(-len(points) // POINTS)
-            was_cut |= stride > 1
-            points = points[::stride]
+            was_cut |= len(by_source[source].t_ns) > POINTS
+            points = list(by_source[source].thinned(POINTS))
             lines.append(
                 Line(
                     label=title if key[1] is None else f"{title}, GPU instance {key[1]}",
-                    t_s=tuple((t_ns - begin) / _S for t_ns, _ in points),
-                    values=tuple(value * scale for _, value in points),
+                    t_s=tuple((t_ns - begin) / _S for _, t_ns, _ in points),
+                    values=tuple(value * scale for *_, value in points),
                 )
             )
     return tuple(lines), was_cut

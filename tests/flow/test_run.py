@@ -52,14 +52,7 @@ def test_the_main_job_lands_in_the_store(run, client, tmp_path):
         assert losses[-1] < losses[0]
         assert any(name.startswith("system/host/") for name in child.data.metrics)
     artifacts = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert {
-        "plan.txt",
-        "config.yaml",
-        "provenance.txt",
-        "environment_0.txt",
-        "group.json",
-        "samples.parquet",
-    } <= artifacts
+    assert {"plan.txt", "config.yaml", "provenance.txt", "group.json", "samples.parquet"} <= artifacts
     assert not (tmp_path / "mlruns/spool").exists()
 
 
