@@ -1,6 +1,8 @@
 """Measure what GPU jobs gain by running together: `python run.py --help` shows what can be chosen."""
 
+import os
 import sys
+import traceback
 
 from pipeline import interrupts, outcome, sender
 
@@ -9,11 +11,15 @@ if __name__ == "__main__":
     sender.start_early(sys.argv[1:])
 
 import hydra  # below, because the sender imports MLflow meanwhile
+from hydra._internal import utils as hydra_utils
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import schema
 
 schema.register()
+hydra_utils.run_and_report = lambda run: run()  # which prints over many lines what is said in one below
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -30,8 +36,12 @@ if __name__ == "__main__":
         sys.exit(outcome.exit_status())
     except interrupts.Interrupted as interrupted:
         sys.exit(interrupted.exit_status)
-    except SystemExit as end:
-        # Hydra ends with 1 for a configuration that it refuses; ours for that is 2.
-        sys.exit(2 if end.code == 1 and not outcome.has_started() else end.code)
+    except (HydraException, OmegaConfBaseException) as error:
+        from pipeline import command_line, terminal
+
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exc()
+        terminal.say(f"error: {command_line.explain(error)}")
+        sys.exit(2)
     finally:
         sender.end_early()

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import build, check
+from pipeline import build, check, command_line
 from pipeline.errors import ConfigError
 from pipeline.inventory import Inventory, chosen_workloads, env_of
 from pipeline.progress import counted
@@ -56,7 +56,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     """The composed configurations as typed objects.
 
     Raises:
-        ConfigError: a mandatory key is missing, or a value cannot be used.
+        ConfigError: a mandatory key is missing, a key does not exist, or a value cannot be used.
     """
     typed: list[Config] = []
     for config in configs:
@@ -66,6 +66,8 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
             key = getattr(error, "full_key", None) or "?"
             raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
     for each in typed:
+        if unknown := next(command_line.unknown_settings(each), None):
+            raise ConfigError(unknown)
         if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
             each.gpu.admin = []  # whatever a file says that was written for a real GPU
     return typed

@@ -1,0 +1,77 @@
+"""What is wrong with a command line, in one line that says what to give instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+_SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
+_REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
+_SEARCH_PATH = "Config search path"
+
+
+def explain(error: HydraException | OmegaConfBaseException) -> str:
+    """Why Hydra refuses a command line. Its own words span many lines, and propose `+` for a key that is misspelt."""
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={choice}: there is no such choice; {_instead(choice, error.options)}"
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override}: this cannot be read ({_reason(error.message, error.override)}); an override is "
+            "KEY=VALUE, in quotes where it has brackets or spaces, as in 'mix=[S,M]'"
+        )
+    cause, text = error.__cause__, str(error)
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        known = cause.parent_node.keys() if isinstance(cause.parent_node, DictConfig) else ()
+        return no_such_setting(cause.full_key, map(str, known))
+    if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
+        return f"{refused[1]}: {str(cause).splitlines()[0]}"
+    if several := _SEVERAL_VALUES.match(text):
+        key = several[1].partition("=")[0]
+        return (
+            f"{several[1]}: these are several values; to run each of them, add -m (python run.py -m {several[1]}); "
+            f"one value that is a list is written '{key}=[A,B]'"
+        )
+    lines = [line.strip() for line in text.partition(_SEARCH_PATH)[0].splitlines()]
+    return "; ".join(line.rstrip(".") for line in lines if line)
+
+
+def no_such_setting(key: str, known: Iterable[str]) -> str:
+    """The message for a key that does not exist.
+
+    Args:
+        key: with its parents, as in `workload.batchsize`.
+        known: the keys that its parent has.
+    """
+    parent, _, name = key.rpartition(".")
+    return f"{key}: there is no such setting; {_instead(name, known, f'{parent}.' if parent else '')}"
+
+
+def unknown_settings(node: Any, where: str = "") -> Iterator[str]:
+    """A message for each key of a typed configuration that its schema does not have, which only `+KEY` can add."""
+    if dataclasses.is_dataclass(node):
+        known = [field.name for field in dataclasses.fields(node)]
+        yield from (no_such_setting(f"{where}{key}", known) for key in vars(node) if key not in known)
+        node = vars(node)
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from unknown_settings(value, f"{where}{key}.")
+
+
+def _instead(word: str, known: Iterable[str], parent: str = "") -> str:
+    names = sorted(set(known) - {"hydra"})
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {parent}{near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
+
+
+def _reason(message: str, override: str) -> str:
+    """The line of the parser's message that is no repetition and no link."""
+    lines = [line for line in message.splitlines() if override not in line and not line.startswith("See ")]
+    return lines[0] if lines else message.splitlines()[0]

@@ -1,0 +1,66 @@
+"""A mistake on the command line is one line that says what to give instead, and nothing is made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.inventory import PROJECT_DIR
+
+
+def run(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:
+    """run.py in an empty folder: exit status and errors."""
+    argv = [sys.executable, str(PROJECT_DIR / "run.py"), *arguments]
+    done = subprocess.run(
+        argv, cwd=folder, env={**os.environ, **environ}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("degre=3", "degre: there is no such setting; did you mean degree?"),
+        ("+degre=3", "degre: there is no such setting; did you mean degree?"),
+        (
+            "+workload.batchsize=3",
+            "workload.batchsize: there is no such setting; did you mean workload.batch_size?",
+        ),
+        ("window.second=3", "window.second: there is no such setting; did you mean window.seconds?"),
+        ("window.x=3", "window.x: there is no such setting; there are epochs, kind, seconds, settle_s"),
+        ("scenario=nave", "scenario=nave: there is no such choice; did you mean naive?"),
+        ("env=docker", "env=docker: there is no such choice; there are conda, current, venv"),
+        ("degree=two", "degree=two: Value 'two' of type 'str' could not be converted to Integer"),
+        (
+            "scenario=naive,mps",
+            "scenario=naive,mps: these are several values; to run each of them, add -m (python run.py -m "
+            "scenario=naive,mps); one value that is a list is written 'scenario=[A,B]'",
+        ),
+        (
+            "mix=[S,",
+            "mix=[S,: this cannot be read (no viable alternative at input '[S,'); an override is KEY=VALUE, in quotes "
+            "where it has brackets or spaces, as in 'mix=[S,M]'",
+        ),
+        ("~window.x", "Could not delete from config. 'window.x' does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_give_instead(tmp_path, argument, message):
+    assert run(tmp_path, argument) == (2, f"error: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("argument", ["degre=1,2", "+degre=1,2"])
+def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
+    message = "degre: there is no such setting; did you mean degree?"
+    assert run(tmp_path, "-m", argument) == (2, f"error: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_hydra_tells_all_of_it_where_that_is_asked_for(tmp_path):
+    status, err = run(tmp_path, "degre=3", HYDRA_FULL_ERROR="1")
+    assert status == 2 and "Traceback" in err and err.endswith("did you mean degree?\n")
