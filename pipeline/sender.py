@@ -100,13 +100,19 @@ class Sender:
         where = {"root": str(root), "uri": uri, "series_points": series_points}
         return self._call({"op": "open", "experiment": experiment, **where}, _OPEN_LIMIT_S)
 
-    def finished(self, experiment: str) -> list[dict[str, Any]]:
-        """The finished groups in the store, for `resume`.
+    def finished(self, experiment: str, store: str | None = None) -> list[dict[str, Any]]:
+        """The finished groups of an experiment, for `resume`.
+
+        Args:
+            experiment: MLflow experiment.
+            store: folder of a local store, or the URI of a tracking server, which is read and, if it is not there, not
+                made; `None` for the one that is open.
 
         Raises:
             TrackingError: the store cannot be read.
         """
-        groups: list[dict[str, Any]] = self._call({"op": "finished", "experiment": experiment}, _OPEN_LIMIT_S)["groups"]
+        request = {"op": "finished", "experiment": experiment} | ({} if store is None else {"store": store})
+        groups: list[dict[str, Any]] = self._call(request, _OPEN_LIMIT_S)["groups"]
         return groups
 
     def recall(self, run_id: str, store: str) -> RecordedGroup:

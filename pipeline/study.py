@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -39,7 +41,7 @@ from pipeline.schema import Config, GpuKind
 from pipeline.sender import Sender
 from pipeline.sender import take as take_sender
 from pipeline.spool import Spool
-from pipeline.types import Device, GroupResult, Plan, Result
+from pipeline.types import Device, Group, GroupResult, Plan, Result
 from pipeline.warm_start import WarmStart
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
                 reproduction = reproduce.prepare(configs[0], first, sender, stack)
                 typed = [reproduction.config]
                 first = typed[0]
-            elif not first.dry_run:
+            elif first.resume or not first.dry_run:
                 sender = stack.enter_context(take_sender())
             simulated = stack.enter_context(rehearsal.prepared(typed))
             find_device = simulated.find_device if simulated else None
@@ -97,6 +99,10 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
                 differences = reproduction.describe(plan, inventory, provenance.collect(inventory))
                 terminal.say(differences)
             if sender is None or first.dry_run:
+                if sender is not None and first.resume:
+                    finished = sender.finished(plan.experiment, first.tracking.uri or str(root))
+                    groups, _ = _what_is_left(plan, finished)
+                    plan = dataclasses.replace(plan, groups=groups)
                 sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
                 return 0
             if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
@@ -136,6 +142,19 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
             spool_format.recover(root / "spool")  # jobs that are still there hold what is to be undone
             _say_undone(device, replay(Journal(folder, device.uuid)))
     return bool(dirty)
+
+
+def _what_is_left(plan: Plan, finished: Sequence[dict[str, Any]]) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    """The groups to run and the rows of the others; says how many there are."""
+    groups, known = resume.remaining(plan, finished, provenance.boot_id())
+    terminal.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
+    if num_of_other_plans := resume.num_of_other_plans(plan, finished):
+        terminal.say(
+            f"resume: {num_of_other_plans} results of another plan (another window, seed, device model or other "
+            f"packages) lie in the experiment {plan.experiment!r} and are not used; "
+            "tracking.experiment=NAME keeps studies apart"
+        )
+    return groups, known
 
 
 def _goes(config: Config) -> bool:
@@ -189,8 +208,7 @@ class _Study:
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume:
             finished = self.sender.finished(self.plan.experiment)
-            groups, known = resume.remaining(self.plan, finished, provenance.boot_id())
-            self._say_what_is_there(len(known), resume.num_of_other_plans(self.plan, finished))
+            groups, known = _what_is_left(self.plan, finished)
         facts = provenance.collect(self.inventory)
         facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
         if self.reproduction is not None:
@@ -230,15 +248,6 @@ class _Study:
         ran = [row.metrics for row in self.rows[len(known) :]]
         if share := phases.share_in_words(ran, elapsed_s):
             terminal.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")
-
-    def _say_what_is_there(self, num_known: int, num_of_other_plans: int) -> None:
-        terminal.say(f"resume: {num_known} of {len(self.plan.groups)} groups are finished")
-        if num_of_other_plans:
-            terminal.say(
-                f"resume: {num_of_other_plans} results of another plan (another window, seed, device model or other "
-                f"packages) lie in the experiment {self.plan.experiment!r} and are not used; "
-                "tracking.experiment=NAME keeps studies apart"
-            )
 
     def _say_how_to_go_on(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)

@@ -8,7 +8,8 @@ object a line on stdin, one answer a line on stdout, in order.
     {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
     {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
-    {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them
+    {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
+                                         with "store": FOLDER or URI those of another store, which is only read
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
 
@@ -112,10 +113,14 @@ class Sender:
             case {"op": "amend", "spool": str(file)}:
                 amend(self._open(), Path(file))
                 return {}
-            case {"op": "finished", "experiment": str(experiment)}:
+            case {"op": "finished", "experiment": str(experiment), **where}:
                 from pipeline import results
 
-                return {"groups": [dataclasses.asdict(g) for g in results.find_finished_in(self._open(), experiment)]}
+                if "store" in where:
+                    finished = results.find_finished(where["store"], experiment)
+                else:
+                    finished = results.find_finished_in(self._open(), experiment)
+                return {"groups": [dataclasses.asdict(group) for group in finished]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
                 from pipeline import results
 

@@ -109,6 +109,11 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
     words = shlex.split(command)
     assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
     assert words.count("resume=true") == 1
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = run(*words[2:], "dry_run=true")
+    assert status == 0 and "resume: 1 of 4 groups are finished" in err
+    assert out.startswith("3 groups on ") and out.count("-2x-toy") + out.count("-1x-toy") == 3
+    assert sorted(tmp_path.rglob("*")) == before
     status = subprocess.run([*words, "time_limit_s=null"], cwd=tmp_path, capture_output=True, timeout=120).returncode
     assert status == 0
     assert len(groups(client)) == 4
