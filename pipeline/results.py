@@ -51,6 +51,9 @@ def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGrou
     Args:
         root_or_uri: folder of a local store, or the URI of a tracking server.
         experiment: MLflow experiment.
+
+    Raises:
+        TrackingError: the store cannot be read.
     """
     store = open_if_there(root_or_uri)
     return [] if store is None else find_finished_in(store, experiment)
@@ -185,25 +188,34 @@ def _existing(root_or_uri: Path | str, experiment: str) -> Store:
 
 
 def _runs(store: Store, experiment: str, role: str) -> list[Any]:
-    """Every run of one role, oldest first, read page by page."""
-    found = store.client.get_experiment_by_name(experiment)
-    if found is None:
-        return []
-    runs: list[Any] = []
+    """Every run of one role, oldest first."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = store.client.get_experiment_by_name(experiment)
+        with _collector_paused():
+            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{ROLE_TAG}` = '{role}'"))
+    except MlflowException as error:
+        raise TrackingError(
+            f"the runs of experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}; "
+            "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
+        ) from error
+
+
+def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
     token: str | None = None
-    with _collector_paused():
-        while True:
-            page = store.client.search_runs(
-                [found.experiment_id],
-                f"tags.`{ROLE_TAG}` = '{role}'",
-                max_results=PAGE,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
-            )
-            runs += page
-            token = page.token
-            if not token:
-                return runs
+    while True:
+        page = store.client.search_runs(
+            [experiment_id],
+            wanted,
+            max_results=PAGE,
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 @contextmanager

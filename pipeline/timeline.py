@@ -210,16 +210,10 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     from mlflow.exceptions import MlflowException
 
     from pipeline import results
-    from pipeline.store import open_named, reason_of
+    from pipeline.store import open_named
 
     store = open_named(root_or_uri)
-    try:
-        groups = results.find_finished_in(store, experiment)
-    except MlflowException as error:
-        raise TrackingError(
-            f"the groups of experiment {experiment!r} cannot be read from {root_or_uri}: {reason_of(error)}; "
-            "name the folder of a study with --root, or a server with --uri"
-        ) from error
+    groups = results.find_finished_in(store, experiment)
     if not groups:
         raise TrackingError(
             f"there is no finished group of experiment {experiment!r} in {root_or_uri}; "
