@@ -12,9 +12,7 @@ if __name__ == "__main__":
 
 import hydra  # below, because the sender imports MLflow meanwhile
 from hydra._internal import utils as hydra_utils
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import schema
 
@@ -36,7 +34,9 @@ if __name__ == "__main__":
         sys.exit(outcome.exit_status())
     except interrupts.Interrupted as interrupted:
         sys.exit(interrupted.exit_status)
-    except (HydraException, OmegaConfBaseException) as error:
+    except Exception as error:
+        if outcome.is_composed():
+            raise
         from pipeline import command_line, terminal
 
         if os.environ.get("HYDRA_FULL_ERROR") == "1":

@@ -19,6 +19,7 @@ from pipeline.schema import (
 from pipeline.types import Device
 
 _MIN_INTERVAL_MS = 200
+_MAX_SEED = 2**32 - 1
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _OUR_PREFIX = "COLLOCATION_"
@@ -49,6 +50,8 @@ def settings(config: Config) -> None:
     for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
         if not 0 <= value < math.inf:
             raise ConfigError(f"{key}={value}: must not be negative, and finite")
+    if config.seed > _MAX_SEED:
+        raise ConfigError(f"seed={config.seed}: must not be greater than {_MAX_SEED}, the largest that libraries take")
     if not config.tracking.experiment.strip():
         raise ConfigError("tracking.experiment is empty: give the MLflow experiment that takes the results a name")
     for name, listener in config.listeners.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,15 +18,18 @@ _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
 _SEARCH_PATH = "Config search path"
 
 
-def explain(error: HydraException | OmegaConfBaseException) -> str:
-    """Why Hydra refuses a command line. Its own words span many lines, and propose `+` for a key that is misspelt."""
+def explain(error: Exception) -> str:
+    """Why Hydra refuses a command line, or a file of the configuration.
+
+    Its own words span many lines, and propose `+` for a key that is misspelt.
+    """
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={choice}: there is no such choice; {_instead(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         return (
             f"{error.override}: this cannot be read ({_reason(error.message, error.override)}); an override is "
-            "KEY=VALUE, in quotes where it has brackets or spaces, as in 'mix=[S,M]'"
+            "KEY=VALUE, with quotes around brackets, spaces and the like, as in 'mix=[S,M]' or \"data.root='~/data'\""
         )
     cause, text = error.__cause__, str(error)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
@@ -40,7 +44,8 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
             f"one value that is a list is written '{key}=[A,B]'"
         )
     lines = [line.strip() for line in text.partition(_SEARCH_PATH)[0].splitlines()]
-    return "; ".join(line.rstrip(".") for line in lines if line)
+    said = "; ".join(line.rstrip(".") for line in lines if line)
+    return said if isinstance(error, HydraException) else f"the configuration cannot be read: {said}"
 
 
 def no_such_setting(key: str, known: Iterable[str]) -> str:
@@ -72,6 +77,9 @@ def _instead(word: str, known: Iterable[str], parent: str = "") -> str:
 
 
 def _reason(message: str, override: str) -> str:
-    """The line of the parser's message that is no repetition and no link."""
-    lines = [line for line in message.splitlines() if override not in line and not line.startswith("See ")]
-    return lines[0] if lines else message.splitlines()[0]
+    """What the parser stumbled over: the character above its marker, else its message without repetition and link."""
+    lines = message.splitlines()
+    for line, below in itertools.pairwise(lines):
+        if below.strip() == "^" and len(line) > below.index("^"):
+            return f"because of {line[below.index('^')]}"
+    return next((line for line in lines if override not in line and not line.startswith("See ")), lines[0])

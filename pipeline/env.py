@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline import env_cache, env_lock
 from pipeline.env_cache import Cache, Environment, Recipe
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 from pipeline.inventory import find_file
 from pipeline.schema import EnvTool
 from pipeline.types import Interpreter
@@ -122,7 +123,7 @@ def _ready(recipe: Recipe, environment: Environment) -> Interpreter:
 
 
 def _cache_root(given: str | None) -> Path:
-    return Path(given).expanduser().resolve() if given else env_cache.default_root()
+    return expanded("env.cache_root", given).resolve() if given else env_cache.default_root()
 
 
 def _find_file(given: str | None, kind: str, example: str) -> Path:

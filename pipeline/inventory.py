@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline import build
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 from pipeline.protocols import Env
 from pipeline.schema import Config, Dataset, DataSource, GpuConfig, GpuKind, TrainTimmConfig, WorkloadConfig
 from pipeline.types import Device, Interpreter, Spec
@@ -179,7 +180,7 @@ def find_file(key: str, given: str) -> Path:
     """
     folders = dict.fromkeys((Path.cwd(), PROJECT_DIR))
     for folder in folders:
-        path = (folder / Path(given).expanduser()).resolve()
+        path = (folder / expanded(key, given)).resolve()
         if path.is_file():
             return path
     raise ConfigError(f"{key}={given}: there is no such file in {' or '.join(map(str, folders))}")
@@ -204,7 +205,7 @@ def _check_data(workload: TrainTimmConfig) -> None:
             f"workload {workload.name} reads {name} from disk, but no folder is given; "
             "say data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape"
         )
-    path = Path(workload.data_root).expanduser() / folder
+    path = expanded("data.root", workload.data_root) / folder
     if not path.is_dir():
         raise ConfigError(
             f"workload {workload.name} reads {name} from {path}, which does not exist; "

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 from pipeline.types import Device
 
 _REPORT = "profile"
@@ -97,7 +98,7 @@ class _Profiler:
 
     def _found(self) -> str:
         if self._program is not None:
-            path = shutil.which(Path(self._program).expanduser())
+            path = shutil.which(expanded("launcher.program", self._program))
             if path is None:
                 raise ConfigError(
                     f"launcher.program={self._program} is not a program that can be run (looked for as a path and on "

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 _statuses: list[int] = []
+_composed = False
 _started = False
+
+
+def study_begins() -> None:
+    """Say that a study begins: the configuration is composed."""
+    global _composed
+    _composed = True
 
 
 def group_begins() -> None:
@@ -15,6 +22,11 @@ def group_begins() -> None:
 def study_ended(status: int) -> None:
     """Keep the exit status of one study."""
     _statuses.append(status)
+
+
+def is_composed() -> bool:
+    """Whether a study has begun: what fails before it lies in the command line or in a file of the configuration."""
+    return _composed
 
 
 def has_started() -> bool:

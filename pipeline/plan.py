@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import build, check, command_line
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 from pipeline.inventory import Inventory, chosen_workloads, env_of
 from pipeline.progress import counted
 from pipeline.schema import (
@@ -93,11 +94,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
             for group in groups:
                 placed = dataclasses.replace(group, block=block, digest=_digest(group.digest, block))
                 same = blocks.setdefault(block, {}).setdefault(placed.digest, placed)
-                if [job.workload.argv for job in same.jobs] != [job.workload.argv for job in placed.jobs]:
-                    raise ConfigError(
-                        f"two combinations of the sweep differ only in paths ({placed.name}), which do not tell their "
-                        "results apart; run them as two studies, with tracking.experiment=NAME for each"
-                    )
+                _refuse_other(same, placed)
     first = configs[0]
     ordered: list[Group] = []
     for block, by_digest in sorted(blocks.items()):
@@ -113,6 +110,21 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         digest=_digest([group.digest for group in numbered]),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _refuse_other(group: Group, again: Group) -> None:
+    """Refuse a combination of the sweep that the digest does not tell from an earlier one, though it is another one.
+
+    Raises:
+        ConfigError: says in what they differ.
+    """
+    words = {"jobs": "paths", "device": "the GPU", "launcher": "the profiler's place", "sharing": "a program's place"}
+    names = [field.name for field in dataclasses.fields(Group) if field.name != "config"]
+    if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
+        raise ConfigError(
+            f"two combinations of the sweep differ only in {' and '.join(differing)} ({group.name}), which does not "
+            "tell their results apart; run them as two studies, with tracking.experiment=NAME for each"
+        )
 
 
 def describe(plan: Plan) -> str:
@@ -221,6 +233,9 @@ def _workload(
     env = env_of(config, workload)
     runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
     flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
+    for key in _PATH_KEYS & flags.keys():
+        if flags[key] is not None:
+            flags[key] = str(expanded(f"workload.{key}", flags[key]).resolve())  # a job's current folder is another one
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"

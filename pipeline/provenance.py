@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from pipeline import command, processes
+from pipeline.env_lock import without_secrets
 from pipeline.errors import CommandError
 from pipeline.inventory import PROJECT_DIR, Inventory
 
@@ -28,7 +29,7 @@ def boot_id() -> str:
 def collect(inventory: Inventory) -> dict[str, str]:
     """The facts that hold for a whole study, by name. What cannot be known is absent."""
     facts = {
-        "command_line": shlex.join(sys.argv),
+        "command_line": without_secrets(shlex.join(sys.argv)),
         "user": processes.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),

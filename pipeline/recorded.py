@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 # Artifacts that `pipeline/spool.py` writes: of a group, and of a job.
 CONFIG_FILE, GROUP_FILE = "config.yaml", "group.json"
 LOCK_FILE = "environment.txt"
+
+
+def script_files(scripts: Iterable[str]) -> dict[str, str]:
+    """The artifact of a group that each script becomes, by the script's path.
+
+    Args:
+        scripts: path of each job's script, in the order of the jobs.
+    """
+    first = {path: index for index, path in reversed(list(enumerate(scripts)))}
+    names = Counter(Path(path).name for path in first)
+    return {
+        path: f"script-{Path(path).name}" if names[Path(path).name] == 1 else f"script-{index}-{Path(path).name}"
+        for path, index in first.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, LaunchError, SharingError
+from pipeline.given_path import expanded
 from pipeline.gpu import nvml
 from pipeline.jobs import JobState
 from pipeline.schema import Config, GpuConfig, GpuKind
@@ -187,7 +188,7 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
         # NVML can stand for one machine only; and figures of both in one table would be compared.
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
     machine, faults = (_same(key, configs) for key in ("machine", "faults"))
-    path = None if machine is None else Path(machine).expanduser().resolve()
+    path = None if machine is None else expanded("gpu.machine", machine).resolve()
     model_names = _model_names(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipeline import plan as planning
 from pipeline import recorded_config, reproduce_differences
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory
 from pipeline.recorded import GROUP_FILE, RecordedGroup
@@ -117,7 +118,7 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
     assert run_id is not None
     given = _given()
     _refuse_others(run_id, given)
-    store = config.tracking.uri or str(Path(config.tracking.root).expanduser().resolve())
+    store = config.tracking.uri or str(expanded("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
     whole, unrecorded = recorded_config.config_of(original)
     with open_dict(whole):

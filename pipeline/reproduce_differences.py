@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipeline.inventory import Inventory
-from pipeline.recorded import GROUP_FILE, RecordedGroup
+from pipeline.recorded import GROUP_FILE, RecordedGroup, script_files
 from pipeline.types import Group
 
 _MAX_PACKAGES = 8
@@ -106,11 +106,13 @@ def _by_name(lock: Iterable[str]) -> dict[str, str]:
 
 
 def _scripts(original: RecordedGroup, group: Group) -> Iterable[str]:
-    recorded = json.loads(original.files.get(GROUP_FILE, "{}"))
-    before = {job["workload"]["script"]: job["workload"].get("script_digest") for job in recorded.get("jobs", [])}
-    digests = {Path(path).name: digest for path, digest in before.items()}
-    for path, digest in dict.fromkeys((job.workload.script, job.workload.script_digest) for job in group.jobs):
-        name = Path(path).name
-        if digests.get(name) not in (None, "", digest):
-            kept = f"; as it was: artifact script-{name} of the original" if f"script-{name}" in original.files else ""
-            yield f"{name}: its content has changed{kept}"
+    """By the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
+    before = [job["workload"] for job in json.loads(original.files.get(GROUP_FILE, "{}")).get("jobs", [])]
+    files = script_files(workload["script"] for workload in before)
+    found: dict[str, None] = {}
+    for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
+        if then.get("script_digest") not in (None, "", now.script_digest):
+            file = files[then["script"]]
+            kept = f"; as it was: artifact {file} of the original" if file in original.files else ""
+            found[f"{Path(now.script).name}: its content has changed{kept}"] = None
+    return found

@@ -18,9 +18,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from pipeline import leftovers, spool_format
+from pipeline.env_lock import without_secrets
 from pipeline.errors import TrackingError
 from pipeline.inventory import PROJECT_DIR
-from pipeline.recorded import CONFIG_FILE, GROUP_FILE, LOCK_FILE
+from pipeline.recorded import CONFIG_FILE, GROUP_FILE, LOCK_FILE, script_files
 from pipeline.sender import Sender
 from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
 from pipeline.types import Group, GroupResult, Interpreter, Job, JobResult, Result, Sample, Slot, Spec
@@ -148,11 +149,11 @@ class Spool:
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
             run.add_artifact(GROUP_FILE, _group_json(group))
-            for script in {Path(job.workload.script) for job in group.jobs}:
-                if not script.is_relative_to(PROJECT_DIR):  # ours is told by the commit
-                    run.add_artifact(f"script-{script.name}", script.read_text(encoding="utf-8", errors="replace"))
+            for script, name in script_files(job.workload.script for job in group.jobs).items():
+                if not Path(script).is_relative_to(PROJECT_DIR):  # ours is told by the commit
+                    run.add_artifact(name, Path(script).read_text(encoding="utf-8", errors="replace"))
             self._add_locks(folder, group)
-            run.add_artifact(CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(group.config)))
+            run.add_artifact(CONFIG_FILE, without_secrets(OmegaConf.to_yaml(OmegaConf.structured(group.config))))
             spool_format.write(folder, run._record)
             with leftovers.scratch(run.spool_id):
                 self._sender.begin(folder)

@@ -67,11 +67,11 @@ class Store:
         return self._experiment_ids[name]
 
     def _ask_server(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
         try:
             return self._find_or_create(name)
-        except MlflowException as error:
+        except TrackingError:
+            raise
+        except Exception as error:  # each kind of store raises errors of its own
             raise TrackingError(
                 f"the tracking server at {self.uri} does not answer as it should: {reason_of(error)}; "
                 "check tracking.uri, or use tracking=local"
@@ -109,12 +109,11 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         TrackingError: the local store cannot be used, or the URI is of no kind that MLflow knows.
     """
     from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
 
     if uri is not None:
         try:
             return Store(client=MlflowClient(tracking_uri=uri), uri=uri, kind="server", root=None)
-        except MlflowException as error:
+        except Exception as error:  # each kind of store raises errors of its own
             first = str(error).strip().partition(". ")[0]
             raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
     root = root.absolute()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.executor import Executor
+from pipeline.given_path import expanded
 from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
@@ -47,7 +49,10 @@ from pipeline.warm_start import WarmStart
 log = logging.getLogger(__name__)
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
-_STUDY_KEYS = ("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce")
+_STUDY_KEYS = (
+    *("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
+    *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
+)
 
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
@@ -65,6 +70,7 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
         Interrupted: after the user's signal, once everything is cleaned up and recorded.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    outcome.study_begins()
     status = _execute(configs, is_sweep=is_sweep)
     outcome.study_ended(status)
     return status
@@ -90,7 +96,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             simulated = stack.enter_context(rehearsal.prepared(typed))
             find_device = simulated.find_device if simulated else None
             inventory = take(typed, find_device)
-            root = Path(first.tracking.root).expanduser().resolve()
+            root = expanded("tracking.root", first.tracking.root).resolve()
             if sender is not None and not first.dry_run and _undo_leftovers(typed, inventory, root):
                 inventory = take(typed, find_device)
             plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
@@ -169,7 +175,8 @@ def _say_undone(device: Device, undone: Sequence[Step]) -> None:
 
 def _check_same(configs: Sequence[Config]) -> None:
     for key in _STUDY_KEYS:
-        if any(getattr(config, key) != getattr(configs[0], key) for config in configs):
+        value_of = operator.attrgetter(key)
+        if any(value_of(config) != value_of(configs[0]) for config in configs):
             raise ConfigError(f"{key} holds for the whole study and cannot be swept; give it one value")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline import journal, leftovers
 from pipeline.errors import CollocationError, ConfigError, SharingError
+from pipeline.given_path import expanded
 from pipeline.gpu import lease, nvml, profiles
 from pipeline.gpu.mig_control import boot_id
 from pipeline.gpu.mig_state import MigState, read_state
@@ -51,7 +52,7 @@ def driver(arguments: argparse.Namespace) -> Iterator[str | None]:
     """
     selector: str | None = arguments.gpu
     if arguments.machine is not None:
-        file = StateFile(Path(arguments.machine).expanduser())
+        file = StateFile(expanded("--machine", arguments.machine))
         file.read()
         with installed(file.path):
             yield selector

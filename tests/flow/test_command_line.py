@@ -11,6 +11,11 @@ import pytest
 
 from pipeline.inventory import PROJECT_DIR
 
+HOW_TO_WRITE_IT = (
+    "an override is KEY=VALUE, with quotes around brackets, spaces and the like, as in 'mix=[S,M]' or "
+    "\"data.root='~/data'\""
+)
+
 
 def run(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:
     """run.py in an empty folder: exit status and errors."""
@@ -43,8 +48,12 @@ def run(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:
         ),
         (
             "mix=[S,",
-            "mix=[S,: this cannot be read (no viable alternative at input '[S,'); an override is KEY=VALUE, in quotes "
-            "where it has brackets or spaces, as in 'mix=[S,M]'",
+            f"mix=[S,: this cannot be read (no viable alternative at input '[S,'); {HOW_TO_WRITE_IT}",
+        ),
+        ("data.root=~/data", f"data.root=~/data: this cannot be read (because of ~); {HOW_TO_WRITE_IT}"),
+        (
+            "scenario=null",
+            "the configuration cannot be read: Config group override must be a string or a list. Got NoneType",
         ),
         ("~window.x", "Could not delete from config. 'window.x' does not exist"),
     ],
@@ -59,6 +68,14 @@ def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     message = "degre: there is no such setting; did you mean degree?"
     assert run(tmp_path, "-m", argument) == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/bad.yaml").write_text("a: [1\nb: {")
+    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=bad")
+    assert status == 2 and err.startswith("error: the configuration cannot be read: while parsing")
+    assert err.count("\n") == 1 and f'"{tmp_path}/experiment/bad.yaml", line 2' in err
 
 
 def test_hydra_tells_all_of_it_where_that_is_asked_for(tmp_path):

@@ -80,6 +80,28 @@ def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tm
     assert "makespan_s" in out
 
 
+def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_path):
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(f"print({folder!r})\n")
+    sizes = [(size, f"{folder}/train.py") for size, folder in (("S", "a"), ("M", "b"))]
+    overrides = [
+        word for size, path in sizes for word in (f"workload@sizes.{size}=script", f"sizes.{size}.script={path}")
+    ]
+    assert run(*overrides, "mix=[S,M]", "scenario=naive")[0] == 0
+    ((original, _),) = groups(client)
+    kept = {file.path for file in client.list_artifacts(original.info.run_id) if file.path.startswith("script-")}
+    assert kept == {"script-0-train.py", "script-1-train.py"}
+
+    again = [f"reproduce={original.info.run_id}", "dry_run=true"]
+    _, _, err = run(*again)
+    assert "train.py" not in err
+    (tmp_path / "b/train.py").write_text("print('c')\n")
+    _, _, err = run(*again)
+    assert err.count("its content has changed") == 1
+    assert "train.py: its content has changed; as it was: artifact script-1-train.py of the original" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

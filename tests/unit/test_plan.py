@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pipeline import plan as planning
 from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
 from pipeline.inventory import PROJECT_DIR
+from pipeline.inventory import take as take_inventory
 from pipeline.types import WindowKind
 
 SYNTHETIC = "data.source=synthetic_device"
@@ -168,6 +170,8 @@ def test_options_become_flags(make_plan):
         (["tracking=server"], "tracking.uri"),
         (["workload.batch_size=0"], "batch_size"),
         (["time_limit_s=0"], "time_limit_s"),
+        (["seed=4294967296"], "seed=4294967296: must not be greater than 4294967295"),
+        (["workload=script", "workload.script='~nobody-here/train.py'"], "no user has the home folder ~nobody-here"),
         (["workload.loader_workers=-1"], "loader_workers"),
         (["workload.samples=10"], "synthetic"),
         (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"], "have 32 pixels"),
@@ -261,6 +265,25 @@ def test_combinations_that_differ_only_in_paths_are_refused(make_plan, tmp_path)
         (tmp_path / name / "cifar-10-batches-py").mkdir(parents=True)
     with pytest.raises(ConfigError, match="only in paths"):
         make_plan(*[["workload=resnet26_cifar10", f"data.root={tmp_path / n}"] for n in ("here", "there")], device=GPU)
+
+
+def test_combinations_that_differ_only_in_limits_or_in_the_gpu_are_refused(make_plan, compose):
+    with pytest.raises(ConfigError, match="only in limits"):
+        make_plan(["limits.stop_s=10"], ["limits.stop_s=20"])
+    configs = planning.read(compose(["gpu=nvidia", "gpu.device=0"], ["gpu=nvidia", "gpu.device=1"]))
+    two = take_inventory(configs, lambda gpu: dataclasses.replace(GPU, uuid=f"GPU-{gpu.device}"))
+    with pytest.raises(ConfigError, match="only in the GPU"):
+        planning.build_plan(configs, two, is_sweep=True)
+
+
+def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_plan, tmp_path, monkeypatch):
+    (tmp_path / "data/cifar-10-batches-py").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for given in ("'~/data'", "data"):
+        plan = make_plan(["workload=resnet26_cifar10", f"data.root={given}"], device=GPU)
+        argv = plan.groups[0].jobs[0].workload.argv
+        assert argv[argv.index("--data-root") + 1] == str(tmp_path / "data")
 
 
 def test_a_thousand_groups_are_planned_in_seconds(compose):

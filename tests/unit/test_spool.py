@@ -11,7 +11,7 @@ import pytest
 from rows import group
 
 from pipeline import leftovers, spool_format
-from pipeline.schema import Config, ScenarioConfig
+from pipeline.schema import Config, ScenarioConfig, TrackingConfig
 from pipeline.spool import Spool
 from pipeline.types import GroupResult, JobResult, Result, Sample, Slot
 
@@ -58,6 +58,14 @@ def test_each_job_has_its_place_in_its_run(tmp_path, a_group):
     assert place == {"place.device": "MIG-1", "place.gi_id": "3", "place.ci_id": "0", "place.mig_profile": "3g.20gb"}
     assert unplaced.gi_id is None
     assert not [key for key in unplaced.params if key.startswith("place.")]
+
+
+def test_a_password_of_the_server_is_not_published_with_the_configuration(tmp_path, a_group):
+    config = dataclasses.replace(CONFIG, tracking=TrackingConfig(uri="https://me:s3cret@mlflow.example.org"))
+    with Spool(tmp_path, Recorded(), {}, {}).open(dataclasses.replace(a_group, config=config)) as run:
+        files = {path.name: path.read_text() for path in (run.folder / "artifacts").iterdir()}
+    assert "uri: https://mlflow.example.org\n" in files["config.yaml"]
+    assert not [name for name, text in files.items() if "s3cret" in text]
 
 
 def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
