@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 
 from pipeline.measure import FIRST_LOSSES_TAG
@@ -25,7 +27,7 @@ class Baseline:
 
     Attributes:
         key: what a comparison must share (`comparable`).
-        solo: by workload digest: samples/s (steady) or seconds (work) of the workload alone.
+        solo: by workload digest: samples/s (steady) or seconds (work) of the workload alone, of equal jobs the mean.
         jobs: workload digests of all its jobs, sorted.
         makespan_s: of the whole group.
         losses: by workload digest: losses of the first steps.
@@ -44,7 +46,6 @@ class Comparison:
     def __init__(self) -> None:
         self._baselines: list[Baseline] = []
         self._rows: dict[str, GroupResult] = {}
-        self._compared: set[str] = set()
 
     def add(self, row: GroupResult) -> list[GroupResult]:
         """Take in a row; returns those of which more is known from now on.
@@ -53,11 +54,14 @@ class Comparison:
         them `wrong_results`. The rows returned hold these figures only; `latest` has them beside the others.
         """
         self._rows[row.group.digest] = row
+        concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK:
             self._baselines.append(baseline_of(row))
+            concerned = list(self._rows)
         changed = []
-        for digest, other in self._rows.items():
-            if digest in self._compared or other.result is not Result.OK:
+        for digest in concerned:
+            other = self._rows[digest]
+            if other.result is not Result.OK:
                 continue
             if difference := self._loss_difference(other):
                 wrong = dataclasses.replace(other, result=Result.WRONG_RESULTS, reason=difference)
@@ -65,10 +69,7 @@ class Comparison:
                 changed.append(dataclasses.replace(wrong, metrics={}))
                 continue
             metrics = self._against_baseline(other)
-            if metrics and metrics.items() <= other.metrics.items():
-                self._compared.add(digest)  # a row of an earlier start that had them already
-            elif metrics:
-                self._compared.add(digest)
+            if not metrics.items() <= other.metrics.items():
                 self._rows[digest] = dataclasses.replace(other, metrics=other.metrics | metrics)
                 changed.append(dataclasses.replace(other, metrics=metrics))
         return changed
@@ -91,7 +92,8 @@ class Comparison:
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
         usable = self._usable(row)
         solo: dict[str, float] = {}
-        for baseline in usable:
+        # A run of its own is preferred to the same job's turn in a mix.
+        for baseline in sorted(usable, key=lambda baseline: len(baseline.jobs), reverse=True):
             solo |= baseline.solo
         wanted = _digests(row)
         whole = [b.makespan_s for b in usable if b.jobs == wanted and b.makespan_s is not None]
@@ -146,9 +148,13 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
 def baseline_of(row: GroupResult) -> Baseline:
     """What a serial row says of its workloads."""
     name = "throughput_samples_per_s" if row.group.window.kind is WindowKind.STEADY else "makespan_s"
+    alone: dict[str, list[float]] = defaultdict(list)
+    for job in row.jobs:
+        if name in job.metrics:
+            alone[job.job.workload.digest].append(job.metrics[name])
     return Baseline(
         key=comparable(row.group),
-        solo={job.job.workload.digest: job.metrics[name] for job in row.jobs if name in job.metrics},
+        solo={digest: statistics.fmean(values) for digest, values in alone.items()},
         jobs=_digests(row),
         makespan_s=row.metrics.get("makespan_s"),
         losses={job.job.workload.digest: _losses(row).get(job.job.index, []) for job in row.jobs},

@@ -346,7 +346,7 @@ def _device_metrics(
     nvml = [s for s in device if s.source == "nvml"]
     # Memory peaks while models are built and kernels are tuned too, so the whole life of the group counts.
     memory = [s.values["memory_used_mib"] for s in nvml if "memory_used_mib" in s.values]
-    if memory:
+    if any(memory):  # else no sample met the jobs, which may be gone at once, out of memory
         found["memory_peak_mib"] = max(memory)
     return found | _energy(nvml, windows, seen.idle_w, metrics.get("throughput_total_samples_per_s"))
 

@@ -6,6 +6,7 @@ step modes than the row's own.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -50,12 +51,12 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
         if not row.is_sequential or row.result is not Result.OK:
             continue
         mine = found[baseline_key(row)]
-        for job in row.jobs:
+        for digest in dict.fromkeys(job.digest for job in row.jobs):
             # A run of its own is preferred to the same job's turn in a mix.
-            if row.degree == 1 or job.digest not in mine.solo:
-                mine.solo[job.digest] = job
-            if row.degree == 1:
-                mine.by_base[job.base_label].append(job)
+            if row.degree == 1 or digest not in mine.solo:
+                mine.solo[digest] = _mean_job([job for job in row.jobs if job.digest == digest])
+        if row.degree == 1:
+            mine.by_base[row.jobs[0].base_label].append(row.jobs[0])
         if row.degree > 1 and "makespan_s" in row.metrics:
             mine.whole[_digests(row)] = row.metrics["makespan_s"]
     return dict(found)
@@ -104,6 +105,13 @@ def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str,
     if solo.window is WindowKind.WORK and "makespan_s" in alone:
         found["makespan_s"] = degree * alone["makespan_s"]
     return found
+
+
+def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
+    """Equal jobs that ran one after another, as one with the means of their figures."""
+    known = set.intersection(*(set(job.metrics) for job in jobs))
+    means = {name: statistics.fmean(job.metrics[name] for job in jobs) for name in known}
+    return dataclasses.replace(jobs[0], metrics=means)
 
 
 def _digests(row: Row) -> tuple[str, ...]:

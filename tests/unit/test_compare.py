@@ -160,3 +160,25 @@ def test_losses_outlive_a_resume(plan):
     comparison = Comparison()
     changed = [c for each in known for c in comparison.add(each)]
     assert [(c.group.number, c.result) for c in changed] == [(2, Result.WRONG_RESULTS)]
+
+
+def worked(the_group, makespan_s, *seconds) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=Result.OK, reason="", metrics={"makespan_s": each})
+        for job, each in zip(the_group.jobs, seconds, strict=True)
+    )
+    return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": makespan_s})
+
+
+def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone():
+    together = worked(group("a", "a", "b", kind=WindowKind.WORK), 40, 33, 33, 40)
+    in_turn = worked(group("a", "a", "b", kind=WindowKind.WORK, sequential=True), 42, 10, 12, 20)
+    alone = worked(group("a", kind=WindowKind.WORK, sequential=True), 15, 15)
+    for rows in ((together, in_turn, alone), (alone, in_turn, together)):
+        comparison = Comparison()
+        for each in rows:
+            comparison.add(each)
+            if each is in_turn and rows[0] is together:
+                assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 11)
+        assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 15)
+        assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
