@@ -114,6 +114,7 @@ class Spool:
         facts: provenance of the study, as tags of every group.
         artifacts: text files that every group keeps.
         interpreters: the environments of the jobs, each kept with its job.
+        uri: tracking server that gets the groups; the local store in `root` if not given.
     """
 
     def __init__(
@@ -123,9 +124,10 @@ class Spool:
         facts: dict[str, str],
         artifacts: dict[str, str],
         interpreters: Mapping[Spec, Interpreter] | None = None,
+        uri: str | None = None,
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
-        self._interpreters = interpreters or {}
+        self._interpreters, self._uri = interpreters or {}, uri
         self._folder = _new_folder(root.resolve() / "spool")
         self.study = self._folder.name
 
@@ -143,7 +145,8 @@ class Spool:
         (folder / "artifacts").mkdir(parents=True)
         lock = os.open(folder / spool_format.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         sink = SampleFile(folder / spool_format.SAMPLES)
-        run = SpoolRun(folder, _new_record(group, self.study, self._facts, self._interpreters), sink)
+        record = _new_record(group, self.study, self._facts, self._interpreters)
+        run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name, text in self._artifacts.items():
@@ -179,6 +182,7 @@ class Spool:
                 metrics=row.metrics,
                 result=row.result.value,
                 reason=row.reason,
+                uri=self._uri,
             )
             self._sender.amend(spool_format.write_amendment(self._folder.parent, amendment))
 

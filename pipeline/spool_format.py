@@ -94,7 +94,11 @@ class ChildRecord(RunRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Everything that MLflow is told of a group, except samples and files."""
+    """Everything that MLflow is told of a group, except samples and files.
+
+    Attributes:
+        uri: tracking server that it is for; `None` for the local store beside the spool.
+    """
 
     spool_id: str
     experiment: str
@@ -102,6 +106,7 @@ class Record:
     parent: RunRecord
     children: tuple[ChildRecord, ...]
     state: str = "open"
+    uri: str | None = None
     version: int = VERSION
 
 
@@ -116,13 +121,14 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """What became known of a group after its record was closed, by comparison with a baseline."""
+    """What became known of a group after its record was closed, by comparison with a baseline; `uri` as of a record."""
 
     experiment: str
     spool_id: str
     metrics: dict[str, float]
     result: str
     reason: str
+    uri: str | None = None
 
 
 AnyRun = TypeVar("AnyRun", bound=RunRecord)
@@ -152,7 +158,7 @@ def read(folder: Path) -> Record:
         if raw["version"] != VERSION:
             raise TrackingError(f"{folder / RECORD} has version {raw['version']}; this program reads version {VERSION}")
         return Record(
-            **{key: raw[key] for key in ("spool_id", "experiment", "state")},
+            **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri")},
             clock=Clock(**raw["clock"]),
             parent=RunRecord(**raw["parent"]),
             children=tuple(_child(child) for child in raw["children"]),

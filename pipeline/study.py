@@ -220,7 +220,8 @@ class _Study:
         facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
         if self.reproduction is not None:
             facts["reproduces"] = self.reproduction.original.run_id
-        spool = Spool(self.root, self.sender, facts, self._artifacts(facts), self.inventory.interpreters)
+        interpreters = self.inventory.interpreters
+        spool = Spool(self.root, self.sender, facts, self._artifacts(facts), interpreters, tracking_to.uri)
         for note in self.plan.notes:
             terminal.say(f"note: {note}")
         view = terminal.make_view(Progress(self.plan.groups, [row.result for row in known], groups))
@@ -308,8 +309,6 @@ class _Study:
         self._say_how_to_go_on()
         if self.sender.unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
-            if self.config.tracking.uri:
-                command += f" --uri {self.config.tracking.uri}"
             terminal.say(
                 f"warning: {len(self.sender.unsent)} groups, and figures of {len(late)} more, could not be sent; "
                 f"they wait in {self.root / 'spool'} until the next start, or: {command}"

@@ -37,7 +37,7 @@ from typing import Any
 from pipeline import spool_format
 from pipeline.errors import CollocationError, ConfigError, TrackingError
 from pipeline.relocate import relocate
-from pipeline.store import DATABASE, Store, open_store
+from pipeline.store import DATABASE, Store, open_store, reason_of
 from pipeline.upload import amend, begin, send
 
 SPOOL = "spool"
@@ -79,17 +79,18 @@ def _from_here(path: Path) -> Path:
 
 
 class Sender:
-    """Carries out requests. The store is opened by the first one that needs it, and again after it could not be.
+    """Carries out requests. A store is opened by the first one that needs it, and again after it could not be.
 
     Args:
         root: folder of the local store.
-        uri: tracking server, instead of the local store.
+        uri: tracking server for all there is to send; if not given, each group goes where its study sends its groups.
         series_points: samples a series that MLflow gets.
     """
 
     def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
         self._root, self._uri, self._series_points = root, uri, series_points
-        self._store: Store | None = None
+        self._for_all = uri
+        self._stores: dict[str | None, Store] = {}
         self._studies: set[Path] = set()
         self._begun: set[Path] = set()
 
@@ -103,15 +104,16 @@ class Sender:
         match request:
             case {"op": "open", "experiment": str(experiment), **where}:
                 self._turn_to(**where)
-                store = self._open()
+                store = self._open(self._uri)
                 return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": store.kind}
             case {"op": "begin", "spool": str(folder)}:
                 self._begun.add(Path(folder))
-                return {"run_id": begin(self._open(), Path(folder)).parent}
+                return {"run_id": begin(self._open(spool_format.read(Path(folder)).uri), Path(folder)).parent}
             case {"op": "send", "spool": str(folder)}:
                 return {"run_id": self.send(Path(folder))}
             case {"op": "amend", "spool": str(file)}:
-                amend(self._open(), Path(file))
+                if Path(file).exists():
+                    amend(self._open(spool_format.read_amendment(Path(file)).uri), Path(file))
                 return {}
             case {"op": "finished", "experiment": str(experiment), **where}:
                 from pipeline import results
@@ -119,7 +121,7 @@ class Sender:
                 if "store" in where:
                     finished = results.find_finished(where["store"], experiment)
                 else:
-                    finished = results.find_finished_in(self._open(), experiment)
+                    finished = results.find_finished_in(self._open(self._uri), experiment)
                 return {"groups": [dataclasses.asdict(group) for group in finished]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
                 from pipeline import results
@@ -130,16 +132,20 @@ class Sender:
     def _turn_to(self, root: str | None = None, uri: str | None = None, series_points: int | None = None) -> None:
         """Use another store from now on; what is not given stays."""
         if root is not None:
-            self._root, self._uri, self._store = Path(root), uri, None
+            self._root, self._uri, self._stores = Path(root), uri, {}
         self._series_points = series_points or self._series_points
 
     def send(self, folder: Path) -> str | None:
         """Send one spool folder; the id of the group's run, or `None` if it was sent before."""
         self._studies.add(folder.parent)
-        runs = send(self._open(), folder, series_points=self._series_points)
-        if runs is None:
+        if not folder.exists():
             return None
-        return runs.parent
+        runs = send(self._open(spool_format.read(folder).uri), folder, series_points=self._series_points)
+        return None if runs is None else runs.parent
+
+    def where(self, folder: Path) -> str:
+        """Where a group goes, in words."""
+        return self._for_all or spool_format.read(folder).uri or str(self._root)
 
     def finish_for_dead_owner(self) -> None:
         """Close and send the groups that were begun and never closed: their orchestrator was killed."""
@@ -156,11 +162,13 @@ class Sender:
             with suppress(OSError):  # not empty
                 folder.rmdir()
 
-    def _open(self) -> Store:
-        if self._store is None:
-            self._store = open_store(self._root, self._uri)
+    def _open(self, uri: str | None) -> Store:
+        """The store of a study: the server at `uri`, or the local one."""
+        uri = self._for_all or uri
+        if uri not in self._stores:
+            self._stores[uri] = open_store(self._root, uri)
             gc.freeze()  # what MLflow holds lives to the end: walking it again and again took 10 % of an upload
-        return self._store
+        return self._stores[uri]
 
 
 def serve(sender: Sender) -> int:
@@ -197,11 +205,12 @@ def flush(sender: Sender, spool_root: Path) -> int:
     failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
     for folder in found.ready:
         try:
+            where = sender.where(folder) if folder.exists() else ""
             run_id = sender.send(folder)
         except Exception as error:  # noqa: BLE001  one folder that fails, however it does, must not keep the others back
             failures.append(f"{folder}: {_sentence(error)}")
         else:
-            _say(f"sent {folder}" + (f" as run {run_id}" if run_id else " (by another process)"))
+            _say(f"sent {folder}" + (f" to {where} as run {run_id}" if run_id else " (by another process)"))
     for file in spool_format.amendments(spool_root):
         try:
             sender.answer({"op": "amend", "spool": str(file)})
@@ -265,7 +274,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "relocate":
             command.add_argument("--from", dest="old_root", type=Path, help="where the store lay, if it cannot be told")
         else:
-            command.add_argument("--uri", help="tracking server, instead of the local store")
+            command.add_argument(
+                "--uri", help="tracking server for everything; else each group goes where it was to go"
+            )
             command.add_argument("--series-points", type=int, default=500, help="samples a series in MLflow's charts")
     return parser
 
@@ -277,8 +288,9 @@ def _import_mlflow(*, with_database: bool) -> None:
 
 def _sentence(error: Exception) -> str:
     """The first line of an error, with its kind unless it is ours."""
-    text = next(iter(str(error).strip().splitlines()), "no message")[:500]
-    return text if isinstance(error, CollocationError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, CollocationError):
+        return next(iter(str(error).strip().splitlines()), "no message")[:500]
+    return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from pipeline import spool_format, upload
 from pipeline.errors import TrackingError
 from pipeline.spool_format import Amendment, Record, write_amendment
-from pipeline.store import Store, open_store
+from pipeline.store import DATABASE, Store, open_store
 from pipeline.tracking import ui_hint, ui_link
 from tests.tracking_cases import (
     CLOCK,
@@ -141,6 +142,32 @@ def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_
     assert amend(late_ratio=2.5)
     [run] = runs_of(client(root))
     assert run.data.metrics == {"makespan_s": 60.25, "early_ratio": 1.5, "late_ratio": 2.5}
+
+
+def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root: Path) -> None:
+    from mlflow import MlflowClient
+
+    elsewhere = root.parent / "elsewhere.db"
+    shutil.copy(root / DATABASE, elsewhere)
+    uri = f"sqlite:///{elsewhere}"
+    tagged = of_a_group(record(()))
+    late = Amendment(
+        experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics={"x": 1.0}, result="ok", reason="", uri=uri
+    )
+    make_spool(root, replace(tagged, uri=uri), "0001-elsewhere")
+    write_amendment(root / "spool", late)
+    make_spool(root, record(()), "0002-here")
+
+    sent = flush(root)
+    assert sent.returncode == 0, sent.stderr
+    assert f"0001-elsewhere to {uri} as run" in sent.stdout and f"0002-here to {root} as run" in sent.stdout
+    (there,) = runs_of(MlflowClient(uri))
+    assert there.data.metrics["x"] == 1.0
+    assert len(runs_of(client(root))) == 1
+
+    make_spool(root, record(()))
+    assert flush(root, "--uri", uri).returncode == 0
+    assert len(runs_of(MlflowClient(uri))) == 2
 
 
 def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
@@ -451,8 +478,8 @@ def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> Non
 
     assert done.returncode == 1
     assert [line.split(" as ")[0] for line in done.stdout.splitlines()] == [
-        f"sent {root}/spool/study/0001-a",
-        f"sent {root}/spool/study/0002-b",
+        f"sent {root}/spool/study/0001-a to {root}",
+        f"sent {root}/spool/study/0002-b to {root}",
     ]
     assert "0003-c" in done.stderr
     runs = {run.info.run_name: run for run in runs_of(client(root)) if run.data.tags["collocation.role"] == "group"}
