@@ -52,8 +52,7 @@ def settings(config: Config) -> None:
             raise ConfigError(f"{key}={value}: must not be negative, and finite")
     if config.seed > _MAX_SEED:
         raise ConfigError(f"seed={config.seed}: must not be greater than {_MAX_SEED}, the largest that libraries take")
-    if not config.tracking.experiment.strip():
-        raise ConfigError("tracking.experiment is empty: give the MLflow experiment that takes the results a name")
+    _names(config)
     for name, listener in config.listeners.items():
         if listener.interval_ms < _MIN_INTERVAL_MS:
             raise ConfigError(
@@ -68,6 +67,16 @@ def settings(config: Config) -> None:
         for key in ("count", "machine", "faults"):
             if (value := getattr(config.gpu, key)) != getattr(default, key):
                 raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
+
+
+def _names(config: Config) -> None:
+    names = {
+        "tracking.root": (config.tracking.root, "the folder of the store and of the spool"),
+        "tracking.experiment": (config.tracking.experiment, "the MLflow experiment that takes the results a name"),
+    }
+    for key, (value, what) in names.items():
+        if not value.strip():
+            raise ConfigError(f"{key} is empty: give {what}")
 
 
 def _rehearsal(config: Config) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -33,8 +33,10 @@ def explain(error: Exception) -> str:
         )
     cause, text = error.__cause__, str(error)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
-        known = cause.parent_node.keys() if isinstance(cause.parent_node, DictConfig) else ()
-        return no_such_setting(cause.full_key, map(str, known))
+        parent = cause.parent_node if isinstance(cause.parent_node, DictConfig) else DictConfig({})
+        if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
+            return f"{cause.full_key}: there is no such entry; +{cause.full_key} adds one"
+        return no_such_setting(cause.full_key, map(str, parent))
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
         return f"{refused[1]}: {str(cause).splitlines()[0]}"
     if several := _SEVERAL_VALUES.match(text):

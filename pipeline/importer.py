@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from pipeline import radt_table
+from pipeline import interrupts, radt_table
 from pipeline.errors import ConfigError
 from pipeline.inventory import PROJECT_DIR
 from pipeline.progress import counted
@@ -275,4 +275,5 @@ def _write(text: str, name: str, args: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
+    interrupts.install()
     sys.exit(main())

@@ -6,7 +6,10 @@ Every later signal is ignored: the first one has already started the cleanup, an
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType, TracebackType
@@ -40,8 +43,10 @@ class Interrupted(BaseException):
 def install() -> None:
     """Handle the signals in this process from now on. Only programs call this, never an import.
 
-    A signal that the starter of this process had ignored stays ignored: that is how `nohup` works.
+    A signal that the starter of this process had ignored stays ignored: that is how `nohup` works. Where nobody
+    catches `Interrupted`, the process ends with its exit status and without a traceback.
     """
+    sys.excepthook = _leave
     for signum in _SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _receive)
@@ -58,6 +63,17 @@ def held() -> Iterator[None]:
         _depth -= 1
     if _depth == 0:
         _raise_if_received()
+
+
+def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, Interrupted):
+        sys.__excepthook__(kind, error, trace)
+        return
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    sys.stderr.write(f"{error}\n")
+    sys.stderr.flush()
+    os._exit(error.exit_status)  # Python itself would say 1
 
 
 def _receive(signum: int, _frame: FrameType | None) -> None:

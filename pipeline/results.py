@@ -115,8 +115,9 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
             "the store is the one of tracking.root or tracking.uri"
         ) from error
-    if run.data.tags.get(ROLE_TAG) != GROUP:
-        raise TrackingError(f"run {run_id} is neither a group nor a job of this project: it has no tag {ROLE_TAG}")
+    if (role := run.data.tags.get(ROLE_TAG)) != GROUP:
+        seen = f"it is a {role}" if role else f"it has no tag {ROLE_TAG}"
+        raise TrackingError(f"run {run_id} is neither a group nor a job of this project: {seen}")
     experiment = store.client.get_experiment(run.info.experiment_id)
     children = store.client.search_runs(
         [run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run.info.run_id}'", max_results=PAGE

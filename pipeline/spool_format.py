@@ -258,7 +258,8 @@ def _closed(folder: Path) -> Record:
         return record
     ended = leftovers.clear(record.spool_id)
     if ended:
-        log.warning("ended %d processes that a killed orchestrator had left in %s", ended, folder.name)
+        what = "1 process" if ended == 1 else f"{ended} processes"
+        log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
     modified_ns = (folder / RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(

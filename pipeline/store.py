@@ -109,6 +109,8 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         TrackingError: the local store cannot be used, or the URI is of no kind that MLflow knows.
     """
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.version import VERSION
 
     if uri is not None:
         try:
@@ -121,10 +123,19 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root) as version_file:
             _prepare(root, version_file)
-    except (OSError, sqlite3.Error) as error:
-        raise TrackingError(f"could not open the tracking store in {root}: {error}") from error
-    local_uri = database_uri(root / DATABASE)
-    return Store(client=MlflowClient(tracking_uri=local_uri), uri=local_uri, kind="local", root=root)
+        local_uri = database_uri(root / DATABASE)
+        try:
+            client = MlflowClient(tracking_uri=local_uri)
+        except MlflowException:  # the schema is not ours, though it was: another version of MLflow was here since
+            with locked(root):
+                _upgrade(root / DATABASE, VERSION)
+            client = MlflowClient(tracking_uri=local_uri)
+    except (OSError, sqlite3.Error, MlflowException) as error:
+        raise TrackingError(
+            f"could not open the tracking store in {root}: {error}; if that is no store of MLflow's that you may "
+            "write, choose another folder with tracking.root, or --root"
+        ) from error
+    return Store(client=client, uri=local_uri, kind="local", root=root)
 
 
 def is_server(root_or_uri: Path | str) -> bool:
@@ -254,7 +265,10 @@ def _upgrade(database: Path, version: str) -> None:
         if found == [revisions.get_current_head()]:
             return
         if found[0] not in {revision.revision for revision in revisions.walk_revisions()}:
-            raise TrackingError(f"{database} was written by a newer MLflow than {version}: its schema is {found[0]}")
+            raise TrackingError(
+                f"{database} was written by a newer MLflow than {version}: its schema is {found[0]}; update MLflow, or "
+                "choose another folder"
+            )
         copy = database.with_name(f"{DATABASE}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
         with closing(sqlite3.connect(copy)) as target:
             connection.backup(target)

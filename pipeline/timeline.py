@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import spool_format
+from pipeline import interrupts, spool_format
 from pipeline.errors import CollocationError, TrackingError
 from pipeline.phases import WINDOW
 from pipeline.progress import counted
@@ -262,4 +262,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    interrupts.install()
     sys.exit(main(sys.argv[1:]))

@@ -34,7 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline import spool_format
+from pipeline import interrupts, spool_format
 from pipeline.errors import CollocationError, ConfigError, TrackingError
 from pipeline.relocate import relocate
 from pipeline.store import DATABASE, Store, open_store, reason_of
@@ -298,4 +298,6 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    if "serve" not in sys.argv:  # which ends when its orchestrator does
+        interrupts.install()
     sys.exit(main())

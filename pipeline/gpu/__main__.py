@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipeline import interrupts
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.gpu import partitions, profiles
 from pipeline.schema import GpuConfig
@@ -145,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answer = COMMANDS[arguments.command].answer(arguments)
     except CollocationError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     sys.stdout.write((json.dumps(answer.data) if arguments.json else answer.text) + "\n")
     return answer.status
@@ -192,4 +193,5 @@ def _columns(lines: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
+    interrupts.install()
     sys.exit(main())

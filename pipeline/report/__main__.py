@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline import interrupts
 from pipeline.errors import CollocationError, ConfigError, TrackingError
 from pipeline.progress import counted
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
@@ -80,13 +81,18 @@ def report(
         What was written, whether it is of a simulated GPU, and what it is about in one line.
 
     Raises:
-        ConfigError: there is no such group, or the folder cannot be written.
+        ConfigError: there is no such group, or none at all, or the folder cannot be written.
         TrackingError: the store cannot be read.
     """
     from pipeline.report import figures, paper, report_tables, rows, series, tables, verdicts
     from pipeline.report.page import Content
 
     study = rows.read(stores, experiment)
+    if not study.rows:
+        raise ConfigError(
+            f"there is no group with a result in experiment {experiment!r} of {', '.join(map(str, stores))}; "
+            "name a study (its tracking.experiment) with --experiment"
+        )
     row = series.choose_group(study, group)
     timeline = series.read_group(row) if row is not None else None
     if timeline is None and group is not None:
@@ -133,4 +139,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    interrupts.install()
     sys.exit(main())

@@ -37,6 +37,10 @@ def run(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:
             "workload.batchsize: there is no such setting; did you mean workload.batch_size?",
         ),
         ("window.second=3", "window.second: there is no such setting; did you mean window.seconds?"),
+        (
+            "workload.environ.OMP_NUM_THREADS=3",
+            "workload.environ.OMP_NUM_THREADS: there is no such entry; +workload.environ.OMP_NUM_THREADS adds one",
+        ),
         ("window.x=3", "window.x: there is no such setting; there are epochs, kind, seconds, settle_s"),
         ("scenario=nave", "scenario=nave: there is no such choice; did you mean naive?"),
         ("env=docker", "env=docker: there is no such choice; there are conda, current, venv"),

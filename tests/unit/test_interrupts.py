@@ -35,6 +35,14 @@ def test_a_signal_waits_for_the_end_of_a_held_step_and_later_ones_are_ignored(fi
     assert done.stdout.strip() == str(["step finished", f"cleaned {status}"]), done.stderr
 
 
+def test_where_nobody_catches_it_the_process_ends_with_its_status_and_no_traceback():
+    code = (
+        "import os, signal\nfrom pipeline import interrupts\ninterrupts.install()\nos.kill(os.getpid(), signal.SIGINT)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT\n")
+
+
 @contextmanager
 def failing(name, undone):
     try:

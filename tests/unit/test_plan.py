@@ -159,6 +159,7 @@ def test_options_become_flags(make_plan):
         (["repeats=0"], "repeats"),
         (["window.seconds=0"], "window.seconds"),
         (["tracking.experiment="], "tracking.experiment is empty"),
+        (["tracking.root="], "tracking.root is empty"),
         (["window.settle_s=-1"], "settle_s"),
         (["listeners.host.interval_ms=100"], "200 ms"),
         (["listeners.host.required=perhaps"], "true, false or if_gpu"),

@@ -76,9 +76,11 @@ def test_a_deleted_experiment_is_refused_with_the_way_out(root: Path) -> None:
         open_store(root).experiment_id(EXPERIMENT)
 
 
-def test_a_store_of_a_newer_mlflow_is_refused_and_left_alone(root: Path) -> None:
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_store_of_a_newer_mlflow_is_refused_and_left_alone(root: Path, *, is_said: bool) -> None:
     query(root / DATABASE, "UPDATE alembic_version SET version_num = 'from_the_future'")
-    (root / LOCK).write_text("99.0")
+    if is_said:
+        (root / LOCK).write_text("99.0")
     with pytest.raises(TrackingError, match="newer MLflow"):
         open_store(root)
     assert query(root / DATABASE, "SELECT version_num FROM alembic_version") == [("from_the_future",)]
