@@ -133,11 +133,13 @@ def describe(plan: Plan) -> str:
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
     lines = [f"{counted(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
+    several = len({device.name for device in plan.devices}) > 1
     for group in plan.groups:
         length = f"{group.window.kind.value}, {_length(group)}"
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
         lines.append(
-            f"{group.number:5d}  block {group.block}  {group.name:36s}  {length:28s}  {group.digest[:12]}{skip}"
+            f"{group.number:5d}  block {group.block}  {group.name:36s}  {length:28s}  {group.digest[:12]}"
+            f"{f'  {group.device.name}' if several else ''}{skip}"
         )
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 

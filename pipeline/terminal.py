@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline import events
-from pipeline.progress import Progress, duration
-from pipeline.types import Group, GroupResult, Result, WindowKind
+from pipeline.progress import Progress, counted, duration
+from pipeline.types import Group, GroupResult, Result, Window, WindowKind
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,15 +156,22 @@ def say(text: str) -> None:
 def table(rows: Sequence[GroupResult]) -> str:
     """The rows as an aligned text table; a column without any value is left out, a missing value is `-`."""
     shown = [column for column in _COLUMNS if any(column[1] in row.metrics for row in rows)]
-    lines = [["group", "block", "result", *(title for title, _, _ in shown)]]
-    for row in rows:
+    # Groups of one name that differ in these are told apart by them.
+    facts = {
+        "window": [_window(row.group.window) for row in rows],
+        "device": [row.group.device.name for row in rows],
+    }
+    facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
+    lines = [["group", *facts, "block", "result", *(title for title, _, _ in shown)]]
+    for row, *said in zip(rows, *facts.values(), strict=True):
         figures = [form.format(row.metrics[key]) if key in row.metrics else "-" for _, key, form in shown]
         flag = "*" if "collocation.flag" in row.tags else ""
-        lines.append([row.group.name, str(row.group.block), row.result.value + flag, *figures])
+        lines.append([row.group.name, *said, str(row.group.block), row.result.value + flag, *figures])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    are_words = {*range(1 + len(facts)), 2 + len(facts)}
     text = [
         "  ".join(
-            cell.ljust(width) if number in (0, 2) else cell.rjust(width)
+            cell.ljust(width) if number in are_words else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
@@ -175,6 +182,12 @@ def table(rows: Sequence[GroupResult]) -> str:
     if simulated:
         notes.append(f"simulated: {', '.join(simulated)}; the jobs ran on the CPU, so no figure speaks of a real GPU")
     return "\n".join([*text, *notes])
+
+
+def _window(window: Window) -> str:
+    if window.kind is WindowKind.STEADY:
+        return f"steady, {window.seconds:g} s"
+    return f"work, {counted(window.epochs, 'epoch')}"
 
 
 def _or_dash(value: int | None) -> str:

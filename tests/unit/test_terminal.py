@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from rows import group
 
 from pipeline import terminal
-from pipeline.types import GroupResult, Result
+from pipeline.types import GroupResult, Result, WindowKind
 
 
 def test_the_table_shows_what_there_is():
@@ -25,3 +26,16 @@ def test_the_table_shows_what_there_is():
     assert lines[2].split() == ["naive-b", "1", "failed", "-", "-"]
     assert lines[3] == "* naive-a+a: overlap 0.900 is below 0.95"
     assert lines[4] == "naive-b: job 0-b: ended with status 3"
+
+
+def test_groups_of_one_name_are_told_apart_by_window_and_device():
+    pair = group("a", "a")
+    other = dataclasses.replace(pair.device, name="NVIDIA A30")
+    groups = [pair, dataclasses.replace(pair, device=other), group("a", "a", kind=WindowKind.WORK)]
+    rows = [GroupResult(group=each, result=Result.OK, reason="") for each in groups]
+    assert [re.split("  +", line) for line in terminal.table(rows).splitlines()] == [
+        ["group", "window", "device", "block", "result"],
+        ["naive-a+a", "steady, 10 s", pair.device.name, "1", "ok"],
+        ["naive-a+a", "steady, 10 s", "NVIDIA A30", "1", "ok"],
+        ["naive-a+a", "work, 2 epochs", pair.device.name, "1", "ok"],
+    ]
