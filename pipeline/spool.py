@@ -269,10 +269,23 @@ def _group_params(group: Group) -> dict[str, str]:
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
         "launcher": group.launcher.name,
+        **_device_params(group),
         **{f"scenario.{key}": str(value) for key, value in group.sharing.options if value is not None},
     }
     shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
     return params | {key: value for key, value in shared if key not in params}
+
+
+def _device_params(group: Group) -> dict[str, str]:
+    """What the plan's digest tells groups apart by, beside the device itself: a report must not take two for one."""
+    gpu = group.config.gpu
+    params = {}
+    if group.device.is_gpu:
+        params["exclusive_process"] = str(gpu.exclusive_process and not group.sequential).lower()
+    if group.device.is_simulated:
+        faults = json.dumps(gpu.faults, default=str) if gpu.faults else "none"
+        params |= {"job_memory_mib": str(gpu.job_memory_mib), "faults": faults}
+    return params
 
 
 def _group_json(group: Group) -> str:

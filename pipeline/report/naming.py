@@ -47,7 +47,8 @@ def _with_settings(rows: Sequence[Row]) -> list[Row]:
     varied = {jobs: _varying(same) | devices for jobs, same in alike.items()}
     return [
         dataclasses.replace(
-            row, setting=", ".join(f"{key} {value}" for key, value in row.settings if key in varied[_jobs(row)])
+            row,
+            setting=", ".join(f"{key} {value}" for key, value in row.settings if value and key in varied[_jobs(row)]),
         )
         for row in rows
     ]

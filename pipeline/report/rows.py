@@ -25,6 +25,7 @@ _FACTS = (
     *("cuda_version", "compute_capability", "multiprocessors", "persistence_mode", "compute_mode"),
     "plan",
 )
+_OPTION, _EXCLUSIVE = "scenario.", "exclusive_process"
 _JOB_FACTS = ("torch", "timm", "cuda", "cudnn", "cublas")
 
 
@@ -131,9 +132,8 @@ class Row:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of the scenario."""
-        prefix = "scenario."
-        return {key[len(prefix) :]: value for key, value in self.params.items() if key.startswith(prefix)}
+        """Options of the scenario, and what the GPU was made to be for it, by name."""
+        return {key.removeprefix(_OPTION): value for key, value in _options(self.params).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     jobs = tuple(sorted((_job(child) for child in children), key=lambda job: job.index))
     scenario = params.get("scenario", "")
     settings = _settings(params, facts)
-    options = {key: value for key, value in params.items() if key.startswith("scenario.")}
+    options = _options(params)
     return Row(
         run_id=run.info.run_id,
         digest=facts["digest"],
@@ -277,6 +277,12 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     )
 
 
+def _options(params: Mapping[str, str]) -> dict[str, str]:
+    """The params that say how the GPU is shared. False is as good as absent: older runs lack `exclusive_process`."""
+    options = {key: value for key, value in params.items() if key.startswith(_OPTION)}
+    return options | ({_EXCLUSIVE: "true"} if params.get(_EXCLUSIVE) == "true" else {})
+
+
 def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     if params.get("window") == WindowKind.WORK:
         epochs = params.get("window_epochs", "?")
@@ -288,6 +294,9 @@ def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tupl
         ("window", window),
         ("seed", params.get("seed", "")),
         ("pinned CPUs", params.get("pin_cpus", "")),
+        # Of a simulated GPU only; no name is ever left out, so that the settings of any two rows can be compared.
+        ("memory of a job", f"{params['job_memory_mib']} MiB" if "job_memory_mib" in params else ""),
+        ("faults", params.get("faults", "")),
     )
 
 

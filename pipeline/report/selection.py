@@ -45,6 +45,8 @@ class Selection:
 Origin = tuple[str, str]
 """GPU UUID and boot."""
 
+_UNKNOWN = "not recorded"
+
 
 def choose(rows: Sequence[Row]) -> Selection:
     """The rows of the newest plan, one a group and block."""
@@ -125,7 +127,8 @@ def _difference(row: Row, newest: set[tuple[tuple[str, str], ...]]) -> str:
     """In words, how the settings of a row differ from the nearest ones of the newest plan."""
     nearest = min(sorted(newest), key=lambda settings: len(set(row.settings) - set(settings)))
     now = dict(nearest)
-    return "; ".join(f"{key} {value} instead of {now[key]}" for key, value in row.settings if now[key] != value)
+    differing = [(key, value or _UNKNOWN, now[key] or _UNKNOWN) for key, value in row.settings if now[key] != value]
+    return "; ".join(f"{key} {value} instead of {new}" for key, value, new in differing)
 
 
 def _of_one_origin(members: Sequence[Row], expected: set[str], left_out: Counter[str]) -> tuple[Origin, list[Row]]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from conftest import GPU
 from report_rows import copies, job, params, row, study
+from test_spool import Recorded
 
-from pipeline.report import labels, tables
+from pipeline import spool_format
+from pipeline.report import labels, rows, tables
 from pipeline.report.rows import study_of
-from pipeline.types import Result
+from pipeline.spool import Spool
+from pipeline.types import Group, Result
 
 
 def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_no_finding() -> None:
@@ -185,6 +192,57 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
         (found,) = study(row("naive", jobs)).rows
         assert labels.jobs_label(found.workloads, found.sizes).startswith(label)
         assert found.is_mix == (sizes != "MM")
+
+
+def recorded(group: Group, root: Path, *forgotten: str) -> rows.Row:
+    """A group as a report reads it back from what was recorded of it, without the params that are forgotten."""
+
+    def run(record: spool_format.RunRecord | spool_format.ChildRecord, number: int) -> Any:
+        kept = {key: value for key, value in record.params.items() if key not in forgotten}
+        tags = record.tags | {"collocation.result": "ok", "collocation.index": str(number)}
+        info = SimpleNamespace(
+            run_id=f"{group.digest}-{number}", run_name=record.name, status="FINISHED", start_time=number, end_time=9
+        )
+        return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params=kept, metrics={}))
+
+    with Spool(root, Recorded(), {"plan": "0123"}, {}).open(group) as opened:
+        record = opened.record
+    found = rows._raw(run(record.parent, 0), [run(child, child.index) for child in record.children], "store")
+    assert found is not None
+    return found
+
+
+def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_plan, tmp_path) -> None:
+    mps = ["scenario=mps", "degree=2"]
+    plan = make_plan(mps, [*mps, "gpu.exclusive_process=true"], device=GPU, is_sweep=True)
+    found = study(*(recorded(group, tmp_path) for group in plan.groups))
+    assert len(plan.groups) == len(found.rows) == 3 and found.left_out == {}
+    assert sorted(r.mode for r in found.rows) == ["MPS", "MPS exclusive_process=true", "serial"]
+    plain = next(group for group in plan.groups if not group.config.gpu.exclusive_process)
+    assert recorded(plain, tmp_path, "exclusive_process").key == recorded(plain, tmp_path).key
+
+
+def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) -> None:
+    simulated = "gpu=simulated_a100_40gb"
+    gpus = ([simulated], [simulated, "gpu.job_memory_mib=600"], [simulated, "gpu.faults=[mps_no_answer]"])
+    device = dataclasses.replace(GPU, kind="simulated")
+    plan = make_plan(*(["scenario=naive", "degree=2", *gpu] for gpu in gpus), device=device)
+    every = [recorded(group, tmp_path) for group in plan.groups]
+    found = study(*every)
+    assert len(plan.groups) == len(found.rows) == 6 and found.left_out == {}
+    assert sorted({r.setting for r in found.rows}) == [
+        'memory of a job 512 MiB, faults ["mps_no_answer"]',
+        "memory of a job 512 MiB, faults none",
+        "memory of a job 600 MiB, faults none",
+    ]
+    real = recorded(make_plan(["scenario=naive", "degree=2"], device=GPU).groups[0], tmp_path)
+    assert [name for name, _ in real.settings] == [name for name, _ in every[0].settings]
+    newest, plain = max(zip(every, plan.groups, strict=True), key=lambda both: both[1].config.gpu.job_memory_mib)
+    before = recorded(plain, tmp_path, "job_memory_mib", "faults")
+    older = dataclasses.replace(before, start_ms=-1, facts={"plan": "4567"})
+    assert list(study(older, newest).left_out) == [
+        "older plan: memory of a job not recorded instead of 600 MiB; faults not recorded instead of none"
+    ]
 
 
 def settings(window: str) -> tuple[tuple[str, str], ...]:
