@@ -69,7 +69,7 @@ def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:
     if all(size is not None for size in sizes) and len(set(sizes)) == len(set(workloads)):
         counted = Counter(str(size) for size in sizes)
         known = [size for size in _SIZE_ORDER if size in counted]
-        ordered = known + [size for size in counted if size not in _SIZE_ORDER]
+        ordered = known + sorted(size for size in counted if size not in _SIZE_ORDER)
         return "+".join(f"{counted[size]}{size}" if counted[size] > 1 else size for size in ordered)
     names = Counter(workloads)
     return " + ".join(f"{names[name]} {name}" if names[name] > 1 else name for name in sorted(names))
@@ -95,11 +95,11 @@ def mode_label(scenario: str, options: Mapping[str, str], places: Sequence[Mappi
     if shares:
         words.append(f"{'+'.join(dict.fromkeys(shares) if len(set(shares)) == 1 else shares)} %")
     elif options.get("active_thread_pct"):
-        words.append(f"{_plain(options['active_thread_pct'])} %")
+        words.append(f"{in_words(options['active_thread_pct'])} %")
     elif family == MPS_PERCENT:
         words.append("equal shares")
     said = _SILENT_OPTIONS | {"active_thread_pct"}
-    words += [f"{key}={_plain(value)}" for key, value in sorted(options.items()) if key not in said]
+    words += [f"{key}={in_words(value)}" for key, value in sorted(options.items()) if key not in said]
     return " ".join(words)
 
 
@@ -125,9 +125,9 @@ def _slices(profile: str) -> tuple[int, str]:
 
 def _asked_profiles(options: Mapping[str, str]) -> list[str]:
     asked = options.get("profiles") or options.get("profile", "auto")
-    return [] if asked == "auto" else [_plain(asked)]
+    return [] if asked == "auto" else [in_words(asked)]
 
 
-def _plain(value: str) -> str:
-    """A recorded tuple, `('3g', '1g')`, as `3g+1g`."""
+def in_words(value: str) -> str:
+    """A recorded value; a tuple, `('3g', '1g')`, as `3g+1g`."""
     return "+".join(re.findall(r"[^\s(),']+", value)) if value.startswith("(") else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ def named(rows: Sequence[Row]) -> list[Row]:
                 mode=labels.mode_label(row.scenario, row.options, places[row.key]),
             )
         )
-    return _with_settings(renamed)
+    return _with_differences(_with_order(_with_settings(renamed)))
 
 
 def _with_settings(rows: Sequence[Row]) -> list[Row]:
@@ -52,6 +53,50 @@ def _with_settings(rows: Sequence[Row]) -> list[Row]:
         )
         for row in rows
     ]
+
+
+def _with_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the order of their jobs among their settings, where a mode ran the same jobs in several orders.
+
+    All modes of these jobs say it, so that each is compared with the others in its own order.
+    """
+    orders: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for row in rows:
+        digests = tuple(job.digest for job in row.jobs)
+        orders[*_same_jobs(row), row.mode, tuple(sorted(digests))].add(digests)
+    reordered = {place[:-2] for place, found in orders.items() if len(found) > 1}
+    return [
+        dataclasses.replace(row, setting=", ".join(filter(None, (row.setting, f"order {_order(row)}"))))
+        if _same_jobs(row) in reordered
+        else row
+        for row in rows
+    ]
+
+
+def _with_differences(rows: Sequence[Row]) -> list[Row]:
+    """The rows, those of different groups that would be called the same with what they differ in behind the mode."""
+    alike: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        alike[*_same_jobs(row), row.mode].setdefault(row.key, row)
+    modes: dict[str, str] = {}
+    for called, by_key in alike.items():
+        keys = sorted(by_key) if len(by_key) > 1 else []
+        of_each = [{"scenario": by_key[key].scenario} | by_key[key].options for key in keys]
+        words = labels.telling_apart([{k: labels.in_words(v) for k, v in of.items()} for of in of_each])
+        for key, word in zip(keys, words, strict=True):
+            # No words for it: a few digits of the group's key, as of a program that differs in nothing that is said.
+            unsaid = "" if words.count(word) == 1 else f"({hashlib.sha256(key.encode()).hexdigest()[:6]})"
+            modes[key] = " ".join(filter(None, (str(called[-1]), word, unsaid)))
+    return [dataclasses.replace(row, mode=modes.get(row.key, row.mode)) for row in rows]
+
+
+def _same_jobs(row: Row) -> tuple[object, ...]:
+    """What rows of the same jobs, in whatever order, share: with the mode, all that a table tells groups apart by."""
+    return (labels.jobs_label(row.workloads, row.sizes), tuple(sorted(row.workloads)), row.setting)
+
+
+def _order(row: Row) -> str:
+    return "+".join(job.size or job.label for job in row.jobs)
 
 
 def _jobs(row: Row) -> str:

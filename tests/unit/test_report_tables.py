@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from report_rows import copies, job, params, row, study
 
-from pipeline.report import report_tables, tables
+from pipeline.report import labels, report_tables, tables
+from pipeline.report.rows import Row
 from pipeline.report.table_format import with_interval
 from pipeline.report.tables import Cell
 from pipeline.types import Result, WindowKind
@@ -118,6 +121,59 @@ def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
     found = [c.case.label for c in tables.cells(study(mix(32), mix(128)))]
     assert len(set(found)) == 2
     assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
+
+
+def blocks_of_each_cell(*rows: Row) -> dict[tuple[str, str], list[float]]:
+    """The throughputs that each cell has, by case and mode."""
+    name = "throughput_total_samples_per_s"
+    return {(c.case.label, c.mode): list(c.values[name].values()) for c in tables.cells(study(*rows))}
+
+
+def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -> None:
+    def shares(rate: float, block: int, **options: str) -> Row:
+        place = {"mps_active_thread_percentage": "50"}
+        jobs = tuple(job(index, params(), rate, place=place) for index in range(2))
+        return row("mps_percent", jobs, block, options=options, start_ms=int(1000 * block + rate))
+
+    both = [shares(rate, b, **of) for b in (1, 2) for rate, of in ((5.0, {}), (7.0, {"active_thread_pct": "50"}))]
+    mig = [copies("mig", 3, rate, options={"profile": of}) for rate, of in ((1.0, "auto"), (2.0, "2g"))]
+    wide = [copies("mig", 2, 3.0, options={"profile": "auto"})]
+    found = {mode: values for (_, mode), values in blocks_of_each_cell(*both, *mig, *wide).items()}
+    assert found == {
+        "MPS 50 %": [10.0, 10.0],
+        "MPS 50 % active_thread_pct=50": [14.0, 14.0],
+        "MIG 2g.20gb profile=auto": [3.0],
+        "MIG 2g.20gb profile=2g": [6.0],
+        "MIG 3g.40gb": [6.0],  # nothing else is called so
+    }
+
+
+def test_groups_that_differ_in_nothing_that_is_said_never_share_a_cell() -> None:
+    """As programs of two numbers of epochs, which a window is expected to say."""
+    programs = [[job(i, params(epochs=rate), rate, salt=str(rate)) for i in range(2)] for rate in (1, 2)]
+    found = blocks_of_each_cell(*(row("mps", tuple(jobs)) for jobs in programs))
+    assert sorted(found.values()) == [[2.0], [4.0]]
+    assert all(re.fullmatch(r"MPS \([0-9a-f]{6}\)", mode) for _, mode in found)
+
+
+@pytest.mark.parametrize("sizes", ["AB", "SM"])
+def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_order(sizes: str) -> None:
+    own = {size: params(f"work{size.lower()}") for size in sizes}
+
+    def mix(scenario: str, order: str, rate: float) -> Row:
+        return row(scenario, tuple(job(i, own[size], rate, size=size) for i, size in enumerate(order)))
+
+    first, second = sizes, sizes[::-1]
+    one = [mix("naive", first, 1.0), mix("mps", first, 3.0)]
+    label = labels.jobs_label(("a", "b"), tuple(sizes))
+    assert label == labels.jobs_label(("b", "a"), tuple(second)) == {"AB": "A+B", "SM": "M+S"}[sizes]
+    assert blocks_of_each_cell(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
+    assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == blocks_of_each_cell(*one)  # no order to tell from
+    assert blocks_of_each_cell(*one, mix("naive", second, 2.0)) == {
+        (f"{label} [order {'+'.join(first)}]", "naive"): [2.0],
+        (f"{label} [order {'+'.join(first)}]", "MPS"): [6.0],
+        (f"{label} [order {'+'.join(second)}]", "naive"): [4.0],
+    }
 
 
 def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
