@@ -57,8 +57,9 @@ def methods() -> list[tuple[str, str]]:
             "Verdicts",
             "Modes are compared by the paired log-ratio of their speeds in the same block. A verdict needs at least "
             f"{MIN_BLOCKS} blocks, a median ratio beyond {per_cent} %, and a p value of the paired t test below 0.05 "
-            f"after Holm's correction over all comparisons. Equal within {per_cent} % is a claim of its own, by two "
-            "one-sided tests. Anything else is no verdict.",
+            "after correction over all claims of the table (Holm's, sharpened after Shaffer). Equal within "
+            f"{per_cent} % is a claim of its own, by two one-sided tests, in the same correction. Anything else is no "
+            "verdict.",
         ),
         (
             "What is not ranked",

@@ -105,7 +105,8 @@ def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         note=_note(
             study,
             "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
-            "A verdict needs five blocks, a ratio beyond 2 % and p below 0.05 after Holm's correction over this table.",
+            "A verdict needs five blocks, a ratio beyond 2 % and p below 0.05 after correction over all claims of "
+            "this table (Holm's, sharpened after Shaffer).",
         ),
     )
 

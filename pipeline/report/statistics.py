@@ -100,21 +100,32 @@ def paired(ratios: Sequence[float]) -> Test:
     )
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p values, in the order given: the chance of one wrong claim in the whole table stays below the level."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+def corrected(different: Sequence[float], equal: Sequence[float]) -> list[tuple[float, float]]:
+    """Adjusted p values of each comparison: the chance of one wrong claim of either kind in a table is below the level.
+
+    All are one family: 2m hypotheses of m comparisons. Holm multiplies the i-th smallest p value (from 0) by the number
+    of hypotheses that may still be true, 2m - i. But of one comparison at most one can be true, that there is no
+    difference or that there is one of at least the margin, so it is never more than m (Shaffer, 1986, "Modified
+    sequentially rejective multiple test procedures", JASA 81:826, the static form).
+
+    Args:
+        different: p value of "no difference" of each comparison.
+        equal: p value of "a difference of at least the margin" of each.
+    """
+    m = len(different)
+    p_values = [*different, *equal]
+    adjusted, largest = [0.0] * (2 * m), 0.0
+    for rank, index in enumerate(sorted(range(2 * m), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, min(m, 2 * m - rank) * p_values[index]))
         adjusted[index] = largest
-    return adjusted
+    return list(zip(adjusted[:m], adjusted[m:], strict=True))
 
 
 def blocks_needed(test: Test, num_tests: int) -> int | None:
     """About how many blocks would give a verdict, if blocks go on to scatter as they did.
 
     It is the smallest number with which the claim that now looks right (different or equal) passes the strictest step
-    of Holm's correction four times out of five.
+    of the correction four times out of five.
 
     Args:
         test: what was seen.

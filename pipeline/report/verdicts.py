@@ -1,7 +1,8 @@
 """Which mode is better than which, by how much, and in a sentence.
 
-A verdict needs five blocks, a ratio beyond the margin of 2 %, and a p value that survives Holm's correction over the
-whole table; equality within the margin is a claim as well, shown by two one-sided tests corrected in the same way.
+A verdict needs five blocks, a ratio beyond the margin of 2 %, and a p value that survives the correction over the
+whole table; equality within the margin is a claim as well, shown by two one-sided tests and corrected together with
+the differences (`statistics.corrected`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pipeline.progress import counted
 from pipeline.report import labels, statistics
 from pipeline.report.metrics import BEST_SOLO, SPEEDUP, THROUGHPUT, TOTAL_TIME
-from pipeline.report.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, blocks_needed, holm, paired
+from pipeline.report.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, blocks_needed, corrected, paired
 from pipeline.report.tables import Case, Cell, speed_ratios
 from pipeline.report.wording import finding_in_words, jobs_in_words, listed, times_in_words
 
@@ -48,7 +49,7 @@ class Verdict:
         against: the mode that it is compared with.
         metric: what the ratio is of: the speed-up over serial where that is known, else throughput or total time.
         ratio: speed of the mode over that of the other, by block; above 1 is faster. `None` if it is not ranked.
-        p: of "they are equally fast"; `p_adjusted` for all claims of the table (Holm), `None` below five blocks.
+        p: of "they are equally fast"; `p_adjusted` for all claims of the table, `None` below five blocks.
         p_equal: of "they differ by more than the margin"; `p_equal_adjusted` likewise.
         num_blocks: blocks that have both.
         blocks_needed: about how many would give a verdict; `None` if there is one, or it cannot be told.
@@ -103,9 +104,8 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     places = _by_place(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.num_blocks >= MIN_BLOCKS]
-    different = holm([_known(test.p_different) for test in tested])
-    equal = holm([_known(test.p_equal) for test in tested])
-    adjusted = dict(zip(map(id, tested), zip(different, equal, strict=True), strict=True))
+    of_each = corrected([_known(test.p_different) for test in tested], [_known(test.p_equal) for test in tested])
+    adjusted = dict(zip(map(id, tested), of_each, strict=True))
     num_tests = sum(pair.test is not None for pair in pairs)
     return [_verdict(pair, adjusted.get(id(pair.test)), num_tests) for pair in pairs]
 
