@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline.store import open_named
 
 PAGE, MANIFEST = "index.html", "report.json"
 ROLE = "report"
+_PART = f".{MANIFEST}.part"
 _OURS = re.compile(r"(index\.html|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
 
 
@@ -39,14 +41,16 @@ def default_folder(experiment: str) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else than an earlier report.
+    """Refuse a folder that holds something else than an earlier report, whole or cut off.
 
     Raises:
-        ConfigError: it is a file, or has a page or content that no report wrote.
+        ConfigError: it is a file, or has content that no report wrote, or cannot say what a report wrote there.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"cannot write the report to {folder}: that is a file; choose another folder with --out")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+    if (folder / MANIFEST).is_file():
+        _earlier(folder)
+    elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
         raise ConfigError(
             f"cannot write the report to {folder}: the folder has content that no report wrote; "
             "empty it, or choose another one with --out"
@@ -56,24 +60,33 @@ def check_folder(folder: Path) -> None:
 def write(content: Content, folder: Path) -> Written:
     """Write the page, every figure as SVG and PDF, every table as CSV and LaTeX; an earlier report there is replaced.
 
+    Whenever it is cut off, the manifest names every file of a report that lies there, so that the next one replaces it.
+
     Raises:
         ConfigError: the folder cannot be written, or holds something else.
     """
     check_folder(folder)
+    contents = dict(_files(content))
     try:
-        _remove_earlier(folder)
-        files = []
-        for name, data in _files(content):
+        earlier = _earlier(folder)
+        if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
+            and_more = f" (and {len(foreign) - 1} more of its files)" if len(foreign) > 1 else ""
+            raise ConfigError(
+                f"cannot write the report to {folder}: no report wrote {foreign[0]} there{and_more}; "
+                "move what is yours away, or choose another folder with --out"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_manifest(folder, content, [*contents, *(name for name in earlier if name not in contents)])
+        for name in earlier:
+            (folder / name).unlink(missing_ok=True)
+        for name, data in contents.items():
             path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
-            files.append(name)
-            if len(files) == 1:
-                _write_manifest(folder, content, files)  # a report that is cut off is still known as one
-        _write_manifest(folder, content, files)
+        _write_manifest(folder, content, list(contents))
     except OSError as error:
         raise ConfigError(f"cannot write the report to {folder}: {error}; choose another folder with --out") from error
-    return Written(folder=folder, files=(*files, MANIFEST))
+    return Written(folder=folder, files=(*contents, MANIFEST))
 
 
 def log(written: Written, root_or_uri: Path | str, experiment: str, *, is_simulated: bool) -> str:
@@ -117,26 +130,38 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
     yield PAGE, render(content).encode("utf-8")
 
 
-def _write_manifest(folder: Path, content: Content, files: list[str]) -> None:
+def _write_manifest(folder: Path, content: Content, files: Sequence[str]) -> None:
+    """Put a manifest in the place of the one before, which stands until this one is whole."""
     says = {
         "experiment": content.study.experiment,
         "simulated": content.study.is_simulated,
         "files": files,
     }
-    (folder / MANIFEST).write_text(json.dumps(says, indent=2) + "\n", encoding="utf-8")
+    (folder / _PART).write_text(json.dumps(says, indent=2) + "\n", encoding="utf-8")
+    (folder / _PART).replace(folder / MANIFEST)
 
 
-def _remove_earlier(folder: Path) -> None:
-    """Remove the files that an earlier report wrote here, by its manifest, and nothing else."""
+def _earlier(folder: Path) -> list[str]:
+    """The files that an earlier report wrote here or was about to, by its manifest; those of other names are not ours.
+
+    Raises:
+        ConfigError: the manifest is damaged, or of something else.
+    """
     path = folder / MANIFEST
     if not path.is_file():
-        return
+        return []
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"cannot write the report to {folder}: {MANIFEST} there is not one of a report; choose another with --out"
-        ) from error
-    for name in names:
-        if isinstance(name, str) and _OURS.fullmatch(name):
-            (folder / name).unlink(missing_ok=True)
+        says = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _not_a_manifest(folder, str(error)) from error
+    names = says.get("files") if isinstance(says, dict) else None
+    if not isinstance(names, list) or "experiment" not in says:
+        raise _not_a_manifest(folder, "it has no experiment with a list of files")
+    return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
+
+
+def _not_a_manifest(folder: Path, seen: str) -> ConfigError:
+    return ConfigError(
+        f"cannot write the report to {folder}: {MANIFEST} there does not say what a report wrote ({seen}), so nothing "
+        "is removed; remove the folder if all in it is of a report, or choose another one with --out"
+    )
