@@ -32,7 +32,7 @@ class Baselines:
     Attributes:
         solo: the solo run of each workload, by digest.
         by_base: of each workload in whatever step mode, by the label without it.
-        whole: the same jobs really executed one after another, by their digests, sorted.
+        whole: the same jobs really executed one after another, by their digests in their order.
     """
 
     solo: dict[str, JobRow] = field(default_factory=dict)
@@ -42,6 +42,12 @@ class Baselines:
     def step_modes(self, job: JobRow) -> set[str]:
         """The step modes in which a job's workload ran alone: of one mode alone, it is not known to be the best."""
         return {solo.digest for solo in self.by_base.get(job.base_label, [])}
+
+    def total_time(self, row: Row) -> float | None:
+        """Of a row's jobs one after another: in its own order where that ran, else in another one."""
+        mine = _digests(row)
+        of_any = (total for digests, total in self.whole.items() if sorted(digests) == sorted(mine))
+        return self.whole[mine] if mine in self.whole else next(of_any, None)
 
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
@@ -85,7 +91,7 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
         return found
     found["slowdown_worst_ratio"] = 1 / min(known)
     found["fairness_jain_ratio"] = sum(known) ** 2 / (len(known) * sum(value * value for value in known))
-    serial_s = baselines.whole.get(_digests(row))
+    serial_s = baselines.total_time(row)
     found |= _named("speedup_vs_serial_ratio", _speedup(row, lambda job: baselines.solo.get(job.digest), serial_s))
     if any(len(baselines.step_modes(job)) > 1 for job in row.jobs):
         found |= _named("speedup_vs_best_solo_ratio", _speedup(row, lambda job: _best(row, baselines, job), None))
@@ -115,7 +121,7 @@ def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
 
 
 def _digests(row: Row) -> tuple[str, ...]:
-    return tuple(sorted(job.digest for job in row.jobs))
+    return tuple(job.digest for job in row.jobs)
 
 
 def _rate_name(row: Row) -> str:

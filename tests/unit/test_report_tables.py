@@ -176,6 +176,26 @@ def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_o
     }
 
 
+def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
+    own = {size: params(f"work{size}") for size in "SM"}
+
+    def mix(scenario: str, order: str, seconds: float) -> Row:
+        jobs = tuple(job(i, own[s], None, size=s, metrics={"makespan_s": seconds}) for i, s in enumerate(order))
+        return row(scenario, jobs, window=WindowKind.WORK, metrics={"makespan_s": seconds})
+
+    def speedups(*rows: Row) -> dict[tuple[str, str], float]:
+        return {(c.case.label, c.mode): c.values["speedup_vs_serial_ratio"][1] for c in tables.cells(study(*rows))}
+
+    orders = [("SM", 10.0), ("MS", 20.0)]
+    found = speedups(*(mix(mode, order, s / n) for order, s in orders for mode, n in (("serial", 1), ("naive", 2))))
+    assert found == {
+        (f"M+S [order {order}]", mode): speedup
+        for order in ("S+M", "M+S")
+        for mode, speedup in (("serial", 1.0), ("naive", 2.0))
+    }
+    assert speedups(mix("serial", "SM", 10.0), mix("naive", "MS", 5.0))["M+S", "naive"] == 2.0
+
+
 def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
     def serial(block: int, seconds: float, *jobs: tuple[str, str]):
         made = tuple(job(i, params(name), None, size=size) for i, (size, name) in enumerate(jobs))
