@@ -28,7 +28,7 @@ class Baseline:
     Attributes:
         key: what a comparison must share (`comparable`).
         solo: by workload digest: samples/s (steady) or seconds (work) of the workload alone, of equal jobs the mean.
-        jobs: workload digests of all its jobs, sorted.
+        jobs: workload digests of all its jobs, in their order.
         makespan_s: of the whole group.
         losses: by workload digest: losses of the first steps.
     """
@@ -96,8 +96,10 @@ class Comparison:
         for baseline in sorted(usable, key=lambda baseline: len(baseline.jobs), reverse=True):
             solo |= baseline.solo
         wanted = _digests(row)
-        whole = [b.makespan_s for b in usable if b.jobs == wanted and b.makespan_s is not None]
-        return against_baseline(row, solo, whole[-1] if whole else None)
+        whole = {b.jobs: b.makespan_s for b in usable if sorted(b.jobs) == sorted(wanted) and b.makespan_s is not None}
+        # In its own order where that ran, else in another one.
+        serial_makespan_s = whole.get(wanted) or next(iter(whole.values()), None)
+        return against_baseline(row, solo, serial_makespan_s)
 
 
 def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
@@ -167,7 +169,7 @@ def _losses(row: GroupResult) -> dict[int, list[float]]:
 
 
 def _digests(row: GroupResult) -> tuple[str, ...]:
-    return tuple(sorted(job.workload.digest for job in row.group.jobs))
+    return tuple(job.workload.digest for job in row.group.jobs)
 
 
 def comparable(group: Group) -> tuple[object, ...]:

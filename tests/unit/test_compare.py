@@ -182,3 +182,13 @@ def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone
                 assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 11)
         assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 15)
         assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
+
+
+def test_a_mix_is_compared_with_its_own_order_where_that_ran():
+    comparison = Comparison()
+    together = worked(group("a", "b", kind=WindowKind.WORK), 20, 20, 20)
+    comparison.add(together)
+    comparison.add(worked(group("b", "a", kind=WindowKind.WORK, sequential=True), 30, 10, 20))
+    assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(30 / 20)
+    comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 32, 11, 21))
+    assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(32 / 20)
