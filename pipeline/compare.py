@@ -27,14 +27,14 @@ class Baseline:
 
     Attributes:
         key: what a comparison must share (`comparable`).
-        solo: by workload digest: samples/s (steady) or seconds (work) of the workload alone, of equal jobs the mean.
+        alone: by workload digest: samples/s (steady) or seconds (work) of each job of that workload, alone.
         jobs: workload digests of all its jobs, in their order.
         makespan_s: of the whole group.
         losses: by workload digest: losses of the first steps.
     """
 
     key: tuple[object, ...]
-    solo: dict[str, float]
+    alone: dict[str, list[float]]
     jobs: tuple[str, ...]
     makespan_s: float | None
     losses: dict[str, list[float]]
@@ -91,15 +91,14 @@ class Comparison:
 
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
         usable = self._usable(row)
-        solo: dict[str, float] = {}
-        # A run of its own is preferred to the same job's turn in a mix.
-        for baseline in sorted(usable, key=lambda baseline: len(baseline.jobs), reverse=True):
-            solo |= baseline.solo
+        own = [baseline for baseline in usable if len(baseline.jobs) == 1]
+        # The same jobs in turn: in their own order where that ran, else in another one.
         wanted = _digests(row)
-        whole = {b.jobs: b.makespan_s for b in usable if sorted(b.jobs) == sorted(wanted) and b.makespan_s is not None}
-        # In its own order where that ran, else in another one.
-        serial_makespan_s = whole.get(wanted) or next(iter(whole.values()), None)
-        return against_baseline(row, solo, serial_makespan_s)
+        of_any = [b for b in usable if len(b.jobs) > 1 and sorted(b.jobs) == sorted(wanted)]
+        in_turn = sorted(of_any, key=lambda baseline: baseline.jobs != wanted)[:1]
+        # A run of its own is preferred to turns in the same mix, and those to turns in any.
+        solo = _means(usable) | _means(in_turn) | _means(own)
+        return against_baseline(row, solo, in_turn[0].makespan_s if in_turn else None)
 
 
 def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
@@ -156,11 +155,20 @@ def baseline_of(row: GroupResult) -> Baseline:
             alone[job.job.workload.digest].append(job.metrics[name])
     return Baseline(
         key=comparable(row.group),
-        solo={digest: statistics.fmean(values) for digest, values in alone.items()},
+        alone=dict(alone),
         jobs=_digests(row),
         makespan_s=row.metrics.get("makespan_s"),
         losses={job.job.workload.digest: _losses(row).get(job.job.index, []) for job in row.jobs},
     )
+
+
+def _means(baselines: Sequence[Baseline]) -> dict[str, float]:
+    """By workload digest: the mean over its jobs in all of the baselines."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for baseline in baselines:
+        for digest, found in baseline.alone.items():
+            values[digest] += found
+    return {digest: statistics.fmean(found) for digest, found in values.items()}
 
 
 def _losses(row: GroupResult) -> dict[int, list[float]]:

@@ -30,24 +30,38 @@ class Baselines:
     """What ran alone in one block, on one GPU and with the same settings.
 
     Attributes:
-        solo: the solo run of each workload, by digest.
+        solo: the run of its own of each workload that has one, by digest.
         by_base: of each workload in whatever step mode, by the label without it.
-        whole: the same jobs really executed one after another, by their digests in their order.
+        mixes: several jobs really executed one after another, by their digests in their order.
     """
 
     solo: dict[str, JobRow] = field(default_factory=dict)
     by_base: dict[str, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
-    whole: dict[tuple[str, ...], float] = field(default_factory=dict)
+    mixes: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
     def step_modes(self, job: JobRow) -> set[str]:
         """The step modes in which a job's workload ran alone: of one mode alone, it is not known to be the best."""
         return {solo.digest for solo in self.by_base.get(job.base_label, [])}
 
-    def total_time(self, row: Row) -> float | None:
-        """Of a row's jobs one after another: in its own order where that ran, else in another one."""
+    def alone(self, row: Row, job: JobRow) -> JobRow | None:
+        """A job of a row alone: its own run, else its turns in the same mix, else those in any; of several the mean."""
+        if job.digest in self.solo:
+            return self.solo[job.digest]
+        mix = self._in_turn(row)
+        turns = [turn for each in ([mix] if mix else self.mixes.values()) for turn in each.jobs]
+        same = [turn for turn in turns if turn.digest == job.digest]
+        return _mean_job(same) if same else None
+
+    def total_time_s(self, row: Row) -> float | None:
+        """Of a row's jobs one after another; `None` if that did not run."""
+        mix = self._in_turn(row)
+        return mix.metrics.get("makespan_s") if mix else None
+
+    def _in_turn(self, row: Row) -> Row | None:
+        """The jobs of a row one after another: in its own order where that ran, else in another one."""
         mine = _digests(row)
-        of_any = (total for digests, total in self.whole.items() if sorted(digests) == sorted(mine))
-        return self.whole[mine] if mine in self.whole else next(of_any, None)
+        of_any = (mix for digests, mix in self.mixes.items() if sorted(digests) == sorted(mine))
+        return self.mixes.get(mine) or next(of_any, None)
 
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
@@ -57,14 +71,12 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
         if not row.is_sequential or row.result is not Result.OK:
             continue
         mine = found[baseline_key(row)]
-        for digest in dict.fromkeys(job.digest for job in row.jobs):
-            # A run of its own is preferred to the same job's turn in a mix.
-            if row.degree == 1 or digest not in mine.solo:
-                mine.solo[digest] = _mean_job([job for job in row.jobs if job.digest == digest])
-        if row.degree == 1:
-            mine.by_base[row.jobs[0].base_label].append(row.jobs[0])
-        if row.degree > 1 and "makespan_s" in row.metrics:
-            mine.whole[_digests(row)] = row.metrics["makespan_s"]
+        if row.degree > 1:
+            mine.mixes[_digests(row)] = row
+            continue
+        (job,) = row.jobs
+        mine.solo[job.digest] = job
+        mine.by_base[job.base_label].append(job)
     return dict(found)
 
 
@@ -83,7 +95,7 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
         share = row.metrics["energy_above_idle_j"] / energy_j
         found["energy_above_idle_per_sample_j"] = share * found["energy_per_sample_j"]
     found |= _epochs(row, baselines)
-    progress = [_progress(row, job, baselines.solo.get(job.digest)) for job in row.jobs]
+    progress = [_progress(row, job, baselines.alone(row, job)) for job in row.jobs]
     known = [value for value in progress if value is not None]
     # Each job of a steady serial mix has a window of its own, so they have no common rate.
     has_no_common_rate = row.window is WindowKind.STEADY and row.is_sequential and row.degree > 1
@@ -91,8 +103,8 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
         return found
     found["slowdown_worst_ratio"] = 1 / min(known)
     found["fairness_jain_ratio"] = sum(known) ** 2 / (len(known) * sum(value * value for value in known))
-    serial_s = baselines.total_time(row)
-    found |= _named("speedup_vs_serial_ratio", _speedup(row, lambda job: baselines.solo.get(job.digest), serial_s))
+    serial_s = baselines.total_time_s(row)
+    found |= _named("speedup_vs_serial_ratio", _speedup(row, lambda job: baselines.alone(row, job), serial_s))
     if any(len(baselines.step_modes(job)) > 1 for job in row.jobs):
         found |= _named("speedup_vs_best_solo_ratio", _speedup(row, lambda job: _best(row, baselines, job), None))
     return found
@@ -114,7 +126,7 @@ def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str,
 
 
 def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
-    """Equal jobs that ran one after another, as one with the means of their figures."""
+    """Equal jobs that each ran alone, as one with the means of their figures."""
     known = set.intersection(*(set(job.metrics) for job in jobs))
     means = {name: statistics.fmean(job.metrics[name] for job in jobs) for name in known}
     return dataclasses.replace(jobs[0], metrics=means)
@@ -177,7 +189,7 @@ def _epochs(row: Row, baselines: Baselines) -> dict[str, float]:
     if together is None:
         return {}
     found = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
-    solo = baselines.solo.get(row.jobs[0].digest)
+    solo = baselines.alone(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
     return found | _named("epoch_time_vs_solo_ratio", together / alone if alone else None)
 

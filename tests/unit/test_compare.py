@@ -184,6 +184,17 @@ def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone
         assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
 
 
+def test_a_job_that_never_ran_alone_is_compared_with_its_turn_in_the_same_mix_else_with_its_turns_in_any():
+    comparison = Comparison()
+    together = worked(group("a", "b", kind=WindowKind.WORK), 40, 30, 40)
+    comparison.add(together)
+    comparison.add(worked(group("a", "a", "c", kind=WindowKind.WORK, sequential=True), 50, 10, 14, 20))
+    comparison.add(worked(group("b", "c", kind=WindowKind.WORK, sequential=True), 40, 20, 20))
+    assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(30 / 12)
+    comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 35, 15, 16))
+    assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(40 / 16)
+
+
 def test_a_mix_is_compared_with_its_own_order_where_that_ran():
     comparison = Comparison()
     together = worked(group("a", "b", kind=WindowKind.WORK), 20, 20, 20)

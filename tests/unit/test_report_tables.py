@@ -196,6 +196,24 @@ def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
     assert speedups(mix("serial", "SM", 10.0), mix("naive", "MS", 5.0))["M+S", "naive"] == 2.0
 
 
+def test_a_job_that_never_ran_alone_is_compared_with_its_turn_in_the_same_mix_else_with_its_turns_in_any() -> None:
+    def mix(scenario: str, order: str, *seconds: float) -> Row:
+        made = tuple(
+            job(i, params(f"work{size}"), None, size=size, metrics={"makespan_s": s})
+            for i, (size, s) in enumerate(zip(order, seconds, strict=True))
+        )
+        return row(scenario, made, window=WindowKind.WORK, metrics={"makespan_s": sum(seconds)})
+
+    def slowdown(*rows: Row) -> float:
+        (found,) = [c for c in tables.cells(study(*rows)) if c.mode == "naive"]
+        return found.values["slowdown_worst_ratio"][1]
+
+    together = mix("naive", "MS", 30.0, 40.0)
+    others = [mix("serial", "MML", 10.0, 14.0, 20.0), mix("serial", "SL", 20.0, 20.0)]
+    assert slowdown(together, *others) == 30 / 12
+    assert slowdown(together, *others, mix("serial", "MS", 15.0, 16.0)) == 40 / 16
+
+
 def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
     def serial(block: int, seconds: float, *jobs: tuple[str, str]):
         made = tuple(job(i, params(name), None, size=size) for i, (size, name) in enumerate(jobs))
