@@ -7,43 +7,30 @@ orchestrator holds a lock on the folder, so whoever finds it free knows that the
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import processes
+from pipeline import held_folder, processes
 
 _GRACE_S = 2.0
 _PARENT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 bytes; names are random and folders private
-_NAME = re.compile(r"collocation-(?P<id>[0-9a-f]{12})")
-_UNNAMED = "collocation-new-"
+_PREFIX = "collocation-"
+_ID = re.compile("[0-9a-f]{12}")
 
 
 def scratch_folder(spool_id: str) -> Path:
     """The group's folder for sockets and pipes."""
-    return _PARENT / f"collocation-{spool_id[:12]}"
+    return _PARENT / f"{_PREFIX}{spool_id[:12]}"
 
 
 @contextmanager
 def scratch(spool_id: str) -> Iterator[Path]:
     """Make the group's folder, hold it, and remove it."""
-    # It is locked before it has the name that others look for, so nobody takes it for abandoned.
-    unnamed = Path(tempfile.mkdtemp(prefix=f"{_UNNAMED}{os.getpid()}-", dir=_PARENT))
-    lock = os.open(unnamed, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = unnamed.rename(scratch_folder(spool_id))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)
+    with held_folder.held(_PARENT, _PREFIX, spool_id[:12]) as folder:
+        yield folder
 
 
 def clear(spool_id: str) -> int:
@@ -58,8 +45,7 @@ def find_abandoned() -> dict[Path, list[int]]:
     marks = processes.marks()
     return {
         folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark))
-        for folder in _folders()
-        if _is_abandoned(folder)
+        for folder in held_folder.find_abandoned(_PARENT, _PREFIX, _ID.pattern)
     }
 
 
@@ -70,41 +56,6 @@ def clear_abandoned(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _folders() -> list[Path]:
-    """Our folders of this kind, and those whose maker was killed before it could name them."""
-    found = []
-    for path in sorted(_PARENT.glob("collocation-*")):
-        with suppress(OSError):  # just removed
-            status = path.lstat()
-            if (
-                (_NAME.fullmatch(path.name) or _was_never_named(path.name))
-                and path.is_dir()
-                and not path.is_symlink()
-                and status.st_uid == os.geteuid()
-            ):
-                found.append(path)
-    return found
-
-
-def _was_never_named(name: str) -> bool:
-    maker = name.removeprefix(_UNNAMED).partition("-")[0]
-    return name.startswith(_UNNAMED) and maker.isdecimal() and not Path("/proc", maker).exists()
-
-
-def _is_abandoned(folder: Path) -> bool:
-    try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
-
-
 def _marks_of(folder: Path, marks: frozenset[str]) -> list[str]:
-    name = _NAME.fullmatch(folder.name)
-    return [] if name is None else sorted(mark for mark in marks if mark.startswith(name["id"]))
+    start = folder.name.removeprefix(_PREFIX)
+    return sorted(mark for mark in marks if _ID.fullmatch(start) and mark.startswith(start))

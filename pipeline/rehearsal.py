@@ -7,17 +7,16 @@ driver when the job stands at the barrier, where a real job holds its memory as 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipeline import held_folder
 from pipeline.errors import ConfigError, LaunchError, SharingError
 from pipeline.given_path import expanded
 from pipeline.gpu import nvml
@@ -29,7 +28,7 @@ from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import StateFile, start_ticks
 from pipeline.types import Device, Slot
 
-_PREFIX = "colloc-simulated-"
+_PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
 
 
 class Rehearsal:
@@ -274,35 +273,17 @@ def _report(state: JobState, error_type: str, message: str) -> None:
 
 @contextmanager
 def _own_folder() -> Iterator[Path]:
-    """A folder for the machine's files, locked while it is in use; also removes those that killed studies left."""
-    try:
-        parent = Path(tempfile.gettempdir())
-        remove_abandoned()
-        # It is locked before it has the name that others look for, so nobody takes it for abandoned.
-        unnamed = Path(tempfile.mkdtemp(prefix="new-"))
-        lock = os.open(unnamed, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = unnamed.rename(parent / f"{_PREFIX}{unnamed.name.removeprefix('new-')}")
-    except OSError as error:
-        raise ConfigError(f"there is no place for a simulated machine in {tempfile.gettempdir()}: {error}") from error
-    try:
+    """A folder for the machine's files while it is in use; also removes those that killed studies left."""
+    with ExitStack() as stack:
+        try:
+            remove_abandoned()
+            folder = stack.enter_context(held_folder.held(Path(tempfile.gettempdir()), _PREFIX))
+        except OSError as error:
+            raise ConfigError(f"there is no place for the files of a simulated machine: {error}") from error
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def remove_abandoned() -> None:
     """Remove the machines of killed studies that were to go with them."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        _remove_if_abandoned(folder)
-
-
-def _remove_if_abandoned(folder: Path) -> None:
-    with suppress(OSError):  # another user's, or locked by a study that runs
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)
+    for folder in held_folder.find_abandoned(Path(tempfile.gettempdir()), _PREFIX, _RANDOM):
+        shutil.rmtree(folder, ignore_errors=True)
