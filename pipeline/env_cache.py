@@ -134,10 +134,11 @@ class Cache:
         Raises:
             ConfigError: other users could decide what root runs.
         """
+        self._refuse_what_others_can_change(recipe)
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
             return "is not built yet"
-        handle = self._open(path)
+        handle = self._open(recipe)
         if not _try(handle, fcntl.LOCK_SH):
             return "is being built by another process"
         found = self._look(recipe)
@@ -151,7 +152,7 @@ class Cache:
         Raises:
             ConfigError: it cannot be built, or other users could decide what root runs.
         """
-        handle = self._open(self._lock_path(recipe))
+        handle = self._open(recipe)
         is_told = False
         while True:
             if _try(handle, fcntl.LOCK_SH):
@@ -176,29 +177,33 @@ class Cache:
     def _lock_path(self, recipe: Recipe) -> Path:
         return self.root / f"{recipe.kind}-{recipe.key[:16]}.lock"
 
-    def _open(self, path: Path) -> int:
+    def _open(self, recipe: Recipe) -> int:
+        path = self._lock_path(recipe)
+        self._refuse_what_others_can_change(recipe)
         if path not in _held:
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
+                # Below a folder as /tmp somebody else may have been the one who made it.
+                self._refuse_what_others_can_change(recipe)
                 # What others built in a folder that only they may write can be used, and locked, all the same.
                 mode = (
                     os.O_RDWR | os.O_CREAT if os.access(path if path.exists() else self.root, os.W_OK) else os.O_RDONLY
                 )
-                _held[path] = os.open(path, mode | os.O_CLOEXEC, 0o644)
+                _held[path] = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise ConfigError(
                     f"env.cache_root={self.root}: environments cannot be kept there: {error.strerror}; "
                     "name a folder that you may write"
                 ) from error
-        self._refuse_what_others_can_change(path)
         return _held[path]
 
-    def _refuse_what_others_can_change(self, lock: Path) -> None:
-        """Root runs what lies here. Others may use what somebody they chose has built."""
+    def _refuse_what_others_can_change(self, recipe: Recipe) -> None:
+        """Root runs what lies here, or will. Others may use what somebody they chose has built."""
         if os.geteuid() != 0:
             return
-        for path in (self.root, lock.with_suffix("")):
-            part = trust.replaceable_part(path) if path.exists() else None
+        there = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
+        for path in (there, self._folder(recipe)):
+            part = trust.replaceable_part(path) if os.path.lexists(path) else None
             if part is not None:
                 raise ConfigError(
                     f"env.cache_root={self.root}: other users can change {part}, and root would run what they put "

@@ -63,6 +63,35 @@ def test_root_runs_nothing_that_others_can_change(env, tmp_path):
     assert env.resolve().python.is_relative_to(built)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is kept from what others can change")
+def test_what_root_refuses_it_leaves_as_it_was(env, tmp_path):
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o777)
+    refused = VenvEnv(str(tmp_path / "requirements.txt"), cache_root=str(public / "deep" / "cache"))
+    for ask in (refused.preview, refused.resolve):
+        with pytest.raises(ConfigError, match=f"other users can change {public}, and root would run"):
+            ask()
+    assert list(public.iterdir()) == []
+    # Nobody can remove a folder of root's below one as /tmp, and what others made there is theirs.
+    public.chmod(0o1777)
+    (public / "deep").mkdir()
+    os.chown(public / "deep", 65533, -1)
+    with pytest.raises(ConfigError, match=f"other users can change {public / 'deep'}, and"):
+        refused.preview()
+    (public / "deep").rmdir()
+    assert refused.preview().to_build is not None and list(public.iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(env, tmp_path):
+    folder = folder_of(env.preview())
+    folder.parent.mkdir()
+    folder.with_name(f"{folder.name}.lock").symlink_to(tmp_path / "target")
+    with pytest.raises(ConfigError, match="environments cannot be kept there"):
+        env.resolve()
+    assert not (tmp_path / "target").exists()
+
+
 def test_it_is_compiled_so_that_first_jobs_are_no_slower_than_later_ones(env):
     (compiled,) = folder_of(env.resolve()).glob("prefix/lib/python*/site-packages/__pycache__/tiny.*.pyc")
     assert compiled.stat().st_size
