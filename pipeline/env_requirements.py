@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from pipeline import env_lock
+from pipeline import env_lock, env_toml
 from pipeline.errors import ConfigError
 
 _EDITABLE = ("-e", "--editable")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")
 _SOURCES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--pre", "--trusted-host")
-_ARCHIVES = (".whl", ".tar.gz", ".zip")
+_ARCHIVES = (".whl", ".zip", ".tar", ".tgz", ".tbz", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,10 @@ def read(file: Path) -> Requirements:
     """
     data = _bytes(file)
     digest = hashlib.sha256(data).hexdigest()
-    if file.suffix not in (".txt", ".in"):
-        return Requirements(content=(digest,))
     text = data.decode("utf-8", errors="replace")
+    lines = env_toml.lines(file, text) if env_toml.is_one(file) else _lines(text)
     try:
-        parsed = parse(_lines(text), file.parent)
+        parsed = parse(lines, file.parent)
     except RecursionError as error:
         raise ConfigError(f"{file} includes itself") from error
     return Requirements(content=(digest, *parsed.content), options=parsed.options, python=env_lock.python_of(text))

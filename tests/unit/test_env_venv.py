@@ -114,6 +114,62 @@ def test_the_dependencies_of_a_pyproject_are_installed(resolve, tmp_path, monkey
     assert version_of(resolve(project)) == "9.0"
 
 
+PROJECT = '[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.8"\ndependencies = '
+SOURCES = "\n[tool.uv.sources]\n"
+WHEEL = "wheels/tiny-1.0-py3-none-any.whl"
+UV_LOCK = """
+[[package]]
+name = "mine"
+source = { virtual = "." }
+[package.dev-dependencies]
+dev = [{ name = "tiny" }]
+[[package]]
+name = "tiny"
+source = { editable = "wheels" }
+"""
+
+
+@pytest.mark.parametrize("text", ['["tiny"]' + SOURCES + f'Tiny = {{ path = "{WHEEL}" }}', '["tiny @ {uri}"]'])
+def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheels, text):
+    path = tmp_path / WHEEL
+    file = write(tmp_path / "pyproject.toml", PROJECT + text.replace("{uri}", path.as_uri()))
+    first = resolve(file)
+    assert resolve(file) == first
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("more.py", "")
+    second = resolve(file)
+    assert second.python != first.python and second.lock_digest != first.lock_digest
+
+
+def test_an_archive_that_a_lock_names_is_part_of_the_key(tmp_path):
+    from uv import find_uv_bin
+
+    project = write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
+    commands = (["lock"], ["export", "--frozen", "--format=pylock.toml", "--output-file=pylock.toml"])
+    for command in commands:
+        subprocess.run([find_uv_bin(), "-q", "--offline", *command], cwd=tmp_path, check=True, timeout=60)
+    names = ("uv.lock", "pylock.toml", project.name)
+    before = [env_requirements.read(tmp_path / name).content for name in names]
+    assert [len(content) for content in before] == [2, 2, 2]
+    (tmp_path / WHEEL).write_bytes(b"another")
+    for name, content in zip(names, before, strict=True):
+        after = env_requirements.read(tmp_path / name).content
+        assert (after[0], after[1] == content[1]) == (content[0], False)
+
+
+def test_sources_of_what_is_not_installed_are_no_obstacle(tmp_path):
+    sources = SOURCES + 'other = { path = ".", editable = true }\ntiny = { index = "ours" }\n'
+    project = write(tmp_path / "pyproject.toml", PROJECT + '["tiny>=1"]' + sources)
+    assert len(env_requirements.read(project).content) == 1
+    packages = [
+        'name = "mine"\nsource = { editable = "." }\ndependencies = [{ name = "tiny" }]\n',
+        'name = "tiny"\nsource = { registry = "https://pypi.org/simple" }\n',
+        'name = "other"\nsource = { editable = "other" }\n',  # another member of the workspace
+    ]
+    lock = write(tmp_path / "uv.lock", "".join(f"[[package]]\n{package}" for package in packages))
+    assert len(env_requirements.read(lock).content) == 1
+
+
 def test_a_solve_that_fails_is_said_in_uvs_words_and_leaves_nothing(resolve, tmp_path):
     with pytest.raises(ConfigError, match=r"requirements\.txt cannot be built: uv says:\n(.|\n)*tiny>7"):
         resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny>7\n"))
@@ -143,6 +199,14 @@ def test_a_python_that_is_not_there_is_said(resolve, tmp_path, monkeypatch):
         ("requirements.txt", "tiny @ file:///tmp\n", "build a wheel"),
         ("requirements.txt", "-r gone.txt\n", r"gone\.txt cannot be read"),
         ("requirements.txt", "-r requirements.txt\n", "includes itself"),
+        ("pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "wheels", editable = true }}', "build a wheel"),
+        ("pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = [{{ path = "wheels" }}]', "build a wheel"),
+        ("pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ workspace = true }}', "build a wheel"),
+        ("pyproject.toml", f'{PROJECT}["tiny @ file:///tmp"]', "build a wheel"),
+        ("pyproject.toml", "[project", r"pyproject\.toml cannot be read: it is no TOML"),
+        ("pyproject.toml", "project = 3", r"pyproject\.toml has not the form of such a file"),
+        ("pylock.toml", '[[packages]]\nname = "tiny"\ndirectory = { path = "wheels" }', "build a wheel"),
+        ("uv.lock", UV_LOCK, r"`-e wheels` in .*build a wheel"),
         ("uv.lock", "", r"pyproject\.toml cannot be read"),
     ],
 )
