@@ -16,6 +16,7 @@ them is refused. Whoever closes the socket ends the server, and with it every jo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -47,30 +48,44 @@ class Server:
         self._pids: set[int] = set()
 
     def serve(self) -> dict[str, Any] | None:
-        """Answer requests; return `None` at the end, and in a forked job its request."""
-        for request in self._requests():
-            if "argv" in request:
-                answer = self._fork(request)
-                if answer is None:
-                    return request
-            elif "status" in request:
-                ended = os.waitid(os.P_PID, request["status"], os.WEXITED | os.WNOWAIT)
-                assert ended is not None
-                status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-                answer = {"status": status}
-            else:
-                os.waitpid(request["reap"], 0)
-                self._pids.discard(request["reap"])
-                answer = {}
-            send(self._control, answer)
-        for pid in self._pids:  # not reaped, so the number is still theirs
-            os.killpg(pid, signal.SIGKILL)
+        """Answer requests; return `None` at the end, and in a forked job its request.
+
+        However this ends, the jobs that are left end with it.
+        """
+        own_pid = os.getpid()
+        try:
+            for request in self._requests():
+                if "argv" in request:
+                    answer = self._fork(request)
+                    if answer is None:
+                        return request
+                elif "status" in request:
+                    ended = os.waitid(os.P_PID, request["status"], os.WEXITED | os.WNOWAIT)
+                    assert ended is not None
+                    status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                    answer = {"status": status}
+                else:
+                    os.waitpid(request["reap"], 0)
+                    self._pids.discard(request["reap"])
+                    answer = {}
+                try:
+                    send(self._control, answer)
+                except OSError:  # nobody is there to read it
+                    break
+        finally:
+            if os.getpid() == own_pid:  # and not in a job, which leaves this as well
+                for pid in self._pids:  # not reaped, so the number is still theirs
+                    with contextlib.suppress(OSError):
+                        os.killpg(pid, signal.SIGKILL)
         return None
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         buffer = b""
         while True:
-            data = self._control.recv(1 << 20)
+            try:
+                data = self._control.recv(1 << 20)
+            except OSError:  # closed with an answer of ours unread
+                return
             if not data:
                 return
             *lines, buffer = (buffer + data).split(b"\n")

@@ -222,16 +222,38 @@ def test_a_server_that_did_not_answer_is_not_asked_again(tmp_path, monkeypatch):
         assert warm.starter(job, PYTHON) == Spawn(PYTHON)
 
 
-def test_neither_server_nor_jobs_outlive_a_killed_orchestrator(tmp_path):
+def sleeps(mark: str, folder: Path) -> dict[str, object]:
+    """A request for a job that only sleeps."""
+    (folder / "sleep.py").write_text("import time; time.sleep(60)")
+    environ = inherited_environ() | {processes.MARK_VARIABLE: mark}
+    files = {"stdout": str(folder / "out"), "stderr": str(folder / "err")}
+    return {"argv": [str(folder / "sleep.py")], "environ": environ, **files, "cpus": []}
+
+
+# What the orchestrator has asked for, and not read the answer to, when it is killed.
+ASKED = {
+    "nothing": "",
+    "an answer that lies there": "send(); assert select.select([server._control], [], [], 30)[0]",
+    "an answer that is still to come": "os.kill(server.pid, signal.SIGSTOP); send()",
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_neither_server_nor_jobs_outlive_a_killed_orchestrator(tmp_path, asked):
+    marks = [uuid.uuid4().hex for _ in range(2)]
     code = f"""
 import sys
 sys.path[:0] = [{str(PROJECT_DIR)!r}, {str(PROJECT_DIR / "tests")!r}]
 from pathlib import Path
 from unit.test_warm_start import *
+first, second = (sleeps(mark, Path({str(tmp_path)!r})) for mark in {marks})
+def send():
+    server._control.sendall((json.dumps(second) + "\\n").encode())
 server = ForkServer(PYTHON, "workloads.client")
 server.wait_ready()
-process, mark, *_ = start(server, Path({str(tmp_path / "job")!r}), "import time; time.sleep(60)")
-print(server.pid, process.pid, flush=True)
+pid = server._ask(**first)["pid"]
+{ASKED[asked]}
+print(server.pid, pid, flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as orchestrator:
@@ -240,7 +262,13 @@ time.sleep(60)
         assert len(pids) == 2
         assert all(map(is_alive, pids))
         orchestrator.kill()
-    assert wait_until(lambda: not any(map(is_alive, pids)))
+    os.kill(pids[0], signal.SIGCONT)
+    try:
+        assert wait_until(lambda: not any(map(is_alive, pids)))
+        assert wait_until(lambda: not any(map(processes.marked, marks)))
+    finally:
+        for mark in marks:
+            processes.end(mark, 0.1)
 
 
 def test_losses_are_the_same_and_so_are_the_threads(tmp_path):
