@@ -22,6 +22,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MARK_VARIABLE = b"COLLOCATION_GROUP"
+_ON_OPENMP = 2  # Source: OPENBLAS_OPENMP in cblas.h
 
 
 class Server:
@@ -141,10 +143,45 @@ class Server:
 
 
 def _set_threads(cpus: list[int]) -> None:
-    """Give torch the threads that it would have chosen: OpenMP counted the CPUs when it was loaded."""
+    """Give torch and OpenBLAS the threads that they would have chosen: they counted the CPUs when they were loaded."""
     if cpus and "torch" in sys.modules:
         torch = sys.modules["torch"]
         torch.set_num_threads(min(torch.get_num_threads(), len({_core_of(cpu) for cpu in cpus})))
+    for path in _loaded("openblas"):
+        _set_openblas_threads(path)
+
+
+def _loaded(word: str) -> list[str]:
+    """Paths of the shared libraries of this process that have a word in them."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        fields = [line.rstrip("\n").split(maxsplit=5) for line in file]
+    return sorted({field[5] for field in fields if len(field) == 6 and word in field[5]})
+
+
+def _set_openblas_threads(path: str) -> None:
+    """Undo the single thread that OpenBLAS had to be loaded with, as it starts its threads at once."""
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
+    except OSError:
+        return  # no library, or one that was replaced since
+    # The wheels of numpy and scipy rename the symbols, and so do builds with indices of 64 bits.
+    for name in (f"{start}openblas_%s{end}" for start in ("", "scipy_") for end in ("", "64_", "_64")):
+        if hasattr(library, name % "set_num_threads") and hasattr(library, name % "get_parallel"):
+            # One that is built on OpenMP starts none, and does not look at OPENBLAS_NUM_THREADS.
+            if library[name % "get_parallel"]() != _ON_OPENMP:
+                library[name % "set_num_threads"](_openblas_threads())
+            return
+
+
+def _openblas_threads() -> int:
+    """Return how many threads OpenBLAS starts when it is loaded with this environment and these CPUs."""
+    num_cpus = len(os.sched_getaffinity(0))
+    # In the order in which OpenBLAS 0.3.31 was seen to look at them.
+    for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        number = re.match(r"\s*\+?(\d+)", os.environ.get(name, ""))
+        if number and int(number.group(1)) > 0:
+            return min(int(number.group(1)), num_cpus)
+    return num_cpus
 
 
 def _core_of(cpu: int) -> tuple[str, ...]:

@@ -309,3 +309,31 @@ def test_torch_gets_the_threads_that_it_would_have_had(tmp_path, monkeypatch, va
             assert words[0] == words[1], cpus
     finally:
         server.close()
+
+
+BLAS = """
+import numpy, scipy.linalg, threadpoolctl
+(numpy.ones((300, 300)) @ numpy.ones((300, 300))).sum()
+libraries = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+print(sorted((library["prefix"], library["num_threads"]) for library in libraries))
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "scipy.linalg"])
+def test_numpy_gets_the_threads_that_it_would_have_had(tmp_path, module):
+    pytest.importorskip("threadpoolctl")
+    server = ForkServer(PYTHON, module)
+    try:
+        server.wait_ready()
+        choices = [{}, {"OPENBLAS_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1,1"}, {"OPENBLAS_NUM_THREADS": "999"}]
+        choices += [{"OPENBLAS_DEFAULT_NUM_THREADS": "2", "GOTO_NUM_THREADS": "1"}]
+        choices += [{"GOTO_NUM_THREADS": "2", "OMP_NUM_THREADS": "1"}, {"OPENBLAS_NUM_THREADS": "x"}]
+        for cpus, variables in [*(((), variables) for variables in choices), ((0,), {})]:
+            words = []
+            for starter in (Spawn(PYTHON), server):
+                process, _, out, err = start(starter, tmp_path / "job", BLAS, cpus=cpus, **variables)
+                assert end(process) == 0, err.read_text()
+                words.append(out.read_text())
+            assert words[0] == words[1], (cpus, variables)
+    finally:
+        server.close()
