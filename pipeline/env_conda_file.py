@@ -14,6 +14,7 @@ import yaml
 from pipeline import env_lock, env_requirements
 from pipeline.env_lock import Lock
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 
 _KEYS = {"name", "prefix", "channels", "dependencies", "variables"}
 _DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
@@ -144,7 +145,7 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
         if line.startswith(_PIP):
             pip.append(line.removeprefix(_PIP))
         elif line.startswith(_VARIABLES):
-            variables = json.loads(line.removeprefix(_VARIABLES))
+            variables = _variables(file, line.removeprefix(_VARIABLES))
         elif line.startswith(_DIGEST):
             sha256 = line.removeprefix(_DIGEST)
         elif line and not line.startswith(("#", _EXPLICIT)):
@@ -164,13 +165,20 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
     )
 
 
+def _variables(file: Path, text: str) -> dict[str, str]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"env.file={file}: after `{_VARIABLES.strip()}` comes a JSON object, not {text}") from error
+
+
 def _addresses(channel: str, folder: Path) -> tuple[str, ...]:
     if channel == "nodefaults":
         return ()
     if channel == "defaults":
         return _DEFAULTS
     if channel.startswith((".", "/", "~")):
-        return ((folder / Path(channel).expanduser()).resolve().as_uri(),)
+        return ((folder / expanded("channel", channel)).resolve().as_uri(),)
     return (channel,)
 
 

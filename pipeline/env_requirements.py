@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from pipeline import env_lock, env_toml
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 
 _EDITABLE = ("-e", "--editable")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")
@@ -80,7 +81,7 @@ def with_absolute_place(line: str, folder: Path) -> str:
     word, place = _split(line)
     if word in (*_INCLUDES, *_SOURCES):
         is_path = place and "://" not in place and word != "--trusted-host"
-        return f"{word} {(folder / Path(place).expanduser()).resolve() if is_path else place}".strip()
+        return f"{word} {(folder / expanded(word, place)).resolve() if is_path else place}".strip()
     if line.startswith((".", "/")):
         return str((folder / line).resolve())
     return line

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.given_path import expanded
 
 _OWN_FOLDER = "."
 
@@ -90,7 +91,7 @@ def _line(name: str, source: dict[str, Any], folder: Path) -> str:
     if source.get("editable"):
         return f"-e {place or source['editable']}"
     if place:
-        return f"{name} @ {(folder / Path(place).expanduser()).resolve().as_uri()}"
+        return f"{name} @ {(folder / expanded(name, place)).resolve().as_uri()}"
     return f"{name} @ {source['url']}" if "url" in source else name
 
 

@@ -157,6 +157,8 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ("e.yml", "- python\n", "has the keys"),
         ("e.yml", "channels: [a]\ndependencys: [python]\n", "dependencys"),
         ("e.yml", "channels: [a]\n", "names no dependencies"),
+        ("e.yml", "channels: [~nobody-here/c]\ndependencies: [python]\n", "no user has the home folder ~nobody-here"),
+        ("lock.txt", "@EXPLICIT\n# variables {bad\nhttps://x/y.conda\n", "comes a JSON object, not {bad"),
         ("e.yml", "dependencies: [python]\n", "names no channels"),
         ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "build a wheel"),
