@@ -135,7 +135,7 @@ def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
         (["window.seconds=inf"], "finite"),
         (["-m", "listeners=[],[host]"], "cannot be swept"),
         (["wrong_key=1"], "wrong_key"),
-        (["scenario=absent"], "scenario/absent"),
+        (["scenario=absent"], "scenario=absent: there is no such choice"),
         (["workload=resnet26_cifar10"], "data.root=FOLDER"),
         (["-m", "degree=1,0"], "at least one job"),
         (["-m", "tracking.root=a,b"], "cannot be swept"),

@@ -209,7 +209,7 @@ def test_without_a_gpu_the_command_says_so_in_one_line(capsys: pytest.CaptureFix
         assert main(["partitions", "--json"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("there is no NVIDIA GPU on this machine")
+    assert shown.err.startswith("error: there is no NVIDIA GPU on this machine")
     assert shown.err.count("\n") == 1
 
 
