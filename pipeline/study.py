@@ -156,8 +156,8 @@ def _what_is_left(plan: Plan, finished: Sequence[dict[str, Any]]) -> tuple[tuple
     terminal.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     if num_of_other_plans := resume.num_of_other_plans(plan, finished):
         terminal.say(
-            f"resume: {num_of_other_plans} results of another plan (another window, seed, device model or other "
-            f"packages) lie in the experiment {plan.experiment!r} and are not used; "
+            f"resume: {counted(num_of_other_plans, 'result')} of another plan (another window, seed, device model or "
+            f"other packages) in the experiment {plan.experiment!r}: not used; "
             "tracking.experiment=NAME keeps studies apart"
         )
     return groups, known
