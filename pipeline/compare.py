@@ -10,10 +10,13 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from pipeline.measure import FIRST_LOSSES_TAG
 from pipeline.types import Group, GroupResult, Result, WindowKind
+
+T = TypeVar("T")
 
 # How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
 # the largest difference between equal jobs that computed correctly: two models, four precisions, seven jobs at once on
@@ -92,13 +95,21 @@ class Comparison:
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
         usable = self._usable(row)
         own = [baseline for baseline in usable if len(baseline.jobs) == 1]
-        # The same jobs in turn: in their own order where that ran, else in another one.
-        wanted = _digests(row)
-        of_any = [b for b in usable if len(b.jobs) > 1 and sorted(b.jobs) == sorted(wanted)]
-        in_turn = sorted(of_any, key=lambda baseline: baseline.jobs != wanted)[:1]
+        mix = in_turn({baseline.jobs: baseline for baseline in usable if len(baseline.jobs) > 1}, _digests(row))
         # A run of its own is preferred to turns in the same mix, and those to turns in any.
-        solo = _means(usable) | _means(in_turn) | _means(own)
-        return against_baseline(row, solo, in_turn[0].makespan_s if in_turn else None)
+        solo = _means(usable) | _means([mix] if mix else []) | _means(own)
+        return against_baseline(row, solo, mix.makespan_s if mix else None)
+
+
+def in_turn(mixes: Mapping[tuple[str, ...], T], jobs: tuple[str, ...]) -> T | None:
+    """The same jobs one after another: in their own order where that ran, else in another one; `None` if in none.
+
+    Args:
+        mixes: what ran one after another, by the workload digests of its jobs in their order.
+        jobs: workload digests in their order.
+    """
+    of_any = (mix for digests, mix in mixes.items() if sorted(digests) == sorted(jobs))
+    return mixes[jobs] if jobs in mixes else next(of_any, None)
 
 
 def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:

@@ -134,9 +134,9 @@ class Cache:
         Raises:
             ConfigError: other users could decide what root runs.
         """
-        self._refuse_what_others_can_change(recipe)
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
+            self._refuse_what_others_can_change(recipe)
             return "is not built yet"
         handle = self._open(recipe)
         if not _try(handle, fcntl.LOCK_SH):

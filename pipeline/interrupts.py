@@ -6,12 +6,11 @@ Every later signal is ignored: the first one has already started the cleanup, an
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -69,7 +68,7 @@ def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType
     if not isinstance(error, Interrupted):
         sys.__excepthook__(kind, error, trace)
         return
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         sys.stdout.flush()
     sys.stderr.write(f"{error}\n")
     sys.stderr.flush()

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.compare import in_turn
 from pipeline.report.rows import JobRow, Row
 from pipeline.types import Result, WindowKind
 
@@ -47,21 +48,15 @@ class Baselines:
         """A job of a row alone: its own run, else its turns in the same mix, else those in any; of several the mean."""
         if job.digest in self.solo:
             return self.solo[job.digest]
-        mix = self._in_turn(row)
+        mix = in_turn(self.mixes, _digests(row))
         turns = [turn for each in ([mix] if mix else self.mixes.values()) for turn in each.jobs]
         same = [turn for turn in turns if turn.digest == job.digest]
         return _mean_job(same) if same else None
 
     def total_time_s(self, row: Row) -> float | None:
         """Of a row's jobs one after another; `None` if that did not run."""
-        mix = self._in_turn(row)
+        mix = in_turn(self.mixes, _digests(row))
         return mix.metrics.get("makespan_s") if mix else None
-
-    def _in_turn(self, row: Row) -> Row | None:
-        """The jobs of a row one after another: in its own order where that ran, else in another one."""
-        mine = _digests(row)
-        of_any = (mix for digests, mix in self.mixes.items() if sorted(digests) == sorted(mine))
-        return self.mixes.get(mine) or next(of_any, None)
 
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
