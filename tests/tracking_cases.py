@@ -110,6 +110,36 @@ def record(children: tuple[ChildRecord, ...], number: int = 1, **changes: Any) -
     return Record(**fields | changes)
 
 
+def by_name(tracking: Any) -> dict[str, Any]:
+    runs = runs_of(tracking)
+    found = {run.info.run_name: run for run in runs}
+    assert len(found) == len(runs), "a run is there twice"
+    return found
+
+
+def content(tracking: Any) -> dict[str, Any]:
+    """Everything that the store holds of each run, to compare one store with another."""
+    return {
+        name: (
+            run.info.status,
+            run.info.start_time,
+            run.info.end_time,
+            run.data.params,
+            {
+                key: value
+                for key, value in run.data.tags.items()
+                if key not in ("mlflow.parentRunId", "collocation.spool_id")
+            },
+            {
+                key: [(m.step, m.timestamp, m.value) for m in tracking.get_metric_history(run.info.run_id, key)]
+                for key in run.data.metrics
+            },
+            sorted(item.path for item in tracking.list_artifacts(run.info.run_id)),
+        )
+        for name, run in by_name(tracking).items()
+    }
+
+
 def make_spool(root: Path, content: Record, name: str = "0001-mig") -> Path:
     """A spool folder with the files that every job leaves, and no owner."""
     folder = root / "spool" / "study" / name

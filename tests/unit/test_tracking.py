@@ -1,8 +1,7 @@
-"""From spool folders into MLflow: with the real sender, a real sqlite store, and interruptions at every step."""
+"""The sender, `flush` and the links: with the real program, a real sqlite store and a real server."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,17 +16,14 @@ from typing import Any
 
 import pytest
 
-from pipeline import spool_format, upload
-from pipeline.errors import TrackingError
+from pipeline import upload
 from pipeline.spool_format import Amendment, Record, write_amendment
-from pipeline.store import DATABASE, Store, open_store
+from pipeline.store import DATABASE
 from pipeline.tracking import ui_hint, ui_link
 from tests.tracking_cases import (
-    CLOCK,
     EXPERIMENT,
     PROJECT,
-    SECOND,
-    START,
+    by_name,
     child,
     client,
     make_spool,
@@ -47,36 +43,6 @@ def flush(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def of_a_group(plain: Record) -> Record:
     return replace(plain, parent=replace(plain.parent, tags={**plain.parent.tags, "collocation.role": "group"}))
-
-
-def by_name(tracking: Any) -> dict[str, Any]:
-    runs = runs_of(tracking)
-    found = {run.info.run_name: run for run in runs}
-    assert len(found) == len(runs), "a run is there twice"
-    return found
-
-
-def content(tracking: Any) -> dict[str, Any]:
-    """Everything that the store holds of each run, to compare one store with another."""
-    return {
-        name: (
-            run.info.status,
-            run.info.start_time,
-            run.info.end_time,
-            run.data.params,
-            {
-                key: value
-                for key, value in run.data.tags.items()
-                if key not in ("mlflow.parentRunId", "collocation.spool_id")
-            },
-            {
-                key: [(m.step, m.timestamp, m.value) for m in tracking.get_metric_history(run.info.run_id, key)]
-                for key in run.data.metrics
-            },
-            sorted(item.path for item in tracking.list_artifacts(run.info.run_id)),
-        )
-        for name, run in by_name(tracking).items()
-    }
 
 
 def test_the_sender_records_a_group(root: Path, serve) -> None:
@@ -243,228 +209,6 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
     for index in range(7):
         history = tracking.get_metric_history(runs[f"{index}-toy"].info.run_id, "series_4")
         assert len(history) == 50
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the code under test handles it."""
-
-
-class KilledAt:
-    """An MLflow client that ends at its k-th call, before or after that call took effect."""
-
-    def __init__(self, real: Any, k: int, after: bool) -> None:
-        self.real, self.k, self.after = real, k, after
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.real, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.k -= 1
-            if self.k == 0 and not self.after:
-                raise Killed
-            result = method(*args, **kwargs)
-            if self.k == 0:
-                raise Killed
-            return result
-
-        return call
-
-
-def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Path) -> None:
-    store = open_store(root)
-
-    def new_group() -> Path:
-        folder = make_spool(root, record((child(0), child(1))))
-        (folder / "samples.jsonl").write_text(sample("nvml", 1, {"power_w": 71.5}))
-        return folder
-
-    upload.send(store, new_group(), series_points=100)
-    whole = content(store.client)
-    killed = 0
-    for k in range(1, 100):
-        for after in (False, True):
-            for run in runs_of(store.client):
-                store.client.delete_run(run.info.run_id)
-            folder = new_group()
-            try:
-                upload.send(_with_client(store, KilledAt(store.client, k, after)), folder, series_points=100)
-            except Killed:
-                killed += 1
-            upload.send(store, folder, series_points=100)
-            assert content(store.client) == whole
-            assert not list((root / "spool").glob("*/*"))
-        if killed < 2 * k:
-            break
-    assert killed > 30
-
-
-def _with_client(store: Store, proxy: Any) -> Store:
-    return Store(client=proxy, uri=store.uri, kind=store.kind, root=store.root)
-
-
-def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: Path) -> None:
-    long = "x" * 9000
-    one = child(
-        0,
-        params={"a@b": "1", "a#b": "2", "../up": "3", "config": long} | {f"p{k}": str(k) for k in range(250)},
-        tags={"note": long},
-        metrics={"ok_s": 1.0, "bad_s": float("nan"), "loss": 5.0},
-        series={"loss": [(0, START, 2.0), (1, START + SECOND, float("inf")), (2, START + 2 * SECOND, 1.0)]},
-    )
-    folder = make_spool(root, record((one,)))
-    store = open_store(root)
-    upload.begin(store, folder)
-    upload.send(store, folder, series_points=10)
-    run = by_name(store.client)["0-toy"]
-    assert {key: run.data.params[key] for key in ("a_b", "a_b_2", "up")} == {"a_b": "1", "a_b_2": "2", "up": "3"}
-    assert run.data.params["p249"] == "249"
-    assert run.data.metrics == {"ok_s": 1.0, "loss": 1.0, "summary/loss": 5.0}
-    assert run.data.tags["collocation.not_finite"] == "bad_s, loss"
-    assert run.data.params["config"].endswith("long_values.json]")
-    kept = json.loads(Path(store.client.download_artifacts(run.info.run_id, "long_values.json")).read_text())
-    assert kept == {"params": {"config": long}, "tags": {"note": long}}
-
-
-def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
-    import pandas as pd
-
-    folder = make_spool(root, record((child(0, gi_id=3), child(1, gi_id=None), child(2, is_gpu=False))))
-    with (folder / "samples.jsonl").open("w") as file:
-        for second in range(100):
-            file.write(sample("nvml", second, {"power_w": 70.0 + second}))
-        file.write(sample("gpm", 1, {"sm_active_ratio": 0.5}, gi_id=3))
-        file.write(sample("host", 1, {"cpu_pct": 10.0}))
-        file.write(sample("host", 1, {"pss_mib": 100.0}, job=0))
-        file.write('{"source": "nvml", "t_ns": 5, "va')
-    store = open_store(root)
-    runs = upload.send(store, folder, series_points=10)
-    assert runs is not None
-    found = {
-        name: {key for key in run.data.metrics if key.startswith("system/")}
-        for name, run in by_name(store.client).items()
-    }
-    assert found == {
-        "group 1": {"system/nvml/power_w", "system/gpm/gi3/sm_active_ratio", "system/host/cpu_pct"},
-        "0-toy": {"system/gpm/gi3/sm_active_ratio", "system/host/pss_mib"},
-        "1-toy": {"system/nvml/power_w"},
-        "2-toy": set(),
-    }
-    history = store.client.get_metric_history(runs.parent, "system/nvml/power_w")
-    assert [m.step for m in history] == [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]
-    assert [m.value for m in history] == [70.0 + m.step for m in history]
-
-    table = pd.read_parquet(store.client.download_artifacts(runs.parent, "samples.parquet"))
-    assert list(table.columns) == ["source", "job", "gi_id", "t_ns", "wall_time", "field", "value"]
-    assert len(table) == 103
-    own = table[table["field"] == "pss_mib"].iloc[0]
-    assert (own["source"], own["job"], own["value"]) == ("host", 0, 100.0)
-    assert pd.isna(own["gi_id"])
-    assert own["wall_time"] == pd.Timestamp(CLOCK.wall_ns + SECOND, tz="UTC")
-
-
-def test_without_pyarrow_the_table_is_a_csv(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_spool(root, record((child(0),)))
-    (folder / "samples.jsonl").write_text(sample("nvml", 0, {"power_w": 71.5}))
-    store = open_store(root)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    runs = upload.send(store, folder, series_points=10)
-    assert runs is not None
-    rows = Path(store.client.download_artifacts(runs.parent, "samples.csv")).read_text().splitlines()
-    assert rows[1] == "nvml,,,5000000000,2023-11-14T22:13:20+00:00,power_w,71.5"
-
-
-SCRIPT = """
-import mlflow
-mlflow.set_experiment("mine")
-with mlflow.start_run():
-    mlflow.log_param("lr", 0.1)
-    mlflow.log_param("workload", "theirs")
-    mlflow.set_tag("note", "hello")
-    for step in range(3):
-        mlflow.log_metric("val/loss", 1.0 - step / 10, step=step)
-    mlflow.log_metric("throughput_samples_per_s", 5.0)
-    mlflow.log_text("text", "sub/note.txt")
-    with mlflow.start_run(nested=True):
-        mlflow.log_metric("inner", 7.0)
-"""
-
-
-def test_what_a_script_logs_itself_lands_in_its_run(root: Path) -> None:
-    folder = make_spool(root, record((child(0),)))
-    script_store = folder / "jobs" / "0" / "mlflow"
-    environ = os.environ | {"MLFLOW_TRACKING_URI": script_store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
-    subprocess.run([sys.executable, "-c", SCRIPT], env=environ, check=True, capture_output=True)
-    [loss] = script_store.glob("*/*/metrics/val/loss")
-    with loss.open("a") as file:
-        file.write("1700000000000 0.")  # what a killed job leaves
-    store = open_store(root)
-    upload.send(store, folder, series_points=10)
-    run = by_name(store.client)["0-toy"]
-    assert run.data.params == {"workload": "toy", "script/workload": "theirs", "lr": "0.1"}
-    assert run.data.metrics["throughput_samples_per_s"] == 10.5
-    assert run.data.metrics["script/throughput_samples_per_s"] == 5.0
-    assert run.data.metrics["run2/inner"] == 7.0
-    assert run.data.tags["note"] == "hello"
-    history = store.client.get_metric_history(run.info.run_id, "val/loss")
-    assert [(m.step, m.value) for m in history] == [(0, 1.0), (1, 0.9), (2, 0.8)]
-    assert Path(store.client.download_artifacts(run.info.run_id, "sub/note.txt")).read_text() == "text"
-    assert "mlflow" not in {item.path for item in store.client.list_artifacts(run.info.run_id)}
-
-
-def test_recover_closes_what_a_dead_owner_left(tmp_path: Path) -> None:
-    running = {"status": "RUNNING", "end_ns": None}
-    open_record = record((child(0, **running), child(1, status="FAILED")), state="open")
-    open_record = replace(open_record, parent=replace(open_record.parent, **running))
-    folder = make_spool(tmp_path, open_record)
-    events = folder / "jobs" / "0" / "events.jsonl"
-    events.write_text(f'{{"event":"step","t_ns":{START + 9 * SECOND}}}\n{{"event":"st')
-    (folder / "samples.jsonl").write_text(sample("nvml", 100, {"power_w": 1.0}))
-    os.utime(folder / "record.json", ns=(0, CLOCK.wall_ns + 2 * SECOND))
-
-    assert spool_format.recover(tmp_path / "spool") == [folder]
-
-    closed = spool_format.read(folder)
-    assert (closed.state, closed.parent.status, closed.parent.end_ns) == ("closed", "KILLED", START + 100 * SECOND)
-    first, second = closed.children
-    assert (first.status, first.end_ns, first.tags["collocation.result"]) == (
-        "KILLED",
-        START + 9 * SECOND,
-        "interrupted",
-    )
-    assert second == open_record.children[1]
-    assert spool_format.recover(tmp_path / "spool") == [folder]
-    assert spool_format.read(folder) == closed
-
-
-def test_recover_leaves_the_living_alone_and_takes_the_oldest_first(tmp_path: Path) -> None:
-    def at(second: int, name: str) -> Path:
-        clock = replace(CLOCK, wall_ns=CLOCK.wall_ns + second * SECOND)
-        return make_spool(tmp_path, record((child(0),), clock=clock, state="open"), name)
-
-    late, early, living = at(2, "0001-a"), at(1, "0002-b"), at(3, "0003-c")
-    (damaged := at(4, "0004-d") / "record.json").write_text('{"version": 1, "st')
-    (tmp_path / "spool" / "study" / ".sent-0000-z").mkdir()
-    (tmp_path / "spool" / "study" / ".sent-0000-z" / "record.json").write_text("{}")
-    with (living / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        found = spool_format.survey(tmp_path / "spool")
-        assert spool_format.read(living).state == "open"
-    assert (found.ready, found.busy) == ((early, late), (living,))
-    assert list(found.unreadable) == [damaged.parent]
-    assert not (tmp_path / "spool" / "study" / ".sent-0000-z").exists()
-
-
-def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
-    folder = make_spool(tmp_path, record((child(0),)))
-    raw = json.loads((folder / "record.json").read_text()) | {"version": 2}
-    (folder / "record.json").write_text(json.dumps(raw))
-    with pytest.raises(TrackingError, match="version 2"):
-        spool_format.read(folder)
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = record((child(0, gi_id=2), child(1)), number=7)
-    assert spool_format.read(make_spool(tmp_path, written)) == written
 
 
 def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> None:
