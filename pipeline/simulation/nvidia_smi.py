@@ -14,12 +14,11 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.simulation import codes, smi_log, smi_text
+from pipeline.simulation import codes, smi_text
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.codes import DriverError, text_of
 from pipeline.simulation.driver import Driver
 from pipeline.simulation.smi_mig import MigCommands, Request
-from pipeline.simulation.smi_monitor import monitor
 from pipeline.simulation.smi_query import Query, UnknownFieldError
 from pipeline.simulation.smi_text import Numbered
 from pipeline.simulation.state import StateFile
@@ -44,8 +43,6 @@ _COMPUTE_MODES = {
 _SYNONYMS = {
     "--id": "-i",
     "--list-gpus": "-L",
-    "--query": "-q",
-    "--xml-format": "-x",
     "--loop": "-l",
     "--loop-ms": "-lms",
     "--multi-instance-gpu": "-mig",
@@ -69,9 +66,8 @@ _WITH_VALUE = frozenset(
     {"-i", "-l", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--query-compute-apps", "--format"}
 )
 _WITH_OPTIONAL_VALUE = frozenset({"-cci"})
-_WITHOUT_VALUE = frozenset({"-L", "-r", "-q", "-x"})
+_WITHOUT_VALUE = frozenset({"-L", "-r"})
 _MIG_COMMANDS = ("-lgip", "-lgipp", "-lgi", "-lcip", "-lcipp", "-lci", "-cgi", "-cci", "-dgi", "-dci")
-_MONITORS = ("dmon", "pmon", "compute-policy")
 _MIG_FLAGS = frozenset(_MIG_COMMANDS) | {"-C"}
 
 
@@ -124,9 +120,6 @@ class _Program:
         self._driver = driver
 
     def run(self, arguments: Sequence[str]) -> int:
-        if arguments and arguments[0] in _MONITORS:
-            every = self._selected(None)
-            return monitor(arguments[0], arguments[1:], lambda: self._gpus(every), _say)
         is_mig = bool(arguments) and arguments[0] == "mig"
         options = _parse(arguments[1:] if is_mig else arguments, is_mig=is_mig)
         indices = self._selected(options.get("-i"))
@@ -159,8 +152,6 @@ class _Program:
         formats = (options.get("--format") or "").split(",")
         if fields is not None and "csv" not in formats:
             raise _RefusedError("A query needs --format=csv.", codes.INVALID_ARGUMENT)
-        if "-x" in options and "-q" not in options:
-            raise _RefusedError("Option -x needs -q.", codes.INVALID_ARGUMENT)
         if fields is not None:
             try:
                 query = Query(
@@ -177,10 +168,10 @@ class _Program:
             now, gpus = datetime.now().astimezone(), self._gpus(indices)
             if fields is not None:
                 lines = query.lines(gpus, now)
-            elif "-q" in options:
-                lines = smi_log.lines(gpus, len(self._driver.state().gpus), now, as_xml="-x" in options)
+            elif "-L" in options:
+                lines = smi_text.device_list(gpus)
             else:
-                lines = smi_text.device_list(gpus) if "-L" in options else smi_text.overview(gpus, now)
+                lines = smi_text.overview(gpus, now)
             for line in lines:
                 _say(line)
             if period_s is None:

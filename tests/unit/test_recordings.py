@@ -20,17 +20,11 @@ REPLAYED = {
     "h100/query_i9.txt": (_SMI, "test_a_recorded_command_answers_as_recorded"),
     "h100/smi_L.txt": (_SMI, "test_a_recorded_command_answers_as_recorded"),
     "h100/smi_after.txt": (_SMI, "test_a_recorded_command_answers_as_recorded"),
-    **dict.fromkeys(
-        (f"h100/{name}.txt" for name in ("dmon", "dmon_gpm", "dmon_mps", "pmon", "pmon_mps", "policy")),
-        (_SMI, "test_a_monitor_prints_the_recorded_columns_and_no_reading"),
-    ),
     "h100/query.txt": (_SMI, "test_a_query_is_the_recorded_one_and_invents_no_reading"),
     "h100/query_nounits.txt": (_SMI, "test_a_query_is_the_recorded_one_and_invents_no_reading"),
     "h100/query_loop.txt": (_SMI, "test_a_loop_is_the_recorded_one_and_invents_no_reading"),
     "h100/smi.txt": (_SMI, "test_the_overview_is_the_recorded_one_but_for_readings"),
     "h100/smi_mps.txt": (_SMI, "test_the_overview_is_the_recorded_one_but_for_readings"),
-    "h100/smi_q.txt": ("test_simulation_smi_log", "test_everything_is_the_recorded_text_but_for_readings"),
-    "h100/smi_qx.txt": ("test_simulation_smi_log", "test_everything_is_the_recorded_xml_but_for_readings"),
     "h100/nvml_mps.txt": ("test_simulation_nvml", "test_profiles_are_the_recorded_ones"),
     **dict.fromkeys(
         (

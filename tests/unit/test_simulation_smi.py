@@ -139,23 +139,6 @@ def test_the_overview_is_the_recorded_one_but_for_readings(state_file: StateFile
     assert _without_readings(_masked(smi()[1])) == _without_readings(_masked(recorded)).removesuffix("\n")
 
 
-@pytest.mark.parametrize("name", ["dmon.txt", "dmon_gpm.txt", "dmon_mps.txt", "pmon.txt", "pmon_mps.txt", "policy.txt"])
-def test_a_monitor_prints_the_recorded_columns_and_no_reading(state_file: StateFile, smi: Smi, name: str) -> None:
-    arguments, recorded, _ = _recording(name)
-    if name.endswith("_mps.txt"):
-        _start_processes(state_file)
-    extra = [] if name == "policy.txt" else ["-d", "0"]
-    status, text = smi(*arguments, *extra)
-    lines, expected = text.splitlines(), recorded.splitlines()
-    assert (status, len(lines)) == (0, len(expected))
-    for line, recorded_line in zip(lines, expected, strict=True):
-        # Readings are the numbers after the GPU (and, of a process, its PID) in lines that are no header.
-        first = {"d": 5, "p": 22}[name[0]]
-        is_row = name != "policy.txt" and not line.startswith("#")
-        unread = re.sub(r" +\d+(?= )", lambda match: "-".rjust(len(match[0])), recorded_line[first:])
-        assert line == (recorded_line[:first] + unread if is_row else recorded_line)
-
-
 @pytest.mark.parametrize("name", ["query.txt", "query_nounits.txt"])
 def test_a_query_is_the_recorded_one_and_invents_no_reading(smi: Smi, name: str) -> None:
     arguments, recorded, _ = _recording(name)
@@ -422,10 +405,8 @@ def test_the_compute_mode_is_set_and_told(smi: Smi, state_file: StateFile) -> No
         ["-c", "1"],
         ["-lms", "soon"],
         ["--query-gpu=name"],
-        ["dmon", "-c"],
-        ["dmon", "--gpm-metrics", "99"],
-        ["pmon", "--gpm-metrics", "2"],
-        ["compute-policy"],
+        ["-q"],
+        ["dmon", "-c", "1"],
     ],
 )
 def test_what_the_program_does_not_know_is_refused_with_2(
