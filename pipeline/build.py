@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.gpu import dcgm_profiling
-from pipeline.protocols import Launcher, Sharing
+from pipeline.protocols import Profiler, Sharing
 from pipeline.types import Plan, Spec
 
 
@@ -48,11 +48,11 @@ def checked(plan: Plan) -> Plan:
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)
-    for spec in dict.fromkeys(group.launcher.build for group in plan.groups):
-        launcher: Launcher = instance(spec)
-        launcher.check()
+    for spec in dict.fromkeys(group.profiler.build for group in plan.groups):
+        profiler: Profiler = instance(spec)
+        profiler.check()
     for group in plan.groups:
-        dcgm_profiling.commands(group, instance(group.launcher.build))
+        dcgm_profiling.commands(group, instance(group.profiler.build))
     groups = []
     refusal: ConfigError | None = None
     for group in plan.groups:
@@ -79,7 +79,7 @@ def describe_privileged(plan: Plan) -> str:
     for group in plan.groups:
         if group.skip_reason is None:
             sharing: Sharing = instance(group.sharing)
-            of_dcgm = dcgm_profiling.commands(group, instance(group.launcher.build))
+            of_dcgm = dcgm_profiling.commands(group, instance(group.profiler.build))
             privileged = (*of_dcgm[:1], *sharing.privileged(group), *of_dcgm[1:])
             groups_by_commands.setdefault(privileged, []).append(group.number)
     groups_by_commands.pop((), None)

@@ -195,4 +195,4 @@ def comparable(group: Group) -> tuple[object, ...]:
     """What a group and its baseline must share beside their workloads."""
     window = group.window
     length = (window.seconds, window.settle_s) if window.kind is WindowKind.STEADY else (window.epochs,)
-    return (group.block, window.kind, length, group.device.uuid, group.pin_cpus, group.launcher)
+    return (group.block, window.kind, length, group.device.uuid, group.pin_cpus, group.profiler)

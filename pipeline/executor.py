@@ -28,7 +28,7 @@ from pipeline.journal import Journal, replay
 from pipeline.launch import Spawn, Starter
 from pipeline.measure import Batch, Observation
 from pipeline.phases import Phases
-from pipeline.protocols import Launcher, Listener, Sharing
+from pipeline.protocols import Listener, Profiler, Sharing
 from pipeline.sender import Sender
 from pipeline.spool import SampleFile, Spool, SpoolRun
 from pipeline.types import Device, Group, GroupResult, Job, ListenerSpec, Required, Result, Slot
@@ -182,8 +182,8 @@ class _Execution:
         group = self.group
         self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.config.gpu.tolerate)
-        launcher: Launcher = build.instance(group.launcher.build)
-        stack.enter_context(dcgm_profiling.paused(group, launcher))
+        profiler: Profiler = build.instance(group.profiler.build)
+        stack.enter_context(dcgm_profiling.paused(group, profiler))
         sharing: Sharing = build.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
         self.run.place(slots.slots)
@@ -194,7 +194,7 @@ class _Execution:
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
             self.phases.begin(phases.LAUNCH)
-            starters = [self._starter(job, launcher) for job in jobs]
+            starters = [self._starter(job, profiler) for job in jobs]
             with UndoStack() as processes:
                 running = JobGroup(
                     jobs,
@@ -205,7 +205,7 @@ class _Execution:
                     mark=self.run.spool_id,
                     scratch=self.run.scratch,
                     pin_cpus=group.pin_cpus,
-                    profiler=None if group.launcher.is_direct else launcher.name,
+                    profiler=None if group.profiler.is_none else profiler.name,
                 )
                 self.batches.append(Batch(states=running.states))
                 processes.enter_context(running)
@@ -223,23 +223,23 @@ class _Execution:
                     running.measure(group.window)
                 stopped = [state.stopped_ns for state in running.states if state.stopped_ns is not None]
                 self.phases.begin(phases.END, min(stopped, default=None))
-                self._note_missing_reports(launcher, running.states)
+                self._note_missing_reports(profiler, running.states)
             if any(state.went_wrong for state in running.states):
                 break
 
-    def _starter(self, job: Job, launcher: Launcher) -> Starter:
+    def _starter(self, job: Job, profiler: Profiler) -> Starter:
         workload = job.workload
-        if not self.group.launcher.is_direct:  # a profiler must see its program start
-            prefix = launcher.prefix(self.run.folder / "jobs" / str(job.index))
+        if not self.group.profiler.is_none:  # a profiler must see its program start
+            prefix = profiler.prefix(self.run.folder / "jobs" / str(job.index))
             return Spawn(self.executor.inventory.interpreters[workload.env], prefix)
         return self.executor.warm_start.starter(workload, self.executor.inventory.interpreters[workload.env])
 
-    def _note_missing_reports(self, launcher: Launcher, states: Sequence[JobState]) -> None:
+    def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
         """Say which jobs ended well and left no report of their profiler, which is not their fault."""
         ended_well = [s for s in states if s.profiler is not None and s.has_ended and not s.went_wrong]
-        without = [state.job.name for state in ended_well if launcher.report(state.folder) is None]
+        without = [state.job.name for state in ended_well if profiler.report(state.folder) is None]
         if without:
-            said = f"{launcher.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
+            said = f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
             before = self.tags.get(NO_REPORT_TAG)
             self.tags[NO_REPORT_TAG] = f"{before}; {said}" if before else said
             log.warning("%s: %s", self.group.name, said)

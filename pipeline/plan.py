@@ -26,19 +26,19 @@ from pipeline.schema import (
     Baseline,
     Config,
     GpuKind,
-    LauncherConfig,
     ListenerConfig,
     Order,
+    ProfilerConfig,
     WorkloadConfig,
 )
 from pipeline.types import (
     Device,
     Group,
     Job,
-    LauncherSpec,
     Limits,
     ListenerSpec,
     Plan,
+    ProfilerSpec,
     Required,
     Spec,
     Window,
@@ -118,7 +118,7 @@ def _refuse_other(group: Group, again: Group) -> None:
     Raises:
         ConfigError: says in what they differ.
     """
-    words = {"jobs": "paths", "device": "the GPU", "launcher": "the profiler's place", "sharing": "a program's place"}
+    words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's place", "sharing": "a program's place"}
     names = [field.name for field in dataclasses.fields(Group) if field.name != "config"]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(
@@ -156,8 +156,8 @@ def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:
     return sharing, [_listener(name, listener) for name, listener in config.listeners.items()]
 
 
-def _launcher(config: LauncherConfig) -> LauncherSpec:
-    return LauncherSpec(name=config.name, build=build.spec_of(config, without=frozenset({"name"})))
+def _profiler(config: ProfilerConfig) -> ProfilerSpec:
+    return ProfilerSpec(name=config.name, build=build.spec_of(config, without=frozenset({"name"})))
 
 
 def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
@@ -178,7 +178,7 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
             f"{device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
             f"{config.gpu.job_memory_mib} MiB, and the figures tell nothing about a real GPU"
         )
-    notes += build.instance(_launcher(config.launcher).build).notes(device)
+    notes += build.instance(_profiler(config.profiler).build).notes(device)
     workloads = chosen_workloads(config)
     for workload in workloads:
         check.workload(workload, config, device)
@@ -301,7 +301,7 @@ def _group(
     if sequential:
         sharing = _SERIAL
     pin_cpus = config.pin_cpus
-    launcher = _launcher(config.launcher)
+    profiler = _profiler(config.profiler)
     settings = {
         "window": _window_facts(window),
         # On a simulated GPU, what is declared decides which groups run out of memory or fail.
@@ -319,14 +319,14 @@ def _group(
         "sharing": dataclasses.asdict(sharing),
         "exclusive_process": config.gpu.exclusive_process and not sequential,
         # Where the profiler lies is no fact, what it does is.
-        **({} if launcher.is_direct else {"launcher": [launcher.name, config.launcher.options]}),
+        **({} if profiler.is_none else {"profiler": [profiler.name, config.profiler.options]}),
     }
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in jobs})
     sizes = [job.size or job.workload.name for job in jobs]
     label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
     return Group(
         number=0,
-        name="-".join([scenario, label, *_told_apart_by(sharing), *([] if launcher.is_direct else [launcher.name])]),
+        name="-".join([scenario, label, *_told_apart_by(sharing), *([] if profiler.is_none else [profiler.name])]),
         experiment=config.tracking.experiment,
         scenario=scenario,
         sharing=sharing,
@@ -341,7 +341,7 @@ def _group(
         pin_cpus=pin_cpus,
         digest=_digest(facts),
         config=config,
-        launcher=launcher,
+        profiler=profiler,
         settings_digest=_digest(settings, packages),
     )
 

@@ -133,7 +133,7 @@ class Env(Protocol):
         ...
 
 
-class Launcher(Protocol):
+class Profiler(Protocol):
     """What is put before the command of each job, such as a profiler. Built with its own options."""
 
     @property

@@ -286,16 +286,16 @@ class EnvConfig:
 
 
 @dataclass
-class LauncherConfig:
-    """What is put before the command of each job. `_target_` is a `pipeline.protocols.Launcher`.
+class ProfilerConfig:
+    """What is put before the command of each job. `_target_` is a `pipeline.protocols.Profiler`.
 
     Attributes:
         program: path of the profiler; looked for on PATH and where it is installed if not given.
         options: further arguments of the profiler, verbatim.
     """
 
-    name: str = "direct"
-    _target_: str = "pipeline.launchers.Direct"
+    name: str = "none"
+    _target_: str = "pipeline.profiler_none.NoProfiler"
     program: str | None = None
     options: list[str] = field(default_factory=list)
 
@@ -420,7 +420,7 @@ class Config:
     gpu: GpuConfig = field(default_factory=GpuConfig)
     listeners: dict[str, ListenerConfig] = field(default_factory=dict)
     env: EnvConfig = field(default_factory=EnvConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

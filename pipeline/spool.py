@@ -217,7 +217,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
         "collocation.gpu_uuid": group.device.uuid,
         "collocation.device": group.device.name,
         **({"collocation.simulated": "true"} if group.device.is_simulated else {}),
-        **({} if group.launcher.is_direct else {"collocation.launcher": group.launcher.name}),
+        **({} if group.profiler.is_none else {"collocation.profiler": group.profiler.name}),
         **{f"collocation.{key}": value for key, value in (facts | dict(group.device.details)).items()},
         **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
     }
@@ -268,7 +268,7 @@ def _group_params(group: Group) -> dict[str, str]:
         "block": str(group.block),
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
-        "launcher": group.launcher.name,
+        "profiler": group.profiler.name,
         **_device_params(group),
         **{f"scenario.{key}": str(value) for key, value in group.sharing.options if value is not None},
     }

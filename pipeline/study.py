@@ -226,7 +226,7 @@ class _Study:
             terminal.say(f"note: {note}")
         view = terminal.make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
-        to_fork = (group for group in groups if group.skip_reason is None and group.launcher.is_direct)
+        to_fork = (group for group in groups if group.skip_reason is None and group.profiler.is_none)
         for job in (job for group in to_fork for job in group.jobs):
             warm_start.begin(job.workload, self.inventory.interpreters[job.workload.env])
         executor = Executor(self.inventory, spool, self.sender, warm_start, view=view.watch, rehearsal=self.simulated)

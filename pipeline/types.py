@@ -71,16 +71,16 @@ class ListenerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherSpec:
+class ProfilerSpec:
     """What is put before the command of each job; nothing, by default."""
 
-    name: str = "direct"
-    build: Spec = Spec(target="pipeline.launchers.Direct")
+    name: str = "none"
+    build: Spec = Spec(target="pipeline.profiler_none.NoProfiler")
 
     @property
-    def is_direct(self) -> bool:
+    def is_none(self) -> bool:
         """Whether jobs are started as they are."""
-        return self.name == "direct"
+        return self.name == "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +226,7 @@ class Group:
         sequential: run the jobs one after another (the serial baseline of a mix).
         digest: of workloads, sharing, window, device model, seed and block.
         skip_reason: why this group is recorded as `skipped` instead of run.
-        launcher: what starts its jobs, such as a profiler.
+        profiler: what is put before the command of each job.
         config: the configuration that asked for the group, for the record only.
         settings_digest: of what groups must share to belong to one study, whatever they run and in whatever mode:
             window, seed, device model, pinned CPUs, packages.
@@ -249,7 +249,7 @@ class Group:
     digest: str
     config: Config
     skip_reason: str | None = None
-    launcher: LauncherSpec = LauncherSpec()
+    profiler: ProfilerSpec = ProfilerSpec()
     settings_digest: str = ""
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline import command
 from pipeline.errors import CommandError, ConfigError, SharingError
 from pipeline.journal import Journal
-from pipeline.protocols import Launcher
+from pipeline.protocols import Profiler
 from pipeline.types import Group
 
 _log = logging.getLogger(__name__)
@@ -25,21 +25,21 @@ _FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and ne
 _NO_ENGINE = -21 & 0xFF
 
 
-def commands(group: Group, launcher: Launcher) -> tuple[tuple[str, ...], ...]:
+def commands(group: Group, profiler: Profiler) -> tuple[tuple[str, ...], ...]:
     """What pauses and resumes DCGM's profiling for a group; nothing where neither is needed or there is no dcgmi.
 
     Raises:
         ConfigError: it is needed, and `gpu.admin=null` forbids to change anything.
     """
     device = group.device
-    if not device.is_gpu or not launcher.uses_counters or _capability(group) >= _FIRST_WITH_GPM:
+    if not device.is_gpu or not profiler.uses_counters or _capability(group) >= _FIRST_WITH_GPM:
         return ()
     program = dict(device.programs).get("dcgmi") if device.is_simulated else shutil.which("dcgmi")
     if program is None:
         return ()
     if group.config.gpu.admin is None:
         raise ConfigError(
-            f"launcher={launcher.name} on {device.name} needs the counters that DCGM may hold, and gpu.admin=null "
+            f"profiler={profiler.name} on {device.name} needs the counters that DCGM may hold, and gpu.admin=null "
             "forbids to pause it; leave the profiler out, or say gpu.admin=[]"
         )
     path = str(Path(program).absolute())
@@ -47,14 +47,14 @@ def commands(group: Group, launcher: Launcher) -> tuple[tuple[str, ...], ...]:
 
 
 @contextmanager
-def paused(group: Group, launcher: Launcher) -> Iterator[None]:
+def paused(group: Group, profiler: Profiler) -> Iterator[None]:
     """DCGM takes no counters for a while, if it would be in the way. Nothing happens where no host engine answers.
 
     Raises:
         SharingError: the host engine did not pause, or did not resume.
         JournalError: the journal cannot be written.
     """
-    words = commands(group, launcher)
+    words = commands(group, profiler)
     if not words:
         yield
         return
@@ -62,7 +62,7 @@ def paused(group: Group, launcher: Launcher) -> Iterator[None]:
     journal = Journal(Path(group.config.gpu.lock_dir), group.device.uuid)
     with journal.undoing("dcgm_profiling", program=program):
         if not _tell(program, "--pause"):
-            _log.info("no host engine of DCGM answers: nothing is paused for %s", launcher.name)
+            _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler.name)
         yield
 
 

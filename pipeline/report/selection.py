@@ -82,7 +82,7 @@ def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
     """Rows of jobs that nothing stood between: a profiler changes what it measures."""
     kept = []
     for row in rows:
-        if profiler := row.facts.get("launcher"):
+        if profiler := row.facts.get("profiler"):
             left_out[f"ran under {profiler}, which changes the figures"] += 1
         else:
             kept.append(row)

@@ -1,4 +1,4 @@
-"""`launcher=nsys` and `launcher=ncu` as a user types them, with programs that play the profilers."""
+"""`profiler=nsys` and `profiler=ncu` as a user types them, with programs that play the profilers."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ def artifact(client, run, name: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(("name", "suffix"), [("nsys", "nsys-rep"), ("ncu", "ncu-rep")])
 def test_the_report_of_each_job_is_its_artifact(run, client, tmp_path, name, suffix):
-    status, out, err = run(*TOY, *SHORT, f"launcher={name}")
+    status, out, err = run(*TOY, *SHORT, f"profiler={name}")
     assert status == 0, err
     assert f"naive-2x-toy-{name}" in out
-    assert f"launcher={name}: what the profiler costs is in every figure" in err
+    assert f"profiler={name}: what the profiler costs is in every figure" in err
     assert ("say nothing about running together" in err) == (name == "ncu")
     (group,) = runs(client, "group")
-    assert group.data.tags["collocation.launcher"] == group.data.params["launcher"] == name
+    assert group.data.tags["collocation.profiler"] == group.data.params["profiler"] == name
     jobs = runs(client, "job")
     assert len(jobs) == 2
     for job in jobs:
-        assert job.data.tags["collocation.launcher"] == name
+        assert job.data.tags["collocation.profiler"] == name
         assert job.data.metrics["throughput_samples_per_s"] > 0
         words = artifact(client, job, f"profile.{suffix}", tmp_path).split()
         assert words[-1] != "--only" and str(PROJECT_DIR / "tests/toys/toy.py") in words
@@ -90,12 +90,12 @@ def test_the_report_of_each_job_is_its_artifact(run, client, tmp_path, name, suf
 
 def test_a_missing_profiler_is_refused_before_anything_is_touched(run, tmp_path):
     before = sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts)
-    status, _, err = run(*TOY, "launcher=nsys", f"launcher.program={tmp_path}/nothing")
+    status, _, err = run(*TOY, "profiler=nsys", f"profiler.program={tmp_path}/nothing")
     assert status == 2
-    assert f"launcher.program={tmp_path}/nothing is not a program that can be run" in err
+    assert f"profiler.program={tmp_path}/nothing is not a program that can be run" in err
     assert "NVIDIA Nsight Systems" in err
     (tmp_path / "nothing").write_text("not executable")
-    assert run(*TOY, "launcher=ncu", f"launcher.program={tmp_path}/nothing")[0] == 2
+    assert run(*TOY, "profiler=ncu", f"profiler.program={tmp_path}/nothing")[0] == 2
     (tmp_path / "nothing").unlink()
     assert sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts) == before
     assert not (tmp_path / "mlruns/spool").exists()
@@ -109,7 +109,7 @@ def test_a_missing_profiler_is_refused_before_anything_is_touched(run, tmp_path)
     ],
 )
 def test_a_profiler_that_fails_is_the_reason_of_the_row(run, client, manner, reason):
-    status, _, err = run(*TOY, *SHORT, "degree=1", "launcher=nsys", manner=manner)
+    status, _, err = run(*TOY, *SHORT, "degree=1", "profiler=nsys", manner=manner)
     assert status == 1, err
     (group,) = runs(client, "group")
     assert group.data.tags["collocation.result"] == "failed"
@@ -118,7 +118,7 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(run, client, manner, rea
 
 
 def test_a_profiler_without_a_report_is_said_in_the_row(run, client):
-    status, _, err = run(*TOY, *SHORT, "launcher=ncu", manner="no_report")
+    status, _, err = run(*TOY, *SHORT, "profiler=ncu", manner="no_report")
     assert status == 0
     said = "ncu made no report of 0-toy, 1-toy"
     assert said in err
@@ -129,7 +129,7 @@ def test_a_profiler_without_a_report_is_said_in_the_row(run, client):
 
 @pytest.mark.parametrize("manner", ["dies_before_hello", "dies_before_ready", "raises", "ends_before_ready"])
 def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(run, client, manner):
-    status, _, err = run(*TOY, *SHORT, f"workload.args=[{manner}]", "launcher=nsys")
+    status, _, err = run(*TOY, *SHORT, f"workload.args=[{manner}]", "profiler=nsys")
     assert status == 1, err
     (group,) = runs(client, "group")
     assert group.data.tags["collocation.result"] == "failed"
@@ -141,7 +141,7 @@ def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(run, client, man
 
 def test_a_script_is_measured_without_the_time_that_its_profiler_takes(run, client, tmp_path):
     (tmp_path / "script.py").write_text("import time; time.sleep(0.3)")
-    status, _, err = run("workload=script", "workload.script=script.py", "degree=1", "launcher=nsys", *SHORT[2:])
+    status, _, err = run("workload=script", "workload.script=script.py", "degree=1", "profiler=nsys", *SHORT[2:])
     assert status == 0, err
     (job,) = runs(client, "job")
     assert 0.3 <= job.data.metrics["makespan_s"] < 5
@@ -151,7 +151,7 @@ def test_a_script_is_measured_without_the_time_that_its_profiler_takes(run, clie
 def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(run, client):
     grid = ["-m", *TOY, *SHORT, "degree=2"]
     assert run(*grid)[0] == 0
-    status, _, err = run(*grid, "launcher=nsys", "resume=true")
+    status, _, err = run(*grid, "profiler=nsys", "resume=true")
     assert status == 0 and "0 of 2 groups are finished" in err
     names = [group.info.run_name for group in runs(client, "group")]
     assert sorted(names) == ["naive-2x-toy", "naive-2x-toy-nsys", "serial-1x-toy", "serial-1x-toy-nsys"]
@@ -161,7 +161,7 @@ def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(
 
 @pytest.mark.parametrize("manner", ["", "ignores_term"])
 def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
-    process = start(*TOY, "window.seconds=60", "launcher=nsys", "listeners=[host]", manner=manner)
+    process = start(*TOY, "window.seconds=60", "profiler=nsys", "listeners=[host]", manner=manner)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) < 2 and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["naive", "mps", "mig"])
 def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
-    arguments = [*TOY, *SHORT, f"scenario={scenario}", "launcher=nsys", f"gpu.machine={tmp_path}/machine.json"]
+    arguments = [*TOY, *SHORT, f"scenario={scenario}", "profiler=nsys", f"gpu.machine={tmp_path}/machine.json"]
     status, out, err = run(*arguments, "dry_run=true", gpu="simulated_a100_40gb")
     assert status == 0, err
     assert "dcgmi profile --pause" in out and "dcgmi profile --resume" in out
@@ -195,7 +195,7 @@ def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
 @pytest.mark.slow
 def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, run, tmp_path):
     machine = tmp_path / "machine.json"
-    arguments = [*TOY, "launcher=ncu", f"gpu.machine={machine}", "listeners=[host]"]
+    arguments = [*TOY, "profiler=ncu", f"gpu.machine={machine}", "listeners=[host]"]
     process = start(*arguments, "window.seconds=60", gpu="simulated_a100_40gb")
     deadline = time.monotonic() + 60
     while not (machine.exists() and StateFile(machine).read().dcgm_is_paused) and time.monotonic() < deadline:
@@ -204,7 +204,7 @@ def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, ru
     process.kill()
     process.communicate()
     assert StateFile(machine).read().dcgm_is_paused
-    status, _, err = run(*arguments[:-1], *SHORT, "launcher=direct", gpu="simulated_a100_40gb")
+    status, _, err = run(*arguments[:-1], *SHORT, "profiler=none", gpu="simulated_a100_40gb")
     assert status == 0, err
     assert "undid 1 step that" in err
     assert not StateFile(machine).read().dcgm_is_paused
@@ -213,7 +213,7 @@ def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, ru
 @pytest.mark.slow
 def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     assert run(*TOY, *SHORT, "degree=1")[0] == 0
-    assert run(*TOY, *SHORT, "degree=2", "launcher=nsys")[0] == 0
+    assert run(*TOY, *SHORT, "degree=2", "profiler=nsys")[0] == 0
     argv = [sys.executable, "-m", "pipeline.timeline", "--root", str(tmp_path / "mlruns"), "--out", "all.json"]
     environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)}
     done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)

@@ -13,7 +13,8 @@ from pipeline import command
 from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import dcgm_profiling, nvml
 from pipeline.journal import Journal, replay
-from pipeline.launchers import Direct, Nsys
+from pipeline.profiler_none import NoProfiler
+from pipeline.profiler_nsight import Nsys
 from pipeline.schema import Config, GpuConfig
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed, write_programs
@@ -83,7 +84,7 @@ def test_from_hopper_on_nothing_is_paused(make_machine, model):
 
 
 def test_without_a_profiler_nothing_is_paused(make_machine):
-    assert dcgm_profiling.commands(make_machine().group, Direct()) == ()
+    assert dcgm_profiling.commands(make_machine().group, NoProfiler()) == ()
 
 
 def test_where_no_host_engine_answers_there_is_nothing_to_pause(make_machine):

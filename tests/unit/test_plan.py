@@ -244,8 +244,8 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
         "env=venv": [f"env.file={tmp_path}/requirements.txt", f"env.cache_root={tmp_path}/cache"],
         "workload=script": [f"workload.script={script}"],
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
-        "launcher=nsys": ["launcher.program=/bin/true"],
-        "launcher=ncu": ["launcher.program=/bin/true"],
+        "profiler=nsys": ["profiler.program=/bin/true"],
+        "profiler=ncu": ["profiler.program=/bin/true"],
     }
     plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
     assert plan.groups

@@ -115,7 +115,7 @@ def test_rows_of_a_program_that_changed_are_left_out() -> None:
 
 def test_what_ran_under_a_profiler_neither_counts_nor_replaces_anything() -> None:
     plain = copies("naive", 2, 9.0, start_ms=1)
-    profiled = copies("naive", 2, 3.0, start_ms=2, start="later", facts={"launcher": "nsys"})
+    profiled = copies("naive", 2, 3.0, start_ms=2, start="later", facts={"profiler": "nsys"})
     found = study(plain, profiled)
     assert [r.run_id for r in found.rows] == [plain.run_id]
     assert found.left_out == {"ran under nsys, which changes the figures": 1}

@@ -1,4 +1,4 @@
-"""What is put before the command of each job: nothing, or a profiler whose report becomes an artifact of the job.
+"""A profiler of NVIDIA Nsight before the command of each job, whose report becomes an artifact of the job.
 
 A profiler changes what it observes, so groups under one are compared with each other only. It is the leading process of
 its job: it starts the program, passes on how that ended, and then writes its report into the job's folder.
@@ -19,34 +19,7 @@ from pipeline.types import Device
 _REPORT = "profile"
 
 
-class Direct:
-    """Jobs are started as they are."""
-
-    name = "direct"
-    uses_counters = False
-
-    def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
-        for key, value in {"program": program, "options": list(options)}.items():
-            if value:
-                raise ConfigError(f"launcher.{key}={value} is for a profiler: choose launcher=nsys or launcher=ncu")
-
-    def check(self) -> None:
-        """There is nothing that could be missing."""
-
-    def notes(self, device: Device) -> tuple[str, ...]:
-        """There is nothing to say."""
-        return ()
-
-    def prefix(self, folder: Path) -> tuple[str, ...]:
-        """Nothing is put before the job's command."""
-        return ()
-
-    def report(self, folder: Path) -> Path | None:
-        """No report is made."""
-        return None
-
-
-class _Profiler:
+class _Nsight:
     """A profiler of NVIDIA Nsight, one process a job.
 
     Args:
@@ -69,7 +42,7 @@ class _Profiler:
         for option in self._options:
             if option.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"launcher.options={list(self._options)}: {option} is not free, because the report of each job "
+                    f"profiler.options={list(self._options)}: {option} is not free, because the report of each job "
                     "goes to the job's folder and becomes its artifact; leave it out"
                 )
 
@@ -84,12 +57,12 @@ class _Profiler:
     def notes(self, device: Device) -> tuple[str, ...]:
         """What a user should know of figures that were measured under this profiler."""
         cost = (
-            f"launcher={self.name}: what the profiler costs is in every figure, so these groups are compared with "
+            f"profiler={self.name}: what the profiler costs is in every figure, so these groups are compared with "
             "each other only"
         )
         if device.is_gpu and not device.is_simulated:
             return (cost,)
-        return (cost, f"launcher={self.name}: no job computes on a GPU here, so its report holds no kernels")
+        return (cost, f"profiler={self.name}: no job computes on a GPU here, so its report holds no kernels")
 
     def report(self, folder: Path) -> Path | None:
         """The report in a job's folder; `None` if there is none, or an empty one."""
@@ -98,19 +71,19 @@ class _Profiler:
 
     def _found(self) -> str:
         if self._program is not None:
-            path = shutil.which(expanded("launcher.program", self._program))
+            path = shutil.which(expanded("profiler.program", self._program))
             if path is None:
                 raise ConfigError(
-                    f"launcher.program={self._program} is not a program that can be run (looked for as a path and on "
-                    f"PATH); launcher={self.name} needs {self.product}"
+                    f"profiler.program={self._program} is not a program that can be run (looked for as a path and on "
+                    f"PATH); profiler={self.name} needs {self.product}"
                 )
             return str(Path(path).absolute())
         path = shutil.which(self.name) or next(filter(_can_be_run, self._installed()), None)
         if path is None:
             looked = ", ".join(["PATH", *self.places])
             raise ConfigError(
-                f"launcher={self.name} needs {self.product}, whose program {self.name} is not in any of: {looked}. "
-                f"Install it, put it on PATH, or name it with launcher.program=/path/to/{self.name}"
+                f"profiler={self.name} needs {self.product}, whose program {self.name} is not in any of: {looked}. "
+                f"Install it, put it on PATH, or name it with profiler.program=/path/to/{self.name}"
             )
         return str(Path(path).absolute())
 
@@ -120,7 +93,7 @@ class _Profiler:
         return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path)], reverse=True)
 
 
-class Nsys(_Profiler):
+class Nsys(_Nsight):
     """Nsight Systems: when each kernel, copy and CUDA call of the job began and ended.
 
     Source: Nsight Systems user guide, "CLI Profile Command Switch Options": a report is `<output>.nsys-rep`, `%` begins
@@ -139,7 +112,7 @@ class Nsys(_Profiler):
         return (self._found(), "profile", output, "--force-overwrite=true", *self._options)
 
 
-class Ncu(_Profiler):
+class Ncu(_Nsight):
     """Nsight Compute: counters of single kernels, each run again and again by itself.
 
     Source: Nsight Compute CLI, "Command Line Options" and "Multi-Process Support": a report is `<export>.ncu-rep`, `%`
@@ -155,7 +128,7 @@ class Ncu(_Profiler):
     def notes(self, device: Device) -> tuple[str, ...]:
         """What a user should know of figures that were measured under this profiler."""
         turns = (
-            "launcher=ncu: each profiled kernel is repeated by itself, and those of several jobs take turns, so "
+            "profiler=ncu: each profiled kernel is repeated by itself, and those of several jobs take turns, so "
             "throughput and utilisation of these groups say nothing about running together"
         )
         return (*super().notes(device), turns)

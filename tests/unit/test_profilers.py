@@ -8,10 +8,11 @@ import pytest
 from conftest import GPU
 from rows import group as make_group
 
-from pipeline import compare, launchers
+from pipeline import compare, profiler_nsight
 from pipeline.errors import ConfigError
-from pipeline.launchers import Direct, Ncu, Nsys
-from pipeline.types import LauncherSpec, Spec
+from pipeline.profiler_none import NoProfiler
+from pipeline.profiler_nsight import Ncu, Nsys
+from pipeline.types import ProfilerSpec, Spec
 
 
 def program(folder: Path, name: str) -> Path:
@@ -55,10 +56,10 @@ def test_the_newest_installed_version_is_taken_where_path_has_none(tmp_path, mon
 def test_a_missing_profiler_says_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Nsys, "places", (f"{tmp_path}/opt/*/nsys",))
-    with pytest.raises(ConfigError, match=rf"launcher=nsys needs .*: PATH, {tmp_path}/opt/\*/nsys\. Install it"):
+    with pytest.raises(ConfigError, match=rf"profiler=nsys needs .*: PATH, {tmp_path}/opt/\*/nsys\. Install it"):
         Nsys().check()
     (tmp_path / "nsys").write_text("not executable")
-    with pytest.raises(ConfigError, match="launcher=nsys needs"):
+    with pytest.raises(ConfigError, match="profiler=nsys needs"):
         Nsys().check()
 
 
@@ -70,10 +71,10 @@ def test_options_that_are_decided_here_are_refused(kind, option):
         kind(options=[option])
 
 
-def test_direct_takes_no_options():
-    with pytest.raises(ConfigError, match=r"launcher\.options=\['-x'\] is for a profiler"):
-        Direct(options=["-x"])
-    assert Direct().prefix(Path("/x")) == () and Direct().report(Path("/x")) is None
+def test_no_profiler_takes_no_options():
+    with pytest.raises(ConfigError, match=r"profiler\.options=\['-x'\] is for a profiler"):
+        NoProfiler(options=["-x"])
+    assert NoProfiler().prefix(Path("/x")) == () and NoProfiler().report(Path("/x")) is None
 
 
 def test_an_empty_report_is_none(tmp_path):
@@ -92,19 +93,19 @@ def test_the_plan_says_what_a_profiler_does_to_figures():
 def test_the_digest_covers_what_the_profiler_does_and_not_where_it_lies(make_plan, tmp_path):
     places = [program(tmp_path / name, "nsys") for name in ("here", "there")]
     digests = [
-        make_plan(["launcher=nsys", f"launcher.program={place}", f"launcher.options=['{options}']"]).groups[0].digest
+        make_plan(["profiler=nsys", f"profiler.program={place}", f"profiler.options=['{options}']"]).groups[0].digest
         for place, options in ((places[0], "--trace=cuda"), (places[1], "--trace=cuda"), (places[0], "--trace=osrt"))
     ]
-    direct = make_plan([]).groups[0]
+    unprofiled = make_plan([]).groups[0]
     assert digests[0] == digests[1] != digests[2]
-    assert direct.digest not in digests and direct.launcher.is_direct
+    assert unprofiled.digest not in digests and unprofiled.profiler.is_none
 
 
-def test_a_baseline_of_another_launcher_is_no_baseline():
-    nsys = LauncherSpec(name="nsys", build=Spec(target="pipeline.launchers.Nsys"))
-    assert compare.comparable(make_group("a")) != compare.comparable(make_group("a", launcher=nsys))
+def test_a_baseline_of_another_profiler_is_no_baseline():
+    nsys = ProfilerSpec(name="nsys", build=Spec(target="pipeline.profiler_nsight.Nsys"))
+    assert compare.comparable(make_group("a")) != compare.comparable(make_group("a", profiler=nsys))
 
 
 def test_every_profiler_has_a_configuration():
-    conf = Path(launchers.__file__).parents[1] / "conf/launcher"
-    assert {path.stem for path in conf.glob("*.yaml")} == {kind.name for kind in (Direct, Nsys, Ncu)}
+    conf = Path(profiler_nsight.__file__).parents[1] / "conf/profiler"
+    assert {path.stem for path in conf.glob("*.yaml")} == {kind.name for kind in (NoProfiler, Nsys, Ncu)}

@@ -1,0 +1,36 @@
+"""No profiler: jobs are started as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+from pipeline.types import Device
+
+
+class NoProfiler:
+    """Nothing is put before the command of a job."""
+
+    name = "none"
+    uses_counters = False
+
+    def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
+        for key, value in {"program": program, "options": list(options)}.items():
+            if value:
+                raise ConfigError(f"profiler.{key}={value} is for a profiler: choose profiler=nsys or profiler=ncu")
+
+    def check(self) -> None:
+        """There is nothing that could be missing."""
+
+    def notes(self, device: Device) -> tuple[str, ...]:
+        """There is nothing to say."""
+        return ()
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        """Nothing is put before the job's command."""
+        return ()
+
+    def report(self, folder: Path) -> Path | None:
+        """No report is made."""
+        return None
