@@ -1,49 +1,138 @@
-"""The README says what is true: its links exist, and its commands compose and plan."""
+"""The README and the guides say what is true: links lead somewhere, commands plan, and every key has its row."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
 
 import pytest
 from conftest import GPU
+from omegaconf import OmegaConf
 
 from pipeline.inventory import PROJECT_DIR
 
-PAGES = [PROJECT_DIR / "README.md", *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
-README = PAGES[0].read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^(python run\.py [^#\n]*)", README, flags=re.MULTILINE)
+README = PROJECT_DIR / "README.md"
+PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
+# Words that stand for something of the reader's: such a command cannot be planned as it is.
+PLACEHOLDERS = re.compile(r"\.\.\.|[A-Z]{3,}|--|\$|reproduce=|/opt/")
+
+
+def commands_of(text):
+    """The commands `python run.py ...` of a page, without comments."""
+    return re.findall(r"^python run\.py ([^#\n]*)", text.replace("\\\n", " "), flags=re.MULTILINE)
+
+
+def anchors_of(text):
+    """What a link may name after `#`, as GitHub makes it of each heading."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+COMMANDS = [
+    pytest.param(command, page is README, id=f"{page.stem}-{command.strip()}"[:60])
+    for page, text in TEXTS.items()
+    for command in commands_of(text)
+    if not PLACEHOLDERS.search(command)
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    text = page.read_text(encoding="utf-8")
-    targets = re.findall(r"\]\(([^)#]+)\)", text)
-    for target in targets:
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for path, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", TEXTS[page]):
+        if path.startswith("http"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors_of(TEXTS[target]), f"{path}#{anchor}"
 
 
 def test_the_readme_shows_commands():
-    assert len(COMMANDS) >= 8
+    assert len(commands_of(TEXTS[README])) >= 5
+    assert len(COMMANDS) >= 20
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "--help" not in c])
-def test_the_commands_of_the_readme_plan(make_plan, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("command", "is_whole"), COMMANDS)
+def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, monkeypatch):
+    """Those of the README in every combination of a sweep, those of a guide so that each value occurs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "nsys").symlink_to("/bin/true")
+    for name, text in {
+        "train.py": "",
+        "environment.yml": "{channels: [conda-forge], dependencies: [python]}",
+        "requirements.txt": "",
+    }.items():
+        (tmp_path / name).write_text(text)
+    for program in ("nsys", "ncu"):
+        (tmp_path / program).symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    arguments = [a for a in shlex.split(command)[2:] if a != "-m"]
-    axes = [a.split("=", 1) for a in arguments]
-    grid: list[list[str]] = [[]]
-    for key, value in axes:
-        values = [value] if value.startswith("[") else value.split(",")
-        grid = [[*given, f"{key}={v}"] for given in grid for v in values]
-    assert make_plan(*grid, device=GPU).groups
+    axes = [values_of(argument) for argument in shlex.split(command) if argument != "-m"]
+    if is_whole:
+        grid = list(itertools.product(*axes))
+    else:
+        grid = [[axis[i % len(axis)] for axis in axes] for i in range(max(map(len, axes)))]
+    assert make_plan(*map(list, grid), device=GPU).groups
+
+
+def values_of(argument):
+    """Each value of an override, as an override of its own."""
+    key, value = argument.split("=", 1)
+    return [argument] if value.startswith("[") else [f"{key}={each}" for each in value.split(",")]
 
 
 def test_the_test_command_is_what_continuous_integration_runs():
-    assert "make test" in README
+    assert "make test" in TEXTS[README]
     assert "make test" in (PROJECT_DIR / ".ci/run").read_text(encoding="utf-8")
+
+
+def documented():
+    """Each key of docs/configuration.md with the values that its default may have; empty if another key decides."""
+    rows = {}
+    for line in CONFIGURATION.splitlines():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            default = cells[-2]
+            rows[cells[0].strip("`")] = [] if default.startswith("by ") else re.findall(r"`([^`]*)`", default)
+    return rows
+
+
+def keys_of(values, prefix=""):
+    """Every key of a composed configuration, with its value as one writes it on the command line."""
+    for name, value in values.items():
+        key = re.sub(r"^(listeners\.)\w+$", r"\1NAME", f"{prefix}{name}")
+        is_group = isinstance(value, dict) and ("." not in key or key == "listeners.NAME")
+        if is_group and key != "sizes":
+            yield from keys_of(value, f"{key}.")
+        elif name not in {"_target_", "sizes"}:
+            yield key, written(value)
+
+
+def written(value):
+    """A value as one writes it on the command line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {written(each)}" for key, each in value.items()) + "}"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
+def test_the_page_of_configuration_has_every_key_with_its_default(compose):
+    options = {
+        "scenario": ["naive", "serial", "mps", "mps_percent", "mig", "mig_mps"],
+        "workload": ["tiny", "resnet26_cifar10", "script"],
+        "env": ["current", "conda", "venv"],
+        "window": ["steady", "work"],
+        "gpu": ["auto"],
+        "profiler": ["none", "nsys", "ncu"],
+        "tracking": ["local", "server"],
+        "listeners": ["[host,nvml,smi,gpm,dcgm]"],
+    }
+    chosen = [[f"{group}={every[i % len(every)]}" for group, every in options.items()] for i in range(6)]
+    rows, found = documented(), set()
+    for config in compose(*chosen):
+        for key, value in keys_of(OmegaConf.to_container(config, enum_to_str=True)):
+            found.add(key)
+            assert key in rows, key
+            assert not rows[key] or value in rows[key] or value == "???", (key, value)
+    assert set(rows) == found
