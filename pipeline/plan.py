@@ -304,12 +304,8 @@ def _group(
     profiler = _profiler(config.profiler)
     settings = {
         "window": _window_facts(window),
-        # On a simulated GPU, what is declared decides which groups run out of memory or fail.
-        "device": [
-            device.kind,
-            device.name,
-            *([config.gpu.job_memory_mib, *config.gpu.faults] if device.is_simulated else []),
-        ],
+        # On a simulated GPU, what is declared decides which groups run out of memory.
+        "device": [device.kind, device.name, *([config.gpu.job_memory_mib] if device.is_simulated else [])],
         "seed": config.seed,
         "pin_cpus": pin_cpus,
     }

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from pipeline import held_folder
 from pipeline.errors import ConfigError, LaunchError, SharingError
@@ -43,27 +42,6 @@ class Rehearsal:
         self._state_file = state_file
         self._clients = Clients(state_file)
         self._programs = tuple((name, str(path)) for name, path in programs.items())
-
-    @contextmanager
-    def failing(self, faults: Sequence[Any]) -> Iterator[None]:
-        """The driver fails as it is asked to, and no other way, as long as this lasts and this process lives.
-
-        Args:
-            faults: as in `gpu.faults`.
-
-        Raises:
-            ConfigError: one is no fault that can be asked for.
-        """
-        if not faults:
-            yield  # and what the machine was told to fail at stays
-            return
-        from pipeline.simulation import fault_config  # it loads pynvml
-
-        self._state_file.set_faults(*fault_config.parse(faults, len(self._state_file.read().gpus)))
-        try:
-            yield
-        finally:
-            self._state_file.set_faults(())
 
     def find_device(self, config: GpuConfig) -> Device:
         """The simulated GPU that a configuration asks for: `device` counts, and names, those of its model only.
@@ -116,7 +94,7 @@ class Rehearsal:
             memory_mib: of each job, in MiB.
 
         Raises:
-            LaunchError: the device of a job has no room for it, or `gpu.faults` asks for the fault of a client.
+            LaunchError: the device of a job has no room for it, or the machine's state has the fault of a client.
             SharingError: a slot names no device that can be computed on.
         """
         charged: list[str] = []
@@ -153,7 +131,7 @@ class Rehearsal:
         """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.
 
         Raises:
-            LaunchError: its fault is the one that `gpu.faults` asks for.
+            LaunchError: the machine's state has the fault of a client.
             SharingError: the server of that daemon takes no clients.
         """
         try:
@@ -177,7 +155,7 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
 
     Raises:
         ConfigError: some configurations are rehearsed and others are not, or on different machines, no such model can
-            be simulated, a fault is none, or there is no place for the machine's files.
+            be simulated, or there is no place for the machine's files.
     """
     simulated = [config.gpu for config in configs if config.gpu.kind is GpuKind.simulated]
     if not simulated:
@@ -186,19 +164,21 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     if len(simulated) < len(configs):
         # NVML can stand for one machine only; and figures of both in one table would be compared.
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
-    machine, faults = (_same(key, configs) for key in ("machine", "faults"))
+    machine = simulated[0].machine
+    if any(gpu.machine != machine for gpu in simulated):
+        raise ConfigError("gpu.machine holds for the simulated machine of a whole study and cannot be swept")
     path = None if machine is None else expanded("gpu.machine", machine).resolve()
     model_names = _model_names(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):
         StateFile(path).keep(model_names)
-        with kept(path) as rehearsal, rehearsal.failing(faults):
+        with kept(path) as rehearsal:
             yield rehearsal
         return
     with _own_folder() as folder:
         state_file = StateFile(folder / "machine.json")
         state_file.create(model_names)
-        with _running(state_file, folder / "bin") as rehearsal, rehearsal.failing(faults):
+        with _running(state_file, folder / "bin") as rehearsal:
             yield rehearsal
 
 
@@ -229,14 +209,6 @@ def _running(state_file: StateFile, folder: Path) -> Iterator[Rehearsal]:
         raise ConfigError(f"the programs of a simulated machine cannot be written to {folder}: {error}") from error
     with installed(state_file.path):
         yield Rehearsal(state_file, programs)
-
-
-def _same(key: str, configs: Sequence[Config]) -> Any:
-    """What all say of the machine, which is one for the whole study."""
-    first, *others = (getattr(config.gpu, key) for config in configs)
-    if any(other != first for other in others):
-        raise ConfigError(f"gpu.{key} holds for the simulated machine of a whole study and cannot be swept")
-    return first
 
 
 def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:

@@ -261,7 +261,6 @@ class GpuConfig:
         count: how many GPUs of its model a simulated machine has.
         machine: file of a simulated machine to keep: made if it is not there, used again as it is by the next start.
             `null`: a machine of the study's own.
-        faults: what the simulated driver, or MPS, shall fail at (docs/simulation.md).
         job_memory_mib: what each job holds on a simulated GPU, in MiB.
     """
 
@@ -274,7 +273,6 @@ class GpuConfig:
     model: str | None = None
     count: int = 1
     machine: str | None = None
-    faults: list[Any] = field(default_factory=list)
     job_memory_mib: int = 512
 
 

@@ -283,8 +283,7 @@ def _device_params(group: Group) -> dict[str, str]:
     if group.device.is_gpu:
         params["exclusive_process"] = str(gpu.exclusive_process and not group.sequential).lower()
     if group.device.is_simulated:
-        faults = json.dumps(gpu.faults, default=str) if gpu.faults else "none"
-        params |= {"job_memory_mib": str(gpu.job_memory_mib), "faults": faults}
+        params["job_memory_mib"] = str(gpu.job_memory_mib)
     return params
 
 

@@ -296,7 +296,6 @@ def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tupl
         ("pinned CPUs", params.get("pin_cpus", "")),
         # Of a simulated GPU only; no name is ever left out, so that the settings of any two rows can be compared.
         ("memory of a job", f"{params['job_memory_mib']} MiB" if "job_memory_mib" in params else ""),
-        ("faults", params.get("faults", "")),
     )
 
 

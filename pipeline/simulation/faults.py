@@ -1,4 +1,4 @@
-"""Faults that a configuration injects: which calls of the driver fail, and how often."""
+"""Faults that a test puts into the state: which calls of the driver fail, and how often."""
 
 from __future__ import annotations
 

@@ -104,12 +104,6 @@ class Calls:
             return lambda code: codes.text_of(code).encode()
         raise AttributeError(name)
 
-    @staticmethod
-    def functions() -> tuple[str, ...]:
-        """The C functions at which a fault can strike."""
-        names = {name.removesuffix("WithPlacement") for name in _METHODS}
-        return tuple(sorted((names | _NEEDS_HARDWARE) - {"nvmlShutdown"}))
-
     def _called(self, name: str, method: Callable[..., int | None], arguments: Sequence[Any]) -> int:
         try:
             if self.num_open == 0 and name != "nvmlInitWithFlags":

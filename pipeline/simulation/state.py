@@ -122,7 +122,6 @@ class State:
 
     Attributes:
         mps_faults: of `mps_control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
-        faults_pid, faults_ticks: the process with which the faults end, and when it began; `None`: they stay.
         dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
     """
 
@@ -130,8 +129,6 @@ class State:
     sessions: tuple[Session, ...] = ()
     faults: tuple[Fault, ...] = ()
     mps_faults: tuple[str, ...] = ()
-    faults_pid: int | None = None
-    faults_ticks: int | None = None
     dcgm_is_paused: bool = False
 
     def with_gpu(self, index: int, gpu: Gpu) -> State:
@@ -222,22 +219,6 @@ class StateFile:
             self._write(state)
         return state
 
-    def set_faults(self, faults: Iterable[Fault], mps_faults: Iterable[str] = ()) -> None:
-        """Let these calls, and MPS in these ways, fail, and no others, until this process ends or says otherwise.
-
-        Raises:
-            ConfigError: there is no such file, or it is no state.
-        """
-        with self.changing() as cell:
-            pid = os.getpid()
-            cell.state = replace(
-                cell.state,
-                faults=tuple(faults),
-                mps_faults=tuple(mps_faults),
-                faults_pid=pid,
-                faults_ticks=start_ticks(pid),
-            )
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
@@ -290,8 +271,6 @@ def _new_gpu(index: int, model: models.Model, machine: str = "") -> Gpu:
 
 
 def _without_the_dead(state: State) -> State:
-    if state.faults_pid is not None and not _lives(state.faults_pid, state.faults_ticks):
-        state = replace(state, faults=(), mps_faults=(), faults_pid=None, faults_ticks=None)
     return replace(
         state,
         sessions=tuple(session for session in state.sessions if _lives(session.pid, session.start_ticks)),
@@ -312,9 +291,7 @@ def _from_json(data: dict[str, Any]) -> State:
         sessions=tuple(Session(**row) for row in data["sessions"]),
         faults=tuple(Fault(**row) for row in data["faults"]),
         mps_faults=tuple(data["mps_faults"]),
-        faults_pid=data["faults_pid"],
-        faults_ticks=data["faults_ticks"],
-        dcgm_is_paused=data.get("dcgm_is_paused", False),  # a machine may be kept from before there was this
+        dcgm_is_paused=data["dcgm_is_paused"],
     )
 
 

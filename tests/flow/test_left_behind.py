@@ -27,6 +27,7 @@ from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed
 from pipeline.simulation.mps_control import write_program
 from pipeline.simulation.state import Fault, Gpu, StateFile
+from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
@@ -210,18 +211,16 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
 
 def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
     before = a100.gpu
-    fault = "gpu.faults=[{function: nvmlGpuInstanceDestroy, code: IN_USE, times: null}]"
-    status, text = a100.run("scenario=mig", "degree=1", fault, python=("-c", IMPATIENT))
+    set_faults(a100.file, Fault(function="nvmlGpuInstanceDestroy", code=codes.IN_USE, times=None))
+    status, text = a100.run("scenario=mig", "degree=1", python=("-c", IMPATIENT))
     assert status == 1
     assert "In use by another client" in text
     assert "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it" in text
     assert "then: python -m pipeline.gpu clean" in text
     assert [step.kind for step in a100.journal.steps()] == ["mig_mode", "mig_instance"]
     assert len(a100.gpu.instances) == 1
-    with a100.file.changing() as cell:
-        # It is tried again for some seconds: the fault goes by itself, as it does on a GPU.
-        fault_for_a_while = Fault(function="nvmlGpuInstanceDestroy", code=codes.IN_USE, times=2)
-        cell.state = dataclasses.replace(cell.state, faults=(fault_for_a_while,))
+    # It is tried again for some seconds: the fault goes by itself, as it does on a GPU.
+    set_faults(a100.file, Fault(function="nvmlGpuInstanceDestroy", code=codes.IN_USE, times=2))
     code, text = a100.ask("clean")
     assert code == 0
     assert "undone: destroy the GPU instance" in text

@@ -23,9 +23,11 @@ from pipeline.errors import ConfigError, SharingError
 from pipeline.inventory import PROJECT_DIR
 from pipeline.jobs import JobState
 from pipeline.schema import Config, GpuConfig, GpuKind, ScenarioConfig
+from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
-from pipeline.simulation.state import StateFile
+from pipeline.simulation.state import Fault, StateFile
 from pipeline.types import Slot
+from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
@@ -85,6 +87,13 @@ def temporary(tmp_path, monkeypatch) -> Path:
     """A temporary folder of the test's own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+def a100_in(folder: Path) -> StateFile:
+    """A machine to start a study on, which outlives it."""
+    file = StateFile(folder / "kept.json")
+    file.keep(["a100_40gb"])
+    return file
 
 
 def stored(folder: Path):
@@ -149,19 +158,18 @@ def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("mps_bypass", "not under MPS: 0-toy"),
-        ("mps_start_fails", "Failed to start the MPS control daemon"),
-        ("mps_fault_on_client", "job 0-toy: MpsClientFault: simulated fatal fault"),
+        ("bypass", "not under MPS: 0-toy"),
+        ("start_fails", "Failed to start the MPS control daemon"),
+        ("fault_on_client", "job 0-toy: MpsClientFault: simulated fatal fault"),
     ],
 )
 def test_mps_that_fails_is_a_row_that_says_why(run, tmp_path, fault, words):
-    kept = tmp_path / "kept.json"
-    status, out, err = run(*TOY, *SHORT, "scenario=mps", f"gpu.faults=[{fault}]", f"gpu.machine={kept}")
+    set_faults(kept := a100_in(tmp_path), of_mps=(fault,))
+    status, out, err = run(*TOY, *SHORT, "scenario=mps", f"gpu.machine={kept.path}")
     assert status == 1, err
     assert words in out
     (group,), _ = stored(tmp_path)
     assert group.data.tags["collocation.result"] == "failed"
-    assert StateFile(kept).read().mps_faults == ()
 
 
 def test_more_memory_than_mps_allows_is_a_row_oom(run, tmp_path):
@@ -369,56 +377,20 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         pass
 
 
-def test_a_fault_that_was_asked_for_is_a_row_and_ends_with_its_study(run, tmp_path):
-    kept = tmp_path / "kept.json"
-    fault = "gpu.faults=[{function: nvmlDeviceCreateGpuInstance, code: INSUFFICIENT_RESOURCES, skip: 1}]"
-    status, out, err = run(*TOY, "scenario=mig", "degree=2", f"gpu.machine={kept}", fault)
+def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(run, tmp_path):
+    kept = a100_in(tmp_path)
+    set_faults(kept, Fault(function="nvmlDeviceCreateGpuInstance", code=codes.INSUFFICIENT_RESOURCES, skip=1))
+    status, out, err = run(*TOY, "scenario=mig", "degree=2", f"gpu.machine={kept.path}")
     assert status == 1, err
     assert "failed" in out and "Insufficient Resources" in out
-    (gpu,) = StateFile(kept).read().gpus
-    assert (gpu.instances, gpu.mig_current, StateFile(kept).read().faults) == ((), False, ())
+    (gpu,), (fault,) = kept.read().gpus, kept.read().faults
+    assert (gpu.instances, gpu.mig_current, fault.times) == ((), False, 0)
 
 
-def test_faults_of_a_killed_study_are_gone(tmp_path):
-    text = (
-        "import os, sys\nfrom pathlib import Path\nfrom pipeline.simulation.state import Fault, StateFile\n"
-        f"state_file = StateFile(Path({str(tmp_path / 'kept.json')!r}))\nstate_file.create(['a100_40gb'])\n"
-        "state_file.set_faults([Fault(function='nvmlInitWithFlags', code=999)], ['server_dies'])\n"
-        "assert state_file.read().faults and state_file.read().mps_faults\nos.kill(os.getpid(), 9)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", text], cwd=PROJECT_DIR)
-    assert killed.returncode == -signal.SIGKILL
-    state = StateFile(tmp_path / "kept.json").read()
-    assert (state.faults, state.mps_faults) == ((), ())
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("gremlins", "must be a dictionary of function and code"),
-        ({"function": "nvmlInitWithFlags"}, "must be a dictionary of function and code"),
-        ({"function": "nvmlInitWithFlags", "code": 4, "often": 1}, "must be a dictionary of function and code"),
-        ({"function": "nvmlGpuInstanceDestory", "code": 4}, "perhaps nvmlGpuInstanceDestroy"),
-        ({"function": "nvmlInitWithFlags", "code": "BAD_LUCK"}, "give its number or one of .*IN_USE"),
-        ({"function": "nvmlInitWithFlags", "code": 0}, "code=0 is not an error"),
-        ({"function": "nvmlInitWithFlags", "code": 4, "skip": -1}, "skip=-1 must be a whole number, at least 0"),
-        ({"function": "nvmlInitWithFlags", "code": 4, "times": 0}, "times=0 must be a whole number, at least 1"),
-        ({"function": "nvmlInitWithFlags", "code": 4, "gpu": 1}, "gpu=1, but the machine has 1 GPUs"),
-    ],
-)
-def test_a_wrong_fault_is_refused(temporary, fault, words):
-    with pytest.raises(ConfigError, match=words), rehearsal.prepared(configs("a100_40gb", faults=[fault])):
-        pass
-    assert list(temporary.iterdir()) == []
-
-
-def test_faults_are_of_the_whole_study_and_of_simulated_gpus_only(temporary, make_plan):
-    different = [*configs("a100_40gb"), *configs("a100_40gb", faults=[{"function": "nvmlInitWithFlags", "code": 4}])]
-    with pytest.raises(ConfigError, match=r"gpu.faults .* cannot be swept"), rehearsal.prepared(different):
-        pass
-    for override in ("gpu.count=2", "gpu.faults=[{function: nvmlInitWithFlags, code: 4}]", "gpu.machine=kept.json"):
-        with pytest.raises(ConfigError, match=r"gpu\..* is for simulated GPUs"):
-            make_plan(["gpu=nvidia", override], device=GPU)
+@pytest.mark.parametrize("override", ["gpu.count=2", "gpu.machine=kept.json"])
+def test_what_describes_a_simulated_machine_is_refused_for_a_real_gpu(make_plan, override):
+    with pytest.raises(ConfigError, match=r"gpu\..* is for simulated GPUs"):
+        make_plan(["gpu=nvidia", override], device=GPU)
 
 
 def test_a_dry_run_keeps_no_machine(temporary, tmp_path):

@@ -224,25 +224,19 @@ def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_p
 
 def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) -> None:
     simulated = "gpu=simulated_a100_40gb"
-    gpus = ([simulated], [simulated, "gpu.job_memory_mib=600"], [simulated, "gpu.faults=[mps_no_answer]"])
+    gpus = ([simulated], [simulated, "gpu.job_memory_mib=600"])
     device = dataclasses.replace(GPU, kind="simulated")
     plan = make_plan(*(["scenario=naive", "degree=2", *gpu] for gpu in gpus), device=device)
     every = [recorded(group, tmp_path) for group in plan.groups]
     found = study(*every)
-    assert len(plan.groups) == len(found.rows) == 6 and found.left_out == {}
-    assert sorted({r.setting for r in found.rows}) == [
-        'memory of a job 512 MiB, faults ["mps_no_answer"]',
-        "memory of a job 512 MiB, faults none",
-        "memory of a job 600 MiB, faults none",
-    ]
+    assert len(plan.groups) == len(found.rows) == 4 and found.left_out == {}
+    assert sorted({r.setting for r in found.rows}) == ["memory of a job 512 MiB", "memory of a job 600 MiB"]
     real = recorded(make_plan(["scenario=naive", "degree=2"], device=GPU).groups[0], tmp_path)
     assert [name for name, _ in real.settings] == [name for name, _ in every[0].settings]
     newest, plain = max(zip(every, plan.groups, strict=True), key=lambda both: both[1].config.gpu.job_memory_mib)
-    before = recorded(plain, tmp_path, "job_memory_mib", "faults")
+    before = recorded(plain, tmp_path, "job_memory_mib")
     older = dataclasses.replace(before, start_ms=-1, facts={"plan": "4567"})
-    assert list(study(older, newest).left_out) == [
-        "older plan: memory of a job not recorded instead of 600 MiB; faults not recorded instead of none"
-    ]
+    assert list(study(older, newest).left_out) == ["older plan: memory of a job not recorded instead of 600 MiB"]
 
 
 def settings(window: str) -> tuple[tuple[str, str], ...]:
