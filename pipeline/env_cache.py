@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline import command, terminal, trust
-from pipeline.env_lock import Lock
+from pipeline.env_lock import Lock, changed_archive
 from pipeline.env_probe import Probe, probe, probe_new
 from pipeline.errors import CommandError, ConfigError
 
@@ -222,6 +222,8 @@ class Cache:
             return "was built only in part"
         if marker.get("format") != _FORMAT or marker.get("lock") != _sha256(text):
             return "has a lock that is not its own"
+        if (archive := changed_archive(text)) is not None:
+            return f"was built from {archive}, which has changed since"
         try:
             probed = probe(python_of(prefix), prefix)
         except CommandError as error:

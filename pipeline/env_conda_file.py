@@ -118,7 +118,7 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
         if isinstance(dependency, str):
             specs.append(dependency)
         elif isinstance(dependency, dict) and set(dependency) == {"pip"} and isinstance(dependency["pip"], list):
-            pip += [_pip_line(str(line).strip(), file.parent) for line in dependency["pip"]]
+            pip += [env_requirements.with_absolute_place(str(line).strip(), file.parent) for line in dependency["pip"]]
         else:
             raise ConfigError(f"env.file={file}: dependency {dependency!r} is neither a package nor a list `pip:`")
     named = [address for channel in channels for address in _addresses(str(channel), file.parent)]
@@ -180,12 +180,6 @@ def _addresses(channel: str, folder: Path) -> tuple[str, ...]:
     if channel.startswith((".", "/", "~")):
         return ((folder / expanded("channel", channel)).resolve().as_uri(),)
     return (channel,)
-
-
-def _pip_line(line: str, folder: Path) -> str:
-    if line.startswith(("-e", "--editable")):
-        raise ConfigError(f"pip: `{line}`: a package that can be edited cannot be recorded; build a wheel of it")
-    return env_requirements.with_absolute_place(line, folder)
 
 
 def _included(pip: Sequence[str], file: Path) -> tuple[str, ...]:

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pipeline.errors import ConfigError
+
+EDITABLE = "what is installed from a folder can change and cannot be recorded; build a wheel and name that"
 _FIRST_LINE = "# environment lock: "
+_ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTILINE)
 # The `git` of `ssh://git@host` is no secret, and without it nobody gets in. A folder called `t` holds no token.
 _SECRETS = (
     (re.compile(r"(?<=://)(?!git@)[^/@\s]+@"), ""),
@@ -82,19 +86,44 @@ def pinned(packages: Iterable[Distribution]) -> list[Distribution]:
     """The packages, those that came from an archive on this machine with the digest that it has now.
 
     uv records where such a package came from, and no digest.
+
+    Raises:
+        ConfigError: a package came from a folder.
     """
     return [_pinned(each) for each in packages]
 
 
 def _pinned(package: Distribution) -> Distribution:
     origin = json.loads(package.direct_url) if package.direct_url else {}
-    parts = urlsplit(origin.get("url", ""))
-    path = Path(unquote(parts.path))
-    if parts.scheme != "file" or "archive_info" not in origin or not path.is_file():
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        raise ConfigError(f"{package.name} comes from {url}: {EDITABLE}")
+    path = _path(url)
+    digest = _sha256(path) if url.startswith("file:") and "archive_info" in origin else None
+    if digest is None:
         return package
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     origin |= {"url": path.as_uri(), "archive_info": {"hashes": {"sha256": digest}}}
     return dataclasses.replace(package, direct_url=json.dumps(origin))
+
+
+def changed_archive(text: str) -> Path | None:
+    """An archive on this machine that a lock names, and that is not there any more or has another content."""
+    for url, digest in _ARCHIVE.findall(text):
+        path = _path(url)
+        if _sha256(path) != digest:
+            return path
+    return None
+
+
+def _path(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))  # as the `+` of `1.0+cu121`
+
+
+def _sha256(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def header(kind: str, python: str) -> tuple[str, ...]:

@@ -133,6 +133,22 @@ def wheel(folder: Path, name: str, version: str, requires: Iterable[str] = ()) -
     return path
 
 
+def project(folder: Path, name: str) -> Path:
+    """A folder that can be installed, and needs nothing to be built."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(
+        f'[project]\nname = "{name}"\nversion = "1.0"\nrequires-python = ">=3.8"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (folder / "backend.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom pathlib import Path\n"
+        "from packages import wheel\n"
+        f"def build_wheel(folder, *_):\n    return wheel(Path(folder), {name!r}, '1.0').name\n"
+        "build_editable = build_wheel\n"
+    )
+    return folder
+
+
 def _metadata(name: str, version: str) -> str:
     return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 

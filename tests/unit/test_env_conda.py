@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
-from packages import VERSION, Channel, wheel
+from packages import VERSION, Channel, project, wheel
 
 from pipeline import env_conda_file, env_lock
 from pipeline.env import CondaEnv
@@ -109,6 +110,24 @@ def test_an_environment_built_from_a_lock_is_the_same_one(channel, resolve, tmp_
     assert resolve(lock).python == again.python
 
 
+def test_a_wheel_of_the_pip_part_that_changed_is_installed_again(channel, resolve, tmp_path):
+    path = wheel(tmp_path / "wheels", "tinywheel", "3.0")
+    file = channel.environment_yml(tmp_path / "e.yml", pip=[f"./wheels/{path.name}"])
+    first = resolve(file)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("more.py", "VERSION = 'changed'")
+    second = resolve(file)
+    assert second.lock_digest != first.lock_digest
+    assert run(second, "import more; print(more.VERSION)") == "changed"
+
+
+def test_a_folder_in_the_pip_part_is_refused_and_leaves_nothing(channel, resolve, tmp_path):
+    folder = project(tmp_path / "ours", "ours")
+    with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}: .*build a wheel"):
+        resolve(channel.environment_yml(tmp_path / "e.yml", pip=["./ours"]))
+    assert not list((tmp_path / "cache").glob("conda-*[!k]"))
+
+
 def test_a_package_with_another_content_than_recorded_is_refused(channel, resolve, tmp_path):
     lock = tmp_path / "environment.txt"
     lock.write_text("\n".join(resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1")).lock))
@@ -162,7 +181,6 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ("e.yml", "dependencies: [python]\n", "names no channels"),
         ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "build a wheel"),
-        ("e.yml", "channels: [a]\ndependencies: [python, {pip: [.]}]\n", "build a wheel"),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-r gone.txt']}]\n", "gone.txt cannot be read"),
         ("e.yml", "channels: a\ndependencies: [python]\n", "are lists"),
         ("e.txt", "numpy\n", "for env=venv"),

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packages import VERSION, wheel
+from packages import VERSION, project, wheel
 
 from pipeline import env_lock, env_probe, env_requirements
 from pipeline.env import CurrentEnv, VenvEnv
@@ -35,6 +35,11 @@ def write(file: Path, text: str) -> Path:
     file.parent.mkdir(exist_ok=True)
     file.write_text(text)
     return file
+
+
+def change(archive: Path) -> None:
+    with zipfile.ZipFile(archive, "a") as content:
+        content.writestr("more.py", "")
 
 
 def version_of(interpreter: Interpreter, module: str = "tiny") -> str:
@@ -73,10 +78,8 @@ def test_a_wheel_named_by_its_path_is_locked_with_its_digest(resolve, tmp_path, 
     lock = write(tmp_path / "environment.txt", "\n".join(original.lock))
     assert resolve(lock).lock_digest == original.lock_digest
     # The same name with another content is another environment, and not the one of the lock.
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("more.py", "")
-    changed = resolve(file)
-    assert changed.python != original.python and changed.lock_digest != original.lock_digest
+    change(path)
+    assert resolve(file).lock_digest != original.lock_digest
     with pytest.raises(ConfigError, match=r"environment\.txt cannot be built: uv says:(.|\n)*[Hh]ash"):
         resolve(lock)
 
@@ -99,34 +102,29 @@ def test_what_a_file_includes_decides_as_well(resolve, tmp_path):
     assert f"--find-links {tmp_path}/wheels" in second.lock
 
 
-def test_the_dependencies_of_a_pyproject_are_installed(resolve, tmp_path, monkeypatch):
-    monkeypatch.setenv("UV_NO_INDEX", "1")
-    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
-    text = '[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.8"\ndependencies = ["tiny==1.0"]\n'
-    project = write(tmp_path / "mine/pyproject.toml", text)
-    assert version_of(resolve(project)) == "1.0"
-    from uv import find_uv_bin
-
-    write(project, text.replace("==1.0", ""))
-    subprocess.run([find_uv_bin(), "--quiet", "lock"], cwd=project.parent, check=True, timeout=60)
-    wheel(tmp_path / "wheels", "tiny", "9.0")
-    assert version_of(resolve(project.with_name("uv.lock"))) == "2.0"  # locked before 9.0 was there
-    assert version_of(resolve(project)) == "9.0"
+def test_the_dependencies_of_a_pyproject_are_installed(resolve, tmp_path, wheels):
+    text = f'{PROJECT}["tiny==1.0"]\n[tool.uv]\nno-index = true\nfind-links = ["../wheels"]\n'
+    file = write(tmp_path / "mine/pyproject.toml", text)
+    assert version_of(resolve(file)) == "1.0"
+    write(file, text.replace("==1.0", ""))
+    uv("lock", folder=file.parent)
+    wheel(wheels, "tiny", "9.0")
+    assert version_of(resolve(file.with_name("uv.lock"))) == "2.0"  # locked before 9.0 was there
+    assert version_of(resolve(file)) == "9.0"
 
 
 PROJECT = '[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.8"\ndependencies = '
 SOURCES = "\n[tool.uv.sources]\n"
 WHEEL = "wheels/tiny-1.0-py3-none-any.whl"
-UV_LOCK = """
-[[package]]
-name = "mine"
-source = { virtual = "." }
-[package.dev-dependencies]
-dev = [{ name = "tiny" }]
-[[package]]
-name = "tiny"
-source = { editable = "wheels" }
-"""
+WORKSPACE = '\n[tool.uv.workspace]\nmembers = ["ours"]'
+DEVELOPMENT = '\n[dependency-groups]\ndev = ["ours"]'
+PYLOCK = 'lock-version = "1.0"\ncreated-by = "us"\n[[packages]]\nname = "ours"\ndirectory = { path = "ours" }'
+
+
+def uv(*arguments: str, folder: Path) -> None:
+    from uv import find_uv_bin
+
+    subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("text", ['["tiny"]' + SOURCES + f'Tiny = {{ path = "{WHEEL}" }}', '["tiny @ {uri}"]'])
@@ -135,45 +133,76 @@ def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheel
     file = write(tmp_path / "pyproject.toml", PROJECT + text.replace("{uri}", path.as_uri()))
     first = resolve(file)
     assert resolve(file) == first
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("more.py", "")
-    second = resolve(file)
-    assert second.python != first.python and second.lock_digest != first.lock_digest
+    change(path)
+    assert resolve(file).lock_digest != first.lock_digest
 
 
-def test_an_archive_that_a_lock_names_is_part_of_the_key(tmp_path):
-    from uv import find_uv_bin
-
-    project = write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
-    commands = (["lock"], ["export", "--frozen", "--format=pylock.toml", "--output-file=pylock.toml"])
-    for command in commands:
-        subprocess.run([find_uv_bin(), "-q", "--offline", *command], cwd=tmp_path, check=True, timeout=60)
-    names = ("uv.lock", "pylock.toml", project.name)
-    before = [env_requirements.read(tmp_path / name).content for name in names]
-    assert [len(content) for content in before] == [2, 2, 2]
-    (tmp_path / WHEEL).write_bytes(b"another")
-    for name, content in zip(names, before, strict=True):
-        after = env_requirements.read(tmp_path / name).content
-        assert (after[0], after[1] == content[1]) == (content[0], False)
+@pytest.mark.parametrize("name", ["uv.lock", "pylock.toml"])
+def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve, tmp_path, capsys, name):
+    write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
+    uv("lock", folder=tmp_path)
+    uv("export", "--frozen", "--format=pylock.toml", "--output-file=pylock.toml", folder=tmp_path)
+    assert version_of(resolve(tmp_path / name)) == "1.0"
+    change(tmp_path / WHEEL)
+    with pytest.raises(ConfigError, match=r"cannot be built: uv says:(.|\n)*[Hh]ash"):
+        resolve(tmp_path / name)
+    assert f"was built from {tmp_path / WHEEL}, which has changed since" in capsys.readouterr().err
 
 
-def test_sources_of_what_is_not_installed_are_no_obstacle(tmp_path):
-    sources = SOURCES + 'other = { path = ".", editable = true }\ntiny = { index = "ours" }\n'
-    project = write(tmp_path / "pyproject.toml", PROJECT + '["tiny>=1"]' + sources)
-    assert len(env_requirements.read(project).content) == 1
-    packages = [
-        'name = "mine"\nsource = { editable = "." }\ndependencies = [{ name = "tiny" }]\n',
-        'name = "tiny"\nsource = { registry = "https://pypi.org/simple" }\n',
-        'name = "other"\nsource = { editable = "other" }\n',  # another member of the workspace
-    ]
-    lock = write(tmp_path / "uv.lock", "".join(f"[[package]]\n{package}" for package in packages))
-    assert len(env_requirements.read(lock).content) == 1
+def test_an_archive_that_is_gone_is_said_by_a_dry_run(tmp_path):
+    env = VenvEnv(str(write(tmp_path / "requirements.txt", WHEEL)), cache_root=str(tmp_path / "cache"))
+    env.resolve()
+    (tmp_path / WHEEL).unlink()
+    assert f"was built from {tmp_path / WHEEL}, which has changed since" in str(env.preview().to_build)
+
+
+def test_sources_of_what_is_not_installed_are_no_obstacle(resolve, tmp_path):
+    project(tmp_path / "other", "other")
+    sources = f'{SOURCES}other = {{ workspace = true }}\ntiny = {{ path = "{WHEEL}" }}\n'
+    workspace = '[tool.uv.workspace]\nmembers = ["other"]\n[dependency-groups]\nmore = ["other"]\n'
+    file = write(tmp_path / "pyproject.toml", PROJECT + '["tiny>=1"]' + sources + workspace)
+    uv("lock", folder=tmp_path)
+    assert "other" in (tmp_path / "uv.lock").read_text()
+    assert version_of(resolve(file)) == version_of(resolve(tmp_path / "uv.lock")) == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requirements.txt", "./ours\n"),
+        ("requirements.txt", "ours/../ours[more]\n"),
+        ("requirements.txt", "ours @ {uri}\n"),
+        ("pyproject.toml", f'{PROJECT}["ours"]{SOURCES}ours = {{ path = "ours", editable = true }}'),
+        ("pyproject.toml", f'{PROJECT}["ours"]{SOURCES}ours = [{{ path = "ours" }}]'),
+        ("pyproject.toml", f'{PROJECT}["ours"]{SOURCES}ours = {{ workspace = true }}{WORKSPACE}'),
+        ("pyproject.toml", f'{PROJECT}["ours @ {{uri}}"]'),
+        ("pylock.toml", PYLOCK),
+        ("uv.lock", f'{PROJECT}[]{SOURCES}ours = {{ path = "ours", editable = true }}{DEVELOPMENT}'),
+    ],
+)
+def test_what_can_be_edited_is_refused_and_leaves_nothing(resolve, tmp_path, name, text):
+    folder = project(tmp_path / "ours", "ours")
+    text = text.replace("{uri}", folder.as_uri())
+    if name == "uv.lock":
+        write(tmp_path / "pyproject.toml", text)
+        uv("lock", folder=tmp_path)
+    else:
+        write(tmp_path / name, text)
+    with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}.*build a wheel"):
+        resolve(tmp_path / name)
+    assert not list((tmp_path / "cache").glob("venv-*[!k]"))
 
 
 def test_a_solve_that_fails_is_said_in_uvs_words_and_leaves_nothing(resolve, tmp_path):
     with pytest.raises(ConfigError, match=r"requirements\.txt cannot be built: uv says:\n(.|\n)*tiny>7"):
         resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny>7\n"))
     assert not list((tmp_path / "cache").glob("venv-*[!k]"))
+
+
+@pytest.mark.parametrize("text", ["[project", "project = 3"])
+def test_a_pyproject_that_is_none_is_said_in_uvs_words(resolve, tmp_path, text):
+    with pytest.raises(ConfigError, match=r"uv says:\n(.|\n)*pyproject\.toml(.|\n)*TOML"):
+        resolve(write(tmp_path / "pyproject.toml", text))
 
 
 def test_a_python_that_cannot_run_jobs_is_said_and_leaves_nothing(resolve, tmp_path, monkeypatch):
@@ -194,19 +223,9 @@ def test_a_python_that_is_not_there_is_said(resolve, tmp_path, monkeypatch):
     [
         ("environment.yml", "", "is for env=conda"),
         ("requirements.txt", "-e .\n", "build a wheel"),
-        ("requirements.txt", ".\n", "build a wheel"),
-        ("requirements.txt", "wheels/../wheels[more]\n", "build a wheel"),
-        ("requirements.txt", "tiny @ file:///tmp\n", "build a wheel"),
+        ("requirements.txt", "--editable=.\n", "build a wheel"),
         ("requirements.txt", "-r gone.txt\n", r"gone\.txt cannot be read"),
         ("requirements.txt", "-r requirements.txt\n", "includes itself"),
-        ("pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "wheels", editable = true }}', "build a wheel"),
-        ("pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = [{{ path = "wheels" }}]', "build a wheel"),
-        ("pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ workspace = true }}', "build a wheel"),
-        ("pyproject.toml", f'{PROJECT}["tiny @ file:///tmp"]', "build a wheel"),
-        ("pyproject.toml", "[project", r"pyproject\.toml cannot be read: it is no TOML"),
-        ("pyproject.toml", "project = 3", r"pyproject\.toml has not the form of such a file"),
-        ("pylock.toml", '[[packages]]\nname = "tiny"\ndirectory = { path = "wheels" }', "build a wheel"),
-        ("uv.lock", UV_LOCK, r"`-e wheels` in .*build a wheel"),
         ("uv.lock", "", r"pyproject\.toml cannot be read"),
     ],
 )
