@@ -22,9 +22,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pipeline.layout import DATABASE
 from pipeline.series import Origin, Series, write_table
 from pipeline.spool_format import Clock
-from pipeline.store import DATABASE, open_store
+from pipeline.store import open_store
 
 EXPERIMENT = "scale"
 _START_MS, _STEP_NS = 1_700_000_000_000, 100_000_000

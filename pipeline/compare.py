@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from pipeline.measure import FIRST_LOSSES_TAG
+from pipeline.tags import Tag
 from pipeline.types import Group, GroupResult, Result, WindowKind
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ def _means(baselines: Sequence[Baseline]) -> dict[str, float]:
 
 def _losses(row: GroupResult) -> dict[int, list[float]]:
     """Losses of the first steps by index of the job."""
-    return {int(index): values for index, values in json.loads(row.tags.get(FIRST_LOSSES_TAG, "{}")).items()}
+    return {int(index): values for index, values in json.loads(row.tags.get(Tag.FIRST_LOSSES, "{}")).items()}
 
 
 def _digests(row: GroupResult) -> tuple[str, ...]:

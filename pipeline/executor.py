@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import build, interrupts, measure, phases, timeline
+from pipeline import build, interrupts, layout, measure, phases, timeline
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.gpu import dcgm_profiling, lease
 from pipeline.interrupts import Interrupted, UndoStack
@@ -31,6 +31,7 @@ from pipeline.phases import Phases
 from pipeline.protocols import Listener, Profiler, Sharing
 from pipeline.sender import Sender
 from pipeline.spool import SampleFile, Spool, SpoolRun
+from pipeline.tags import Tag, listener_tag
 from pipeline.types import Device, Group, GroupResult, Job, ListenerSpec, Required, Result, Slot
 from pipeline.warm_start import WarmStart
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
 
 log = logging.getLogger(__name__)
-NO_REPORT_TAG = "collocation.no_report"
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Executor:
                 interrupted = error
             row = measure.judge(group, execution.observation(interrupted is not None))
             row = dataclasses.replace(row, spool_id=run.spool_id)
-            run.add_artifact(phases.FILE_NAME, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
+            run.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
             timeline.write(run, row)
             run.close(row)
         if interrupted is not None:
@@ -131,7 +131,7 @@ class _Execution:
             log.debug("%s: %s", self.group.name, self.failure, exc_info=True)
         except Exception as error:  # the one boundary behind which a study goes on
             self.failure = f"{type(error).__name__}: {error}"
-            self.run.add_artifact("orchestrator_error.txt", traceback.format_exc())
+            self.run.add_artifact(layout.ORCHESTRATOR_ERROR, traceback.format_exc())
             log.exception("%s failed in the orchestrator", self.group.name)
         finally:
             self._undo_again()
@@ -230,7 +230,7 @@ class _Execution:
     def _starter(self, job: Job, profiler: Profiler) -> Starter:
         workload = job.workload
         if not self.group.profiler.is_none:  # a profiler must see its program start
-            prefix = profiler.prefix(self.run.folder / "jobs" / str(job.index))
+            prefix = profiler.prefix(self.run.folder / layout.job_path(job.index))
             return Spawn(self.executor.inventory.interpreters[workload.env], prefix)
         return self.executor.warm_start.starter(workload, self.executor.inventory.interpreters[workload.env])
 
@@ -240,14 +240,14 @@ class _Execution:
         without = [state.job.name for state in ended_well if profiler.report(state.folder) is None]
         if without:
             said = f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
-            before = self.tags.get(NO_REPORT_TAG)
-            self.tags[NO_REPORT_TAG] = f"{before}; {said}" if before else said
+            before = self.tags.get(Tag.NO_REPORT)
+            self.tags[Tag.NO_REPORT] = f"{before}; {said}" if before else said
             log.warning("%s: %s", self.group.name, said)
 
     def _observe(self, spec: ListenerSpec, watched: Watched, stack: UndoStack) -> None:
         is_needed = spec.required is Required.YES or (spec.required is Required.IF_GPU and watched.device.is_gpu)
         if not is_needed and not watched.device.is_gpu and spec.required is Required.IF_GPU:
-            self.tags[f"collocation.listener.{spec.name}"] = "left out: no GPU"
+            self.tags[listener_tag(spec.name)] = "left out: no GPU"
             return
         listener: Listener = build.instance(spec.build, interval_ms=spec.interval_ms)
         try:
@@ -255,7 +255,7 @@ class _Execution:
         except ListenerError as error:
             if is_needed:
                 raise
-            self.tags[f"collocation.listener.{spec.name}"] = f"absent: {error}"
+            self.tags[listener_tag(spec.name)] = f"absent: {error}"
             said = f"left out: {error}"
             if said not in self.executor.warned:  # once a study; each group's tags have it
                 self.executor.warned.add(said)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pipeline import events, processes
+from pipeline import events, layout, processes
 from pipeline.channel import PROTOCOL, Channel
 from pipeline.errors import LaunchError
 from pipeline.launch import Process, Starter
@@ -121,7 +121,7 @@ class JobGroup:
         self._profiler = profiler
         self._slots, self._starters, self._limits, self._pin_cpus = slots, starters, limits, pin_cpus
         self._mark, self._socket = mark, scratch / "control"
-        self.states = [JobState(job=job, folder=folder / "jobs" / str(job.index)) for job in jobs]
+        self.states = [JobState(job=job, folder=folder / layout.job_path(job.index)) for job in jobs]
         self._by_index = {state.job.index: state for state in self.states}
 
     def __enter__(self) -> JobGroup:
@@ -179,7 +179,7 @@ class JobGroup:
         if not in_time:
             for state in self.states:
                 if not state.is_ready:
-                    phase = events.read_progress(state.folder / "events.jsonl").phase
+                    phase = events.read_progress(state.folder / layout.EVENTS).phase
                     state.overdue = f"not ready within {self._limits.ready_s:g} s (last phase: {phase})"
             raise LaunchError("not all jobs were ready in time")
 
@@ -242,12 +242,12 @@ class JobGroup:
         job = state.job
         state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
-        (state.folder / "job.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         state.profiler = self._profiler
         if self._pin_cpus:
             state.cpus = sorted(_share_of_cpus(position, len(self.states)))
         environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ)
-        stdout, stderr = state.folder / "stdout.log", state.folder / "stderr.log"
+        stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
         state.started_ns = time.monotonic_ns()
         try:
             state.process = starter.start(
@@ -262,7 +262,7 @@ class JobGroup:
         # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
         # measured would wait for each other. They reach the job's run when the window is over.
         return inherited_environ(interpreter.environ) | {
-            "MLFLOW_TRACKING_URI": (state.folder / "mlflow").as_uri(),
+            "MLFLOW_TRACKING_URI": (state.folder / layout.SCRIPT_STORE).as_uri(),
             "MLFLOW_ALLOW_FILE_STORE": "true",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "CUDA_VISIBLE_DEVICES": slot.visible_devices,

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import events, phases
+from pipeline import events, layout, phases
 from pipeline.events import Events
 from pipeline.jobs import JobState
+from pipeline.tags import Tag
 from pipeline.types import Group, GroupResult, JobResult, Result, Sample, Span, WindowKind
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
@@ -41,7 +42,6 @@ _DEVICE_SOURCES = {source for source, *_ in _DEVICE_FIGURES}
 # Which failing job names the group's result, most telling first.
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
-FIRST_LOSSES_TAG = "collocation.first_losses"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     jobs: list[JobResult] = []
     windows: list[tuple[int, int]] = []
     for batch in seen.batches:
-        logs = [events.read(state.folder / "events.jsonl") for state in batch.states]
+        logs = [events.read(state.folder / layout.EVENTS) for state in batch.states]
         window = _window(group, batch.states, logs)
         if window is not None:
             windows.append(window)
@@ -93,11 +93,11 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     metrics |= phases.group_metrics(seen.spans)
     tags = dict(seen.tags) | _first_losses(jobs)
     if windows:
-        tags["collocation.window_start_ns"] = str(min(begin for begin, _ in windows))
-        tags["collocation.window_end_ns"] = str(max(end for _, end in windows))
+        tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))
+        tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     overlap = metrics.get("overlap_ratio")
     if group.window.kind is WindowKind.STEADY and overlap is not None and overlap < MIN_OVERLAP_RATIO:
-        tags["collocation.flag"] = f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
+        tags[Tag.FLAG] = f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
     return GroupResult(
         group=group,
         result=result,
@@ -192,7 +192,7 @@ def _end(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
         text = f"{error.get('type')}: {error.get('message')}"
         if error.get("type") == "ScriptError":
             # What went wrong in a script that knows nothing of us stands in its own error output only.
-            text += _last_words(state.folder / "stderr.log")
+            text += _last_words(state.folder / layout.STDERR)
         return (Result.OOM if error.get("type") in _OOM_TYPES or _tells_oom(text) else Result.FAILED), text
     if state.fault is not None:
         return Result.FAILED, state.fault
@@ -203,10 +203,10 @@ def _end(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
     if state.exit_status == 0:
         return Result.FAILED, "ended with status 0 without reporting the end of its work"
     how = f"status {state.exit_status}" if state.exit_status > 0 else f"signal {-state.exit_status}"
-    words = _last_words(state.folder / "stderr.log")
+    words = _last_words(state.folder / layout.STDERR)
     if state.profiler is not None and state.bye in (None, "ok"):
         when = "before the job spoke" if state.speaker_pid is None else "before the job's end"
-        words = words or _last_words(state.folder / "stdout.log")
+        words = words or _last_words(state.folder / layout.STDOUT)
         return Result.FAILED, f"{state.profiler} ended with {how} {'after the job' if state.bye else when}{words}"
     return (Result.OOM if _tells_oom(words) else Result.FAILED), f"ended with {how}{words}"
 
@@ -224,7 +224,7 @@ def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
     """The losses of the first steps by index of the job, as a tag of the row: comparisons need them after a resume."""
     losses = {job.job.index: [value for _, _, value in sorted(job.series.get("first_loss", ()))] for job in jobs}
     known = {index: values for index, values in losses.items() if values}
-    return {FIRST_LOSSES_TAG: json.dumps(known)} if known else {}
+    return {Tag.FIRST_LOSSES: json.dumps(known)} if known else {}
 
 
 def _tells_oom(text: str) -> bool:

@@ -16,7 +16,6 @@ from pipeline.events import Events
 from pipeline.jobs import JobState
 from pipeline.types import Span
 
-FILE_NAME = "phases.json"
 SETUP, LAUNCH, WINDOW, END, CLEANUP = "setup", "launch", "window", "end", "cleanup"
 _IN_WORDS = {WINDOW: "measuring", LAUNCH: "launching", END: "ending jobs", SETUP: "setting up", CLEANUP: "cleaning up"}
 

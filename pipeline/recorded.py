@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Artifacts that `pipeline/spool.py` writes: of a group, and of a job.
-CONFIG_FILE, GROUP_FILE = "config.yaml", "group.json"
-LOCK_FILE = "environment.txt"
+from pipeline.layout import SCRIPT_PREFIX
+from pipeline.tags import fact_tag
 
 
 def script_files(scripts: Iterable[str]) -> dict[str, str]:
@@ -21,8 +20,11 @@ def script_files(scripts: Iterable[str]) -> dict[str, str]:
     first = {path: index for index, path in reversed(list(enumerate(scripts)))}
     names = Counter(Path(path).name for path in first)
     return {
-        path: f"script-{Path(path).name}" if names[Path(path).name] == 1 else f"script-{index}-{Path(path).name}"
+        path: f"{SCRIPT_PREFIX}{Path(path).name}"
+        if names[Path(path).name] == 1
+        else f"{SCRIPT_PREFIX}{index}-{Path(path).name}"
         for path, index in first.items()
+        for name in [Path(path).name]
     }
 
 
@@ -47,4 +49,4 @@ class RecordedGroup:
 
     def fact(self, name: str) -> str | None:
         """A fact of its provenance; `None` if it does not say."""
-        return self.tags.get(f"collocation.{name}")
+        return self.tags.get(fact_tag(name))

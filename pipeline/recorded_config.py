@@ -10,7 +10,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import schema
 from pipeline.errors import ConfigError
-from pipeline.recorded import CONFIG_FILE, RecordedGroup
+from pipeline.layout import CONFIG
+from pipeline.recorded import RecordedGroup
 
 T = TypeVar("T")
 
@@ -23,9 +24,9 @@ def config_of(group: RecordedGroup) -> tuple[DictConfig, list[str]]:
     Raises:
         ConfigError: the run has no configuration, or one with keys that this version does not know.
     """
-    text = group.files.get(CONFIG_FILE)
+    text = group.files.get(CONFIG)
     if text is None:
-        raise ConfigError(f"run {group.run_id} has no artifact {CONFIG_FILE}, so that it cannot be reproduced")
+        raise ConfigError(f"run {group.run_id} has no artifact {CONFIG}, so that it cannot be reproduced")
     values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
     if lacking := [key for key in ("scenario", "workload", "env", "sizes") if key not in values]:
         raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pipeline import held_folder
+from pipeline import held_folder, layout
 from pipeline.errors import ConfigError, LaunchError, SharingError
 from pipeline.given_path import expanded
 from pipeline.gpu import nvml
@@ -239,7 +239,7 @@ def _model_name(config: GpuConfig) -> str:
 def _report(state: JobState, error_type: str, message: str) -> None:
     event = {"event": "error", "t_ns": time.monotonic_ns(), "type": error_type, "message": message}
     # The job waits at the barrier, so nothing of its own comes between.
-    with (state.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+    with (state.folder / layout.EVENTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
 
 

@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.errors import ConfigError, TrackingError
-from pipeline.store import BUSY_TIMEOUT_S, DATABASE, foreign_root, locked
+from pipeline.layout import DATABASE
+from pipeline.store import BUSY_TIMEOUT_S, foreign_root, locked
 
 PATH_COLUMNS = (
     ("experiments", "artifact_location"),

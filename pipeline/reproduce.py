@@ -12,13 +12,13 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from pipeline import layout, recorded_config, reproduce_differences
 from pipeline import plan as planning
-from pipeline import recorded_config, reproduce_differences
 from pipeline.errors import ConfigError
 from pipeline.given_path import expanded
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory
-from pipeline.recorded import GROUP_FILE, RecordedGroup
+from pipeline.recorded import RecordedGroup
 from pipeline.schema import Config
 from pipeline.sender import Sender
 from pipeline.types import GroupResult, Plan
@@ -181,7 +181,9 @@ def _build_from_locks(whole: DictConfig, original: RecordedGroup, stack: UndoSta
         return
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
     # By the size that the job has: the only job of a mix's baseline is the first of its group, whatever its size.
-    sizes = {str(job["index"]): job["size"] for job in json.loads(original.files.get(GROUP_FILE, "{}")).get("jobs", [])}
+    sizes = {
+        str(job["index"]): job["size"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])
+    }
     for index, text in sorted(original.job_locks.items()):
         path = folder / f"environment-{index}.txt"
         path.write_text(text, encoding="utf-8")

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pipeline import layout
 from pipeline.inventory import Inventory
-from pipeline.recorded import GROUP_FILE, RecordedGroup, script_files
+from pipeline.recorded import RecordedGroup, script_files
 from pipeline.types import Group
 
 _MAX_PACKAGES = 8
@@ -107,7 +108,7 @@ def _by_name(lock: Iterable[str]) -> dict[str, str]:
 
 def _scripts(original: RecordedGroup, group: Group) -> Iterable[str]:
     """By the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
-    before = [job["workload"] for job in json.loads(original.files.get(GROUP_FILE, "{}")).get("jobs", [])]
+    before = [job["workload"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])]
     files = script_files(workload["script"] for workload in before)
     found: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import layout
 from pipeline.errors import TrackingError
-from pipeline.recorded import CONFIG_FILE, GROUP_FILE, LOCK_FILE, RecordedGroup
+from pipeline.recorded import RecordedGroup
 from pipeline.store import Store, is_server, open_if_there, reason_of
+from pipeline.tags import GROUP, JOB, Tag
 from pipeline.types import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
-GROUP, JOB = "group", "job"
-ROLE_TAG = "collocation.role"
-PARENT_TAG = "mlflow.parentRunId"
 PAGE = 1000
 
 
@@ -64,23 +63,23 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
     finished = []
     for run in _runs(store, experiment, GROUP):
         tags = run.data.tags
-        digest, result = tags.get("collocation.digest"), tags.get("collocation.result")
+        digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
             continue
-        block = tags.get("collocation.block")
+        block = tags.get(Tag.BLOCK)
         finished.append(
             FinishedGroup(
                 digest=digest,
                 result=Result(result),
                 block=int(block) if block is not None and block.isdigit() else None,
-                gpu_uuid=tags.get("collocation.gpu_uuid"),
-                boot_id=tags.get("collocation.boot_id"),
+                gpu_uuid=tags.get(Tag.GPU_UUID),
+                boot_id=tags.get(Tag.BOOT_ID),
                 run_id=run.info.run_id,
-                spool_id=tags.get("collocation.spool_id"),
+                spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=_figures(run),
-                reason=tags.get("collocation.reason"),
-                first_losses=tags.get("collocation.first_losses"),
-                settings=tags.get("collocation.settings"),
+                reason=tags.get(Tag.REASON),
+                first_losses=tags.get(Tag.FIRST_LOSSES),
+                settings=tags.get(Tag.SETTINGS),
             )
         )
     return finished
@@ -103,7 +102,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
         raise TrackingError(f"there is no store in {root_or_uri}; give the one that holds run {run_id}: tracking.root")
     try:
         run = store.client.get_run(run_id)
-        parent_id = run.data.tags.get(PARENT_TAG)
+        parent_id = run.data.tags.get(Tag.PARENT_RUN)
         run = run if parent_id is None else store.client.get_run(parent_id)
     except MlflowException as error:
         if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
@@ -115,14 +114,14 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
             "the store is the one of tracking.root or tracking.uri"
         ) from error
-    if (role := run.data.tags.get(ROLE_TAG)) != GROUP:
-        seen = f"it is a {role}" if role else f"it has no tag {ROLE_TAG}"
+    if (role := run.data.tags.get(Tag.ROLE)) != GROUP:
+        seen = f"it is a {role}" if role else f"it has no tag {Tag.ROLE}"
         raise TrackingError(f"run {run_id} is neither a group nor a job of this project: {seen}")
     experiment = store.client.get_experiment(run.info.experiment_id)
     children = store.client.search_runs(
-        [run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run.info.run_id}'", max_results=PAGE
+        [run.info.experiment_id], f"tags.`{Tag.PARENT_RUN}` = '{run.info.run_id}'", max_results=PAGE
     )
-    locks = {child.data.tags.get("collocation.index", ""): _files(store, child.info.run_id) for child in children}
+    locks = {child.data.tags.get(Tag.INDEX, ""): _files(store, child.info.run_id) for child in children}
     return RecordedGroup(
         run_id=run.info.run_id,
         experiment=experiment.name,
@@ -131,7 +130,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
         params=dict(run.data.params),
         metrics=_figures(run),
         files=_files(store, run.info.run_id),
-        job_locks={index: files[LOCK_FILE] for index, files in locks.items() if LOCK_FILE in files},
+        job_locks={index: files[layout.ENVIRONMENT] for index, files in locks.items() if layout.ENVIRONMENT in files},
     )
 
 
@@ -140,7 +139,7 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
     wanted = [
         each.path
         for each in store.client.list_artifacts(run_id)
-        if each.path in (CONFIG_FILE, GROUP_FILE, LOCK_FILE) or each.path.startswith("script-")
+        if each.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT) or each.path.startswith(layout.SCRIPT_PREFIX)
     ]
     with tempfile.TemporaryDirectory() as folder:
         return {
@@ -166,7 +165,7 @@ def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
     """
     store = _existing(root_or_uri, experiment)
     jobs, groups = _table(store, experiment, JOB), _table(store, experiment, GROUP).add_prefix("group.")
-    key = f"tags.{PARENT_TAG}"
+    key = f"tags.{Tag.PARENT_RUN}"
     if key not in jobs:
         return jobs
     return jobs.merge(groups, how="left", left_on=key, right_on="group.run_id")
@@ -195,7 +194,7 @@ def _runs(store: Store, experiment: str, role: str) -> list[Any]:
     try:
         found = store.client.get_experiment_by_name(experiment)
         with _collector_paused():
-            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{ROLE_TAG}` = '{role}'"))
+            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
     except MlflowException as error:
         raise TrackingError(
             f"the runs of experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}; "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.measure import COMPARED, FIRST_LOSSES_TAG
+from pipeline.measure import COMPARED
+from pipeline.tags import Tag
 from pipeline.types import Group, GroupResult, JobResult, Plan, Result
 
 
@@ -78,6 +79,6 @@ def _row(group: Group, entry: dict[str, Any]) -> GroupResult:
         reason=entry.get("reason") or "",
         jobs=jobs,
         metrics=metrics,
-        tags={FIRST_LOSSES_TAG: losses} if losses else {},
+        tags={Tag.FIRST_LOSSES: losses} if losses else {},
         spool_id=entry.get("spool_id"),
     )

@@ -12,15 +12,15 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from pipeline.layout import LONG_VALUES
 from pipeline.script_runs import ScriptRun
+from pipeline.tags import Tag
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 MAX_ENTITIES, MAX_PARAMS, MAX_TAGS = 1000, 100, 100
 MAX_BYTES = 500_000
 """Of one request. MLflow takes 1e6; half of it leaves room for what JSON and the transport add."""
 
-NOT_FINITE_TAG = "collocation.not_finite"
-LONG_VALUES = "long_values.json"
 CUT = f" ... [cut: the whole value is in {LONG_VALUES}]"
 
 Point = tuple[int, int, float]
@@ -90,7 +90,7 @@ class RunContent:
         """Everything, in as few calls as MLflow allows; nothing if there is nothing."""
         tags = dict(self.tags)
         if self.not_finite:
-            tags[NOT_FINITE_TAG] = self._cut("tags", NOT_FINITE_TAG, ", ".join(self.not_finite), MAX_TAG)
+            tags[Tag.NOT_FINITE] = self._cut("tags", Tag.NOT_FINITE, ", ".join(self.not_finite), MAX_TAG)
         batch = Batch()
         for kind, key, value in (
             *(("params", key, value) for key, value in self.params.items()),

@@ -16,10 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.layout import SAMPLE_TABLES
 from pipeline.spool_format import ChildRecord, Clock
-
-TABLES = ("samples.parquet", "samples.csv")
-"""Names of the table: the second one is written where pyarrow is missing (as with mlflow-skinny)."""
 
 COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
 MACHINE_SOURCE = "host"
@@ -102,8 +100,8 @@ def of_child(samples: Mapping[Origin, Series], child: ChildRecord) -> dict[str, 
 
 
 def write_table(samples: Mapping[Origin, Series], clock: Clock, folder: Path) -> Path:
-    """Write every sample as a tidy table, one row a value, and return its path, which is one of `TABLES`."""
-    parquet, plain = (folder / name for name in TABLES)
+    """Write every sample as a tidy table, one row a value, and return its path, which is one of `SAMPLE_TABLES`."""
+    parquet, plain = (folder / name for name in SAMPLE_TABLES)
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError:
@@ -115,7 +113,7 @@ def read_table(path: Path, fields: Collection[str]) -> dict[Origin, Series]:
     """Some fields of a table that `write_table` wrote.
 
     Args:
-        path: of the table, named as in `TABLES`.
+        path: of the table, named as in `SAMPLE_TABLES`.
         fields: which to read.
 
     Raises:

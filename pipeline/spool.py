@@ -17,17 +17,18 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from pipeline import leftovers, spool_format
+from pipeline import layout, leftovers, spool_format
 from pipeline.env_lock import without_secrets
 from pipeline.errors import TrackingError
 from pipeline.inventory import PROJECT_DIR
-from pipeline.recorded import CONFIG_FILE, GROUP_FILE, LOCK_FILE, script_files
+from pipeline.recorded import script_files
 from pipeline.sender import Sender
 from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
+from pipeline.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.types import Group, GroupResult, Interpreter, Job, JobResult, Result, Sample, Slot, Spec
 
 # What MLflow's table of runs shows in columns of its own.
-_UI_COLUMNS = {"mlflow.source.name": "command_line", "mlflow.source.git.commit": "git_commit", "mlflow.user": "user"}
+_UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.GIT_COMMIT: "git_commit", Tag.USER: "user"}
 
 
 class SampleFile:
@@ -85,12 +86,12 @@ class SpoolRun:
 
     def add_artifact(self, name: str, text: str) -> None:
         """Keep a text file with the group."""
-        (self.folder / "artifacts" / name).write_text(text, encoding="utf-8")
+        (self.folder / layout.ARTIFACTS / name).write_text(text, encoding="utf-8")
 
     def close(self, result: GroupResult) -> None:
         """Write the row; from here on, the folder can be sent."""
         now = time.monotonic_ns()
-        tags = {"collocation.result": result.result.value, "collocation.reason": result.reason, **result.tags}
+        tags = {Tag.RESULT: result.result.value, Tag.REASON: result.reason, **result.tags}
         parent = dataclasses.replace(
             self._record.parent,
             status=result.result.mlflow_status,
@@ -128,7 +129,7 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._uri = interpreters or {}, uri
-        self._folder = _new_folder(root.resolve() / "spool")
+        self._folder = _new_folder(root.resolve() / layout.SPOOL)
         self.study = self._folder.name
 
     @contextmanager
@@ -142,21 +143,21 @@ class Spool:
         self._sender.send(folder)
 
     def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
-        (folder / "artifacts").mkdir(parents=True)
-        lock = os.open(folder / spool_format.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        sink = SampleFile(folder / spool_format.SAMPLES)
+        (folder / layout.ARTIFACTS).mkdir(parents=True)
+        lock = os.open(folder / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        sink = SampleFile(folder / layout.SAMPLES)
         record = _new_record(group, self.study, self._facts, self._interpreters)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
-            run.add_artifact(GROUP_FILE, _group_json(group))
+            run.add_artifact(layout.GROUP, _group_json(group))
             for script, name in script_files(job.workload.script for job in group.jobs).items():
                 if not Path(script).is_relative_to(PROJECT_DIR):  # ours is told by the commit
                     run.add_artifact(name, Path(script).read_text(encoding="utf-8", errors="replace"))
             self._add_locks(folder, group)
-            run.add_artifact(CONFIG_FILE, without_secrets(OmegaConf.to_yaml(OmegaConf.structured(group.config))))
+            run.add_artifact(layout.CONFIG, without_secrets(OmegaConf.to_yaml(OmegaConf.structured(group.config))))
             spool_format.write(folder, run._record)
             with leftovers.scratch(run.spool_id):
                 self._sender.begin(folder)
@@ -169,9 +170,9 @@ class Spool:
         """Keep the exact packages of each job's environment among the artifacts of its run (docs/environments.md)."""
         for job in group.jobs:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
-                jobs_folder = folder / "jobs" / str(job.index)
+                jobs_folder = folder / layout.job_path(job.index)
                 jobs_folder.mkdir(parents=True)
-                (jobs_folder / LOCK_FILE).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
+                (jobs_folder / layout.ENVIRONMENT).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
         """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""
@@ -192,7 +193,7 @@ class Spool:
 
     def remove_if_empty(self) -> None:
         """Remove the study's folder once everything was sent."""
-        for folder in (self._folder, self._folder.parent / spool_format.AMENDMENTS, self._folder.parent):
+        for folder in (self._folder, self._folder.parent / layout.AMENDMENTS, self._folder.parent):
             with contextlib.suppress(OSError):  # not empty, or not there
                 folder.rmdir()
 
@@ -210,22 +211,22 @@ def _new_folder(spool: Path) -> Path:
 
 def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: Mapping[Spec, Interpreter]) -> Record:
     spool_id, now = uuid.uuid4().hex, time.monotonic_ns()
-    common = {
-        "collocation.study": study,
-        "collocation.block": str(group.block),
-        "collocation.scenario": group.scenario,
-        "collocation.gpu_uuid": group.device.uuid,
-        "collocation.device": group.device.name,
-        **({"collocation.simulated": "true"} if group.device.is_simulated else {}),
-        **({} if group.profiler.is_none else {"collocation.profiler": group.profiler.name}),
-        **{f"collocation.{key}": value for key, value in (facts | dict(group.device.details)).items()},
+    common: dict[str, str] = {
+        Tag.STUDY: study,
+        Tag.BLOCK: str(group.block),
+        Tag.SCENARIO: group.scenario,
+        Tag.GPU_UUID: group.device.uuid,
+        Tag.DEVICE: group.device.name,
+        **({Tag.SIMULATED: "true"} if group.device.is_simulated else {}),
+        **({} if group.profiler.is_none else {Tag.PROFILER: group.profiler.name}),
+        **{fact_tag(key): value for key, value in (facts | dict(group.device.details)).items()},
         **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
     }
     parent_tags = common | {
-        "collocation.role": "group",
-        "collocation.digest": group.digest,
-        "collocation.settings": group.settings_digest,
-        "collocation.spool_id": spool_id,
+        Tag.ROLE: GROUP,
+        Tag.DIGEST: group.digest,
+        Tag.SETTINGS: group.settings_digest,
+        Tag.SPOOL_ID: spool_id,
     }
     children = tuple(
         ChildRecord(
@@ -238,11 +239,11 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
                 **_environment_param(job, interpreters),
                 **dict(job.workload.params),
             },
-            tags=common | {"collocation.role": "job", "collocation.workload_digest": job.workload.digest},
+            tags=common | {Tag.ROLE: JOB, Tag.WORKLOAD_DIGEST: job.workload.digest},
             index=job.index,
             gi_id=None,
             is_gpu=group.device.is_gpu,
-            folder=f"jobs/{job.index}",
+            folder=layout.job_path(job.index),
         )
         for job in group.jobs
     )
@@ -307,16 +308,16 @@ def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, 
             child,
             status=result.mlflow_status,
             end_ns=now,
-            tags=child.tags | {"collocation.result": result.value, "collocation.reason": reason},
+            tags=child.tags | {Tag.RESULT: result.value, Tag.REASON: reason},
         )
     tags = {
-        "collocation.result": job.result.value,
-        "collocation.reason": job.reason,
-        "collocation.exit_status": "" if job.exit_status is None else str(job.exit_status),
-        "collocation.pid": "" if job.pid is None else str(job.pid),
+        Tag.RESULT: job.result.value,
+        Tag.REASON: job.reason,
+        Tag.EXIT_STATUS: "" if job.exit_status is None else str(job.exit_status),
+        Tag.PID: "" if job.pid is None else str(job.pid),
         # Monotonic, so that spans of one boot can be compared to the nanosecond.
-        "collocation.start_ns": "" if job.start_ns is None else str(job.start_ns),
-        "collocation.end_ns": "" if job.end_ns is None else str(job.end_ns),
+        Tag.START_NS: "" if job.start_ns is None else str(job.start_ns),
+        Tag.END_NS: "" if job.end_ns is None else str(job.end_ns),
     }
     return dataclasses.replace(
         child,

@@ -1,13 +1,4 @@
-"""The spool folder of a group: what lies in it, reading and writing its record, and closing what a dead owner left.
-
-    <root>/spool/<study>/<0001-name>/
-        lock            the owner holds an flock on it while it writes; free means finished, or the owner died
-        record.json     what MLflow will be told; always whole, because it is replaced and never edited
-        samples.jsonl   one line a sample; its last line may be torn
-        artifacts/      files of the parent run
-        jobs/<i>/       files of child i; jobs/<i>/mlflow/ is where the job's own MLflow calls went
-        mlflow.json     run ids, written by the sender
-    <root>/spool/amendments/<spool id>.json     figures that came after a group was closed
+"""The spool folder of a group (`layout`): reading and writing its record, and closing what a dead owner left.
 
 Must not import MLflow: the orchestrator uses this module while it measures.
 """
@@ -26,18 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline import leftovers
+from pipeline import layout, leftovers
 from pipeline.errors import TrackingError
+from pipeline.tags import Tag
 from pipeline.types import Result
 
 VERSION = 1
-RECORD = "record.json"
-LOCK = "lock"
-SAMPLES = "samples.jsonl"
-AMENDMENTS = "amendments"
-SENT_PREFIX = ".sent-"
-"""A folder that was accepted and is being removed; what a killed sender leaves of it is swept later."""
-
 TAIL_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -144,7 +129,7 @@ def write_json(path: Path, content: object) -> None:
 
 def write(folder: Path, record: Record) -> None:
     """Replace the record of a spool folder."""
-    write_json(folder / RECORD, record)
+    write_json(folder / layout.RECORD, record)
 
 
 def read(folder: Path) -> Record:
@@ -154,9 +139,11 @@ def read(folder: Path) -> Record:
         TrackingError: it is absent, damaged, or of a version that this code does not know.
     """
     try:
-        raw = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        raw = json.loads((folder / layout.RECORD).read_text(encoding="utf-8"))
         if raw["version"] != VERSION:
-            raise TrackingError(f"{folder / RECORD} has version {raw['version']}; this program reads version {VERSION}")
+            raise TrackingError(
+                f"{folder / layout.RECORD} has version {raw['version']}; this program reads version {VERSION}"
+            )
         return Record(
             **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri")},
             clock=Clock(**raw["clock"]),
@@ -164,12 +151,12 @@ def read(folder: Path) -> Record:
             children=tuple(_child(child) for child in raw["children"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrackingError(f"could not read {folder / RECORD}: {type(error).__name__}: {error}") from error
+        raise TrackingError(f"could not read {folder / layout.RECORD}: {type(error).__name__}: {error}") from error
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
     """Keep an amendment until the store has it; gives its file."""
-    folder = spool_root / AMENDMENTS
+    folder = spool_root / layout.AMENDMENTS
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{amendment.spool_id}.json"
     write_json(file, amendment)
@@ -190,7 +177,7 @@ def read_amendment(file: Path) -> Amendment:
 
 def amendments(spool_root: Path) -> list[Path]:
     """The amendments that the store does not have yet."""
-    return sorted((spool_root / AMENDMENTS).glob("*.json"))
+    return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
 
 
 def recover(spool_root: Path) -> list[Path]:
@@ -209,9 +196,9 @@ def survey(spool_root: Path) -> Survey:
     ready: list[tuple[int, Path]] = []
     busy: list[Path] = []
     unreadable: dict[Path, str] = {}
-    for path in sorted(spool_root.glob(f"*/*/{RECORD}")):
+    for path in sorted(spool_root.glob(f"*/*/{layout.RECORD}")):
         folder = path.parent
-        if folder.name.startswith(SENT_PREFIX):
+        if folder.name.startswith(layout.SENT_PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
             continue
         try:
@@ -239,7 +226,7 @@ def _fields_of(record: Any) -> dict[str, Any]:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[bool]:
     """Hold the owner's lock, so that nobody else closes the folder at the same time; false if it is taken."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(folder / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -260,16 +247,16 @@ def _closed(folder: Path) -> Record:
     if ended:
         what = "1 process" if ended == 1 else f"{ended} processes"
         log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
-    modified_ns = (folder / RECORD).stat().st_mtime_ns
+    modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(
-        _interrupted(child, _last_instant(folder / child.folder / "events.jsonl") or alive_ns)
+        _interrupted(child, _last_instant(folder / child.folder / layout.EVENTS) or alive_ns)
         if child.status == "RUNNING"
         else child
         for child in record.children
     )
     ends = [child.end_ns for child in children if child.end_ns is not None]
-    samples_ns = _last_instant(folder / SAMPLES)
+    samples_ns = _last_instant(folder / layout.SAMPLES)
     parent = _interrupted(record.parent, max([alive_ns, *ends, *([] if samples_ns is None else [samples_ns])]))
     record = dataclasses.replace(record, state="closed", parent=parent, children=children)
     write(folder, record)
@@ -277,7 +264,7 @@ def _closed(folder: Path) -> Record:
 
 
 def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
-    tags = {**run.tags, "collocation.result": Result.INTERRUPTED.value}
+    tags = {**run.tags, Tag.RESULT: Result.INTERRUPTED.value}
     return dataclasses.replace(run, status="KILLED", end_ns=max(end_ns, run.start_ns), tags=tags)
 
 

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import ConfigError, TrackingError
+from pipeline.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-DATABASE = "mlflow.db"
-LOCK = ".init.lock"
 BUSY_TIMEOUT_S = 60
 """How long a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
 
@@ -82,7 +81,7 @@ class Store:
 
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
-            location = None if self.root is None else (self.root / "artifacts" / _folder_name(name)).as_uri()
+            location = None if self.root is None else (self.root / STORE_ARTIFACTS / _folder_name(name)).as_uri()
             try:
                 return str(self.client.create_experiment(name, artifact_location=location))
             except MlflowException as error:
@@ -210,7 +209,7 @@ def foreign_root(location: str, root: Path) -> Path | None:
         root: the present place of the store, absolute.
     """
     path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
-    if not path.is_absolute() or path.parent.name != "artifacts":
+    if not path.is_absolute() or path.parent.name != STORE_ARTIFACTS:
         return None
     owner = path.parent.parent
     same = owner == root or (owner.exists() and owner.samefile(root))
@@ -220,7 +219,7 @@ def foreign_root(location: str, root: Path) -> Path | None:
 @contextmanager
 def locked(root: Path) -> Iterator[Path]:
     """Hold the store's lock; gives its file, which names the MLflow version that last prepared the store."""
-    path = root / LOCK
+    path = root / STORE_LOCK
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -249,7 +248,7 @@ def _create(root: Path) -> None:
     beside = root / f".{DATABASE}.new"
     beside.unlink(missing_ok=True)
     # Opened directly because a client would put the default experiment's artifacts into the working directory.
-    store = SqlAlchemyStore(f"sqlite:///{beside}", (root / "artifacts").as_uri())
+    store = SqlAlchemyStore(f"sqlite:///{beside}", (root / STORE_ARTIFACTS).as_uri())
     store.engine.dispose()
     beside.replace(root / DATABASE)
 

@@ -17,6 +17,7 @@ from pipeline import (
     build,
     go_on,
     interrupts,
+    layout,
     outcome,
     phases,
     provenance,
@@ -145,7 +146,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
     for device in dirty:
         with lease.hold(device, folder):
-            spool_format.recover(root / "spool")  # jobs that are still there hold what is to be undone
+            spool_format.recover(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
             _say_undone(device, replay(Journal(folder, device.uuid)))
     return bool(dirty)
 
@@ -202,7 +203,7 @@ class _Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(self.config.gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        waiting = spool_format.recover(self.root / "spool")
+        waiting = spool_format.recover(self.root / layout.SPOOL)
         for device in self.plan.devices:
             journal = Journal(Path(self.config.gpu.lock_dir), device.uuid)
             if _goes(self.config):
@@ -277,14 +278,14 @@ class _Study:
         """Send the groups, and the late figures, that earlier starts could not."""
         for folder in waiting:
             self.sender.send(folder)
-        for file in spool_format.amendments(self.root / "spool"):
+        for file in spool_format.amendments(self.root / layout.SPOOL):
             self.sender.amend(file)
         self.sender.rest()
 
     def _artifacts(self, facts: dict[str, str]) -> dict[str, str]:
         text = "\n".join(f"{key}: {value}" for key, value in sorted(facts.items())) + "\n"
         text_of_plan = f"{planning.describe(self.plan)}\n{build.describe_privileged(self.plan)}\n"
-        return {"plan.txt": text_of_plan, "provenance.txt": text}
+        return {layout.PLAN: text_of_plan, layout.PROVENANCE: text}
 
     def _how_to_open(self, store: dict[str, str]) -> str:
         if store["kind"] == "local":

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline import events
+from pipeline import events, layout
 from pipeline.progress import Progress, counted, duration
+from pipeline.tags import Tag
 from pipeline.types import Group, GroupResult, Result, Window, WindowKind
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class _Drawer:
             table.add_column(name, justify="left" if name in ("job", "phase") else "right")
         alive = self.watched.pids()
         for job in self.group.jobs:
-            now = events.read_progress(self.watched.folder / "jobs" / str(job.index) / "events.jsonl")
+            now = events.read_progress(self.watched.folder / layout.job_path(job.index) / layout.EVENTS)
             phase = now.phase if job.index in alive else "ended" if now.t_ns else "waiting"
             table.add_row(job.name, phase, _or_dash(now.epoch), self._rate(job.index, now), self._memory(job.index))
         return table
@@ -165,7 +166,7 @@ def table(rows: Sequence[GroupResult]) -> str:
     lines = [["group", *facts, "block", "result", *(title for title, _, _ in shown)]]
     for row, *said in zip(rows, *facts.values(), strict=True):
         figures = [form.format(row.metrics[key]) if key in row.metrics else "-" for _, key, form in shown]
-        flag = "*" if "collocation.flag" in row.tags else ""
+        flag = "*" if Tag.FLAG in row.tags else ""
         lines.append([row.group.name, *said, str(row.group.block), row.result.value + flag, *figures])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     are_words = {*range(1 + len(facts)), 2 + len(facts)}
@@ -176,7 +177,7 @@ def table(rows: Sequence[GroupResult]) -> str:
         ).rstrip()
         for line in lines
     ]
-    notes = [f"* {row.group.name}: {row.tags['collocation.flag']}" for row in rows if "collocation.flag" in row.tags]
+    notes = [f"* {row.group.name}: {row.tags['collocation.flag']}" for row in rows if Tag.FLAG in row.tags]
     notes += [f"{row.group.name}: {row.reason}" for row in rows if row.result is not Result.OK and row.reason]
     simulated = dict.fromkeys(row.group.device.name for row in rows if row.group.device.is_simulated)
     if simulated:

@@ -19,17 +19,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import interrupts, spool_format
+from pipeline import interrupts, layout, spool_format
 from pipeline.errors import CollocationError, TrackingError
 from pipeline.phases import WINDOW
 from pipeline.progress import counted
 from pipeline.series import Series
+from pipeline.tags import Tag
 from pipeline.types import GroupResult, JobResult, Sample, Span
 
 if TYPE_CHECKING:
     from pipeline.spool import SpoolRun
 
-FILE = "timeline.json"
 _COUNTERS = ("power_w", "memory_used_mib", "utilization_gpu_pct", "gract_ratio", "smact_ratio", "dram_active_ratio")
 _COUNTER_POINTS = 2000
 _GROUPS_TRACK, _FIRST_JOB_TRACK = 1, 2
@@ -46,7 +46,9 @@ def write(run: SpoolRun, row: GroupResult) -> None:
         row: how it ended, with its phases.
     """
     if any(span.job is None for span in row.spans):
-        spool_format.write_json(run.folder / "artifacts" / FILE, trace_of(run.record, row, run.sink.samples))
+        spool_format.write_json(
+            run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, run.sink.samples)
+        )
 
 
 def trace_of(record: spool_format.Record, row: GroupResult, samples: Iterable[Sample]) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def trace_of(record: spool_format.Record, row: GroupResult, samples: Iterable[Sa
         "otherData": {
             "group": group.name,
             "experiment": group.experiment,
-            "study": record.parent.tags.get("collocation.study", ""),
+            "study": record.parent.tags.get(Tag.STUDY, ""),
             "host": platform.node(),
             "simulated": device.is_simulated,
             "begin_ns": begin_ns,
@@ -160,9 +162,9 @@ class _Tracks:
 def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
     """The measured window, if the jobs ran together once and the window lies within that."""
     runs = [phase for phase in phases if phase.name == WINDOW]
-    if len(runs) != 1 or "collocation.window_start_ns" not in row.tags:
+    if len(runs) != 1 or Tag.WINDOW_START_NS not in row.tags:
         return None
-    begin, end = (int(row.tags[f"collocation.window_{edge}_ns"]) for edge in ("start", "end"))
+    begin, end = (int(row.tags[edge]) for edge in (Tag.WINDOW_START_NS, Tag.WINDOW_END_NS))
     begin, end = max(begin, runs[0].start_ns), min(end, runs[0].end_ns)
     return (begin, end) if begin < end else None
 
@@ -223,14 +225,14 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     for group in groups:
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                if not any(file.path == FILE for file in store.client.list_artifacts(group.run_id)):
+                if not any(file.path == layout.TIMELINE for file in store.client.list_artifacts(group.run_id)):
                     continue
-                path = store.client.download_artifacts(group.run_id, FILE, scratch)
+                path = store.client.download_artifacts(group.run_id, layout.TIMELINE, scratch)
                 traces.append(json.loads(Path(path).read_text(encoding="utf-8")))
             except (MlflowException, OSError, ValueError) as error:
-                raise TrackingError(f"cannot read {FILE} of run {group.run_id}: {error}") from error
+                raise TrackingError(f"cannot read {layout.TIMELINE} of run {group.run_id}: {error}") from error
     if not traces:
-        raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {FILE}")
+        raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
     return merged(traces), len(groups) - len(traces)
 
 

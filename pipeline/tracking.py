@@ -34,13 +34,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline import interrupts, spool_format
+from pipeline import interrupts, layout, spool_format
 from pipeline.errors import CollocationError, ConfigError, TrackingError
+from pipeline.layout import DATABASE
 from pipeline.relocate import relocate
-from pipeline.store import DATABASE, Store, open_store, reason_of
+from pipeline.store import Store, open_store, reason_of
 from pipeline.upload import amend, begin, send
 
-SPOOL = "spool"
 UI_PORT = 5000
 
 _MLFLOW_DEFAULTS = {
@@ -158,7 +158,7 @@ class Sender:
 
     def tidy(self) -> None:
         """Remove the folders of studies that have nothing left to send."""
-        for folder in (*self._studies, self._root / SPOOL / spool_format.AMENDMENTS, self._root / SPOOL):
+        for folder in (*self._studies, self._root / layout.SPOOL / layout.AMENDMENTS, self._root / layout.SPOOL):
             with suppress(OSError):  # not empty
                 folder.rmdir()
 
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return serve(sender)
         if not options.root.is_dir():
             raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
-        return flush(sender, options.root.absolute() / SPOOL)
+        return flush(sender, options.root.absolute() / layout.SPOOL)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1

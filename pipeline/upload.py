@@ -16,22 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import series, spool_format
+from pipeline import layout, series, spool_format
 from pipeline.errors import TrackingError
-from pipeline.run_content import LONG_VALUES, RunContent
+from pipeline.run_content import RunContent
 from pipeline.script_runs import read_script_runs
 from pipeline.series import Origin, Series
 from pipeline.spool_format import ChildRecord, Record, RunRecord
 from pipeline.store import Store
+from pipeline.tags import GROUP, Tag
 from pipeline.types import Result
-
-RUN_IDS = "mlflow.json"
-SEND_LOCK = "send.lock"
-SCRIPT_STORE = "mlflow"
-SPOOL_TAG = "collocation.spool_id"
-INDEX_TAG = "collocation.index"
-PARENT_TAG = "mlflow.parentRunId"
-NAME_TAG = "mlflow.runName"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +70,12 @@ def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
         runs = _find_or_create_runs(store, folder, record)
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=folder) as scratch:
             upload = _Upload(
-                store, folder, record, series.read_samples(folder / spool_format.SAMPLES), Path(scratch), series_points
+                store, folder, record, series.read_samples(folder / layout.SAMPLES), Path(scratch), series_points
             )
             for child in record.children:
                 upload.child(child, runs.children[child.index])
             upload.parent(runs.parent)
-        accepted = folder.with_name(spool_format.SENT_PREFIX + folder.name)
+        accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
     shutil.rmtree(accepted, ignore_errors=True)
     return runs
@@ -97,16 +90,16 @@ def amend(store: Store, file: Path) -> None:
     if not file.exists():
         return
     amendment = spool_format.read_amendment(file)
-    wanted = f"tags.`{SPOOL_TAG}` = '{amendment.spool_id}' AND tags.`collocation.role` = 'group'"
+    wanted = f"tags.`{Tag.SPOOL_ID}` = '{amendment.spool_id}' AND tags.`{Tag.ROLE}` = '{GROUP}'"
     runs = store.client.search_runs([store.experiment_id(amendment.experiment)], wanted, max_results=1)
     if not runs:
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
     for name, value in amendment.metrics.items():
         store.client.log_metric(run_id, name, value)
-    if runs[0].data.tags.get("collocation.result") != result:
-        store.client.set_tag(run_id, "collocation.result", result.value)
-        store.client.set_tag(run_id, "collocation.reason", amendment.reason)
+    if runs[0].data.tags.get(Tag.RESULT) != result:
+        store.client.set_tag(run_id, Tag.RESULT, result.value)
+        store.client.set_tag(run_id, Tag.REASON, amendment.reason)
         # The time of its end stays: MLflow would otherwise write down the present one.
         store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
     file.unlink(missing_ok=True)
@@ -130,10 +123,10 @@ class _Upload:
             content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in points])
         self._add_sampled(content, series.of_child(self.samples, child))
         folder = self.folder / child.folder
-        scripts = read_script_runs(folder / SCRIPT_STORE)
+        scripts = read_script_runs(folder / layout.SCRIPT_STORE)
         for script in scripts:
             content.add_script_run(script)
-        self._log_files(run_id, [path for path in _entries(folder) if path.name != SCRIPT_STORE])
+        self._log_files(run_id, [path for path in _entries(folder) if path.name != layout.SCRIPT_STORE])
         for local, target in (pair for script in scripts for pair in script.artifacts):
             self.store.client.log_artifacts(run_id, str(local), target or None)
         self._finish(run_id, child, content)
@@ -142,7 +135,7 @@ class _Upload:
         content = _described(self.record.parent)
         self._add_metrics(content, self.record.parent, {})
         self._add_sampled(content, series.of_parent(self.samples))
-        self._log_files(run_id, _entries(self.folder / "artifacts"))
+        self._log_files(run_id, _entries(self.folder / layout.ARTIFACTS))
         if self.samples:
             self._log_files(run_id, [series.write_table(self.samples, self.record.clock, self.scratch)])
         self._finish(run_id, self.record.parent, content)
@@ -170,7 +163,7 @@ class _Upload:
     def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
         _log(self.store, run_id, content)
         if content.long_values:
-            path = self.scratch / LONG_VALUES
+            path = self.scratch / layout.LONG_VALUES
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
             self._log_files(run_id, [path])
         self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
@@ -179,7 +172,7 @@ class _Upload:
 @contextmanager
 def _sending(folder: Path) -> Iterator[None]:
     """Keep a second sender (a `flush` by hand, say) away from the folder until this one is done."""
-    handle = os.open(folder / SEND_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(folder / layout.SEND_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -219,15 +212,17 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
 
     def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
         if key not in known:
-            tags |= {SPOOL_TAG: record.spool_id, NAME_TAG: run.name}
+            tags |= {Tag.SPOOL_ID: record.spool_id, Tag.RUN_NAME: run.name}
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
-            spool_format.write_json(folder / RUN_IDS, {"uri": store.uri, "experiment_id": experiment_id, "runs": known})
+            spool_format.write_json(
+                folder / layout.RUN_IDS, {"uri": store.uri, "experiment_id": experiment_id, "runs": known}
+            )
         return known[key]
 
     parent = ensure("parent", record.parent, {})
     children = {
-        child.index: ensure(str(child.index), child, {PARENT_TAG: parent, INDEX_TAG: str(child.index)})
+        child.index: ensure(str(child.index), child, {Tag.PARENT_RUN: parent, Tag.INDEX: str(child.index)})
         for child in record.children
     }
     return RunIds(parent, children)
@@ -236,10 +231,10 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
 def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
     """Run ids by `parent` or the child's index: from the folder if they are all there, else from MLflow."""
     try:
-        ids = json.loads((folder / RUN_IDS).read_text(encoding="utf-8"))
+        ids = json.loads((folder / layout.RUN_IDS).read_text(encoding="utf-8"))
         if ids["uri"] == store.uri and len(ids["runs"]) == 1 + len(record.children):
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # absent, or a sender was killed while it created them: MLflow knows which exist
-    found = store.client.search_runs([experiment_id], f"tags.`{SPOOL_TAG}` = '{record.spool_id}'")
-    return {run.data.tags.get(INDEX_TAG, "parent"): str(run.info.run_id) for run in found}
+    found = store.client.search_runs([experiment_id], f"tags.`{Tag.SPOOL_ID}` = '{record.spool_id}'")
+    return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in found}

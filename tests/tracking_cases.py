@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import spool_format
+from pipeline.layout import DATABASE
 from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
-from pipeline.store import DATABASE, database_uri
+from pipeline.store import database_uri
 
 PROJECT = Path(__file__).resolve().parent.parent
 EXPERIMENT = "collocation"

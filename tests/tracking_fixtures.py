@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.layout import DATABASE, STORE_LOCK
 from pipeline.relocate import relocate
-from pipeline.store import DATABASE, LOCK, open_store
+from pipeline.store import open_store
 from tests.tracking_cases import Serve
 
 
@@ -26,7 +27,7 @@ def root(template_store: Path, tmp_path: Path) -> Path:
     root = tmp_path / "mlruns"
     root.mkdir()
     shutil.copy(template_store / DATABASE, root)
-    shutil.copy(template_store / LOCK, root)
+    shutil.copy(template_store / STORE_LOCK, root)
     relocate(root)
     return root
 

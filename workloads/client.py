@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 _CLEARANCE_S = 0.002
 FOLDER_VARIABLE = "COLLOCATION_JOB"
+JOB_FILE, EVENTS_FILE = "job.json", "events.jsonl"
 
 
 def attach() -> NullJob:
@@ -113,14 +114,14 @@ class Job(NullJob):
     attached = True
 
     def __init__(self, folder: str) -> None:
-        with open(os.path.join(folder, "job.json"), encoding="utf-8") as file:
+        with open(os.path.join(folder, JOB_FILE), encoding="utf-8") as file:
             spec = json.load(file)
         self._folder = folder
         self._index = spec["index"]
         self._address = spec["socket"]
         # One write call a line, straight to the file: what a killed job wrote is not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._events = os.open(os.path.join(folder, "events.jsonl"), flags, 0o644)
+        self._events = os.open(os.path.join(folder, EVENTS_FILE), flags, 0o644)
         self._stop = threading.Event()
         self._go = threading.Event()
         self._start_ns: int | None = None

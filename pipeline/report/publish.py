@@ -13,11 +13,10 @@ from pathlib import Path
 from pipeline.errors import ConfigError, TrackingError
 from pipeline.report.page import Content, render
 from pipeline.report.table_format import to_csv, to_latex
-from pipeline.results import ROLE_TAG
 from pipeline.store import open_named
+from pipeline.tags import REPORT, Tag
 
 PAGE, MANIFEST = "index.html", "report.json"
-ROLE = "report"
 _PART = f".{MANIFEST}.part"
 _OURS = re.compile(r"(index\.html|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
 
@@ -98,9 +97,9 @@ def log(written: Written, root_or_uri: Path | str, experiment: str, *, is_simula
     from mlflow.exceptions import MlflowException
 
     store = open_named(root_or_uri)
-    tags = {ROLE_TAG: ROLE, "collocation.simulated": str(is_simulated).lower()}
+    tags = {Tag.ROLE: REPORT, Tag.SIMULATED: str(is_simulated).lower()}
     try:
-        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=ROLE)
+        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=REPORT)
         run_id = str(run.info.run_id)
         try:
             for name in written.files:

@@ -16,9 +16,9 @@ from pipeline import results
 from pipeline.errors import ConfigError
 from pipeline.report import labels, naming, selection
 from pipeline.report.selection import Block
+from pipeline.tags import GROUP, JOB, Tag, facts_of
 from pipeline.types import Result, WindowKind
 
-TAG = "collocation."
 # Tags that are facts of a whole study, for provenance; params that jobs report of the software that they run.
 _FACTS = (
     *("command_line", "git_commit", "git_changed", "host", "kernel", "cpus", "python", "driver_version"),
@@ -196,9 +196,9 @@ def read(stores: Sequence[Path | str], experiment: str) -> Study:
 
 def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
     children: dict[str, list[Any]] = defaultdict(list)
-    for run in results.find_runs(store, experiment, results.JOB):
-        children[run.data.tags.get(results.PARENT_TAG, "")].append(run)
-    for run in results.find_runs(store, experiment, results.GROUP):
+    for run in results.find_runs(store, experiment, JOB):
+        children[run.data.tags.get(Tag.PARENT_RUN, "")].append(run)
+    for run in results.find_runs(store, experiment, GROUP):
         yield _raw(run, children.get(run.info.run_id, []), store)
 
 
@@ -236,7 +236,7 @@ def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
 def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     """A run as a row, with labels that may not yet tell it from others; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
-    facts = {key[len(TAG) :]: value for key, value in tags.items() if key.startswith(TAG)}
+    facts = facts_of(tags)
     if run.info.status == "RUNNING" or facts.get("result") not in set(Result) or "digest" not in facts:
         return None
     if not children:
@@ -301,7 +301,7 @@ def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tupl
 
 def _job(run: Any) -> JobRow:
     tags, params = run.data.tags, run.data.params
-    facts = {key[len(TAG) :]: value for key, value in tags.items() if key.startswith(TAG)}
+    facts = facts_of(tags)
     index, workload = int(facts.get("index", "0")), params.get("workload", "")
     size = run.info.run_name.removeprefix(f"{index}-").removesuffix(workload).removesuffix("-")
     return JobRow(

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks import report as scale
 from pipeline import results
+from pipeline.layout import DATABASE
 from pipeline.report import rows, series
 from pipeline.report.__main__ import main
-from pipeline.store import DATABASE, open_store
+from pipeline.store import open_store
 from tests.tracking_cases import client, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from job_server import JobServer, is_alive, wait_until
 
+from pipeline import layout
 from pipeline.inventory import PROJECT_DIR
 from workloads import client
 
@@ -29,6 +30,10 @@ child.stdout.readline()
 def server() -> Iterator[JobServer]:
     with JobServer() as running:
         yield running
+
+
+def test_both_ends_name_the_files_of_a_job_alike():
+    assert (client.JOB_FILE, client.EVENTS_FILE) == (layout.JOB_FILE, layout.EVENTS)
 
 
 def test_only_the_standard_library_is_imported():

@@ -8,17 +8,17 @@ import pytest
 from conftest import GPU, inventory_of
 from omegaconf import OmegaConf, open_dict
 
+from pipeline import layout, reproduce
 from pipeline import plan as planning
-from pipeline import reproduce
 from pipeline.errors import ConfigError
-from pipeline.recorded import CONFIG_FILE, RecordedGroup
+from pipeline.recorded import RecordedGroup
 from pipeline.recorded_config import config_of
 from pipeline.reproduce_differences import find, lock_difference
 
 
 def recorded(text: str) -> RecordedGroup:
     return RecordedGroup(
-        run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={CONFIG_FILE: text}
+        run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text}
     )
 
 

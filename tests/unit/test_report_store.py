@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import TrackingError
+from pipeline.layout import DATABASE
 from pipeline.report import paper, report_tables, rows, tables, verdicts
-from pipeline.store import DATABASE, open_store
+from pipeline.store import open_store
 from pipeline.types import Result
 
 pytest_plugins = ["tests.tracking_fixtures"]

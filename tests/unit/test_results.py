@@ -11,7 +11,8 @@ import pytest
 
 from pipeline import results
 from pipeline.errors import TrackingError
-from pipeline.store import DATABASE, open_store
+from pipeline.layout import DATABASE
+from pipeline.store import open_store
 from pipeline.types import Result
 from tests.tracking_cases import EXPERIMENT, tags_of
 

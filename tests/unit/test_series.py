@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import series
+from pipeline.layout import SAMPLE_TABLES
 from pipeline.series import Origin, Series
 from tests.tracking_cases import CLOCK, SECOND, START, sample
 
@@ -34,7 +35,7 @@ def test_the_table_gives_back_what_was_sampled(samples, tmp_path, monkeypatch, w
     if not with_pyarrow:
         monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = series.write_table(samples, CLOCK, tmp_path)
-    assert path.name == series.TABLES[0 if with_pyarrow else 1]
+    assert path.name == SAMPLE_TABLES[0 if with_pyarrow else 1]
     assert series.read_table(path, {origin.field for origin in samples}) == samples
     of_memory = series.read_table(path, {"memory_used_mib"})
     assert set(of_memory) == {MEMORY, OF_JOB, OF_INSTANCE}

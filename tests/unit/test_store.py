@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, TrackingError
+from pipeline.layout import DATABASE, STORE_LOCK
 from pipeline.relocate import relocate
-from pipeline.store import DATABASE, LOCK, is_local, open_store
+from pipeline.store import is_local, open_store
 from tests.tracking_cases import EXPERIMENT, PROJECT, client, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -80,7 +81,7 @@ def test_a_deleted_experiment_is_refused_with_the_way_out(root: Path) -> None:
 def test_a_store_of_a_newer_mlflow_is_refused_and_left_alone(root: Path, *, is_said: bool) -> None:
     query(root / DATABASE, "UPDATE alembic_version SET version_num = 'from_the_future'")
     if is_said:
-        (root / LOCK).write_text("99.0")
+        (root / STORE_LOCK).write_text("99.0")
     with pytest.raises(TrackingError, match="newer MLflow"):
         open_store(root)
     assert query(root / DATABASE, "SELECT version_num FROM alembic_version") == [("from_the_future",)]

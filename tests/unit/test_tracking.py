@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import upload
+from pipeline import layout
+from pipeline.layout import DATABASE
 from pipeline.spool_format import Amendment, Record, write_amendment
-from pipeline.store import DATABASE
 from pipeline.tracking import ui_hint, ui_link
 from tests.tracking_cases import (
     EXPERIMENT,
@@ -189,7 +189,7 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
     content_ = record(tuple(child(index, num_series=5, num_points=50) for index in range(7)))
     folder = make_spool(root, content_)
     # A sender that reads a pipe which nobody writes waits there, after the first jobs and before the last ones.
-    trap = folder / content_.children[3].folder / upload.SCRIPT_STORE / "0" / "run"
+    trap = folder / content_.children[3].folder / layout.SCRIPT_STORE / "0" / "run"
     trap.mkdir(parents=True)
     os.mkfifo(trap / "meta.yaml")
     first = serve("--root", root)

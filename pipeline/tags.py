@@ -1,0 +1,63 @@
+"""The names of the tags on the MLflow runs of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+PREFIX = "collocation."
+GROUP, JOB, REPORT = "group", "job", "report"
+"""What a run is of: the values of `Tag.ROLE`."""
+
+
+class Tag(StrEnum):
+    """A tag. Facts of the study's provenance are further ones, see `fact_tag`."""
+
+    ROLE = f"{PREFIX}role"
+    STUDY = f"{PREFIX}study"
+    SPOOL_ID = f"{PREFIX}spool_id"
+    INDEX = f"{PREFIX}index"
+    BLOCK = f"{PREFIX}block"
+    SCENARIO = f"{PREFIX}scenario"
+    PROFILER = f"{PREFIX}profiler"
+    DEVICE = f"{PREFIX}device"
+    GPU_UUID = f"{PREFIX}gpu_uuid"
+    BOOT_ID = f"{PREFIX}boot_id"
+    SIMULATED = f"{PREFIX}simulated"
+    DIGEST = f"{PREFIX}digest"
+    SETTINGS = f"{PREFIX}settings"
+    WORKLOAD_DIGEST = f"{PREFIX}workload_digest"
+    RESULT = f"{PREFIX}result"
+    REASON = f"{PREFIX}reason"
+    FLAG = f"{PREFIX}flag"
+    FIRST_LOSSES = f"{PREFIX}first_losses"
+    NOT_FINITE = f"{PREFIX}not_finite"
+    NO_REPORT = f"{PREFIX}no_report"
+    EXIT_STATUS = f"{PREFIX}exit_status"
+    PID = f"{PREFIX}pid"
+    START_NS = f"{PREFIX}start_ns"
+    END_NS = f"{PREFIX}end_ns"
+    WINDOW_START_NS = f"{PREFIX}window_start_ns"
+    WINDOW_END_NS = f"{PREFIX}window_end_ns"
+
+    # MLflow's own.
+    PARENT_RUN = "mlflow.parentRunId"
+    RUN_NAME = "mlflow.runName"
+    SOURCE = "mlflow.source.name"
+    GIT_COMMIT = "mlflow.source.git.commit"
+    USER = "mlflow.user"
+
+
+def fact_tag(name: str) -> str:
+    """The tag of a fact."""
+    return PREFIX + name
+
+
+def listener_tag(name: str) -> str:
+    """The tag that says why a listener is absent."""
+    return f"{PREFIX}listener.{name}"
+
+
+def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
+    """Our own tags of a run, by their names without the prefix."""
+    return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
