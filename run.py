@@ -14,7 +14,7 @@ import hydra  # below, because the sender imports MLflow meanwhile
 from hydra._internal import utils as hydra_utils
 from omegaconf import DictConfig
 
-from pipeline import schema
+from pipeline import schema, words
 
 schema.register()
 hydra_utils.run_and_report = lambda run: run()  # which prints over many lines what is said in one below
@@ -37,11 +37,11 @@ if __name__ == "__main__":
     except Exception as error:
         if outcome.is_composed():
             raise
-        from pipeline import command_line, terminal
+        from pipeline import command_line
 
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exc()
-        terminal.say(f"error: {command_line.explain(error)}")
+        words.say(f"error: {command_line.explain(error)}")
         sys.exit(2)
     finally:
         sender.end_early()

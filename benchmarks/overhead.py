@@ -23,7 +23,8 @@ from hydra import compose, initialize_config_dir
 from benchmarks import bare_loop
 from pipeline import plan as planning
 from pipeline import results, schema
-from pipeline.inventory import PROJECT_DIR, take
+from pipeline.inventory import take
+from pipeline.paths import PROJECT_DIR
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S = 10

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import results
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 if TYPE_CHECKING:
     import pandas as pd

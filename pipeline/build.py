@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import shlex
-from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.factory import instance
 from pipeline.gpu import dcgm_profiling
 from pipeline.protocols import Profiler, Sharing
-from pipeline.types import Plan, Spec
-
-
-def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
-    """The class that a structured config names in `_target_`, with the config's other keys as its arguments."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}  # type: ignore[arg-type]
-    target = values.pop("_target_")
-    return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
-
-
-def instance(spec: Spec, **arguments: object) -> Any:
-    """Build the object that the spec names.
-
-    Raises:
-        ConfigError: there is no such class, or it does not take these arguments.
-    """
-    module_name, _, class_name = spec.target.rpartition(".")
-    try:
-        factory = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"_target_={spec.target}: there is no such class ({error})") from error
-    try:
-        return factory(**arguments, **dict(spec.options))
-    except TypeError as error:
-        raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
+from pipeline.types import Plan
 
 
 def checked(plan: Plan) -> Plan:
@@ -90,12 +65,3 @@ def describe_privileged(plan: Plan) -> str:
         lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
         lines += [f"    {shlex.join(command)}" for command in commands]
     return "\n".join(lines)
-
-
-def freeze(value: object) -> object:
-    """The value with lists and dicts as tuples, so that records stay hashable."""
-    if isinstance(value, dict):
-        return tuple((key, freeze(item)) for key, item in value.items())
-    if isinstance(value, list):
-        return tuple(freeze(item) for item in value)
-    return value

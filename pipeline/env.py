@@ -11,8 +11,7 @@ from pathlib import Path
 from pipeline import env_cache, env_lock
 from pipeline.env_cache import Cache, Environment, Recipe
 from pipeline.errors import ConfigError
-from pipeline.given_path import expanded
-from pipeline.inventory import find_file
+from pipeline.paths import expanded, find_file
 from pipeline.schema import EnvTool
 from pipeline.types import Interpreter
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline import command, terminal, trust
+from pipeline import command, trust, words
 from pipeline.env_lock import Lock, changed_archive
 from pipeline.env_probe import Probe, probe, probe_new
 from pipeline.errors import CommandError, ConfigError
@@ -167,7 +167,7 @@ class Cache:
                         fcntl.flock(handle, fcntl.LOCK_UN)
                     continue
             if not is_told:
-                terminal.say(f"{recipe.title}: another process builds or uses {self._folder(recipe)}; waiting for it")
+                words.say(f"{recipe.title}: another process builds or uses {self._folder(recipe)}; waiting for it")
                 is_told = True
             time.sleep(_POLL_S)
 
@@ -234,7 +234,7 @@ class Cache:
 
     def _build(self, recipe: Recipe, handle: int, why: str) -> None:
         folder, prefix = self._folder(recipe), self.prefix(recipe)
-        terminal.say(f"{recipe.title} {why}: {recipe.tool} builds it in {folder}")
+        words.say(f"{recipe.title} {why}: {recipe.tool} builds it in {folder}")
         begin_s = time.monotonic()
         try:
             _remove(folder)
@@ -261,7 +261,7 @@ class Cache:
             with suppress(OSError):  # the next start removes it as well
                 _remove(folder)
             raise
-        terminal.say(f"{recipe.title} is ready after {time.monotonic() - begin_s:.0f} s")
+        words.say(f"{recipe.title} is ready after {time.monotonic() - begin_s:.0f} s")
 
 
 def default_root() -> Path:

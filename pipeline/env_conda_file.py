@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from pipeline import env_lock, env_requirements
+from pipeline import env_lock, env_requirements, words
 from pipeline.env_lock import Lock
 from pipeline.errors import ConfigError
-from pipeline.given_path import expanded
+from pipeline.paths import expanded
 
 _KEYS = {"name", "prefix", "channels", "dependencies", "variables"}
 _DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
@@ -92,7 +92,7 @@ def explicit_lock(
         for record in records
     ]
     return Lock(
-        lines=tuple(env_lock.without_secrets(line) for line in lines),
+        lines=tuple(words.without_secrets(line) for line in lines),
         identity=(
             *identity,
             *(f"pip {each.identity()}" for each in pip),

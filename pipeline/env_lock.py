@@ -17,15 +17,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import ConfigError
+from pipeline.words import without_secrets
 
 EDITABLE = "what is installed from a folder can change and cannot be recorded; build a wheel and name that"
 _FIRST_LINE = "# environment lock: "
 _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTILINE)
-# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. A folder called `t` holds no token.
-_SECRETS = (
-    (re.compile(r"(?<=://)(?!git@)[^/@\s]+@"), ""),
-    (re.compile(r"(https?://\S*?)/t/[^/\s]+(?=/)"), r"\1"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +155,6 @@ def python_of(text: str) -> str | None:
     """The version of Python that a lock names."""
     match = re.search(r"^# python: (\S+)$", text, flags=re.MULTILINE) if kind_of(text) else None
     return match.group(1) if match else None
-
-
-def without_secrets(text: str) -> str:
-    """The text without the passwords and tokens in its addresses: locks are published with results."""
-    for secret, left in _SECRETS:
-        text = secret.sub(left, text)
-    return text
 
 
 def platform_name() -> str:

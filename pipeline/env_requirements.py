@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline import env_lock
 from pipeline.errors import ConfigError
-from pipeline.given_path import expanded
+from pipeline.paths import expanded
 
 _EDITABLE = ("-e", "--editable")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import build, interrupts, layout, measure, phases, timeline
+from pipeline import factory, interrupts, layout, measure, phases, timeline
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.gpu import dcgm_profiling, lease
 from pipeline.interrupts import Interrupted, UndoStack
@@ -182,9 +182,9 @@ class _Execution:
         group = self.group
         self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.config.gpu.tolerate)
-        profiler: Profiler = build.instance(group.profiler.build)
+        profiler: Profiler = factory.instance(group.profiler.build)
         stack.enter_context(dcgm_profiling.paused(group, profiler))
-        sharing: Sharing = build.instance(group.sharing)
+        sharing: Sharing = factory.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
         self.run.place(slots.slots)
         watched = Watched(group.device, slots.slots, self.run.folder, self.run.sink)
@@ -249,7 +249,7 @@ class _Execution:
         if not is_needed and not watched.device.is_gpu and spec.required is Required.IF_GPU:
             self.tags[listener_tag(spec.name)] = "left out: no GPU"
             return
-        listener: Listener = build.instance(spec.build, interval_ms=spec.interval_ms)
+        listener: Listener = factory.instance(spec.build, interval_ms=spec.interval_ms)
         try:
             stack.enter_context(listener.observe(watched, self.run.sink))
         except ListenerError as error:

@@ -19,9 +19,9 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from pipeline import interrupts, radt_table
 from pipeline.errors import ConfigError
-from pipeline.inventory import PROJECT_DIR
-from pipeline.progress import counted
+from pipeline.paths import PROJECT_DIR
 from pipeline.radt_table import Row, RowGroup
+from pipeline.words import counted
 
 _EPOCHS = 5  # radT's default
 _NAME = re.compile(r"[A-Za-z]\w*")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import build
+from pipeline import factory
 from pipeline.errors import ConfigError
-from pipeline.given_path import expanded
+from pipeline.host import cpu_device
+from pipeline.paths import PROJECT_DIR, expanded, find_file
 from pipeline.protocols import Env
 from pipeline.schema import Config, Dataset, DataSource, GpuConfig, GpuKind, TrainTimmConfig, WorkloadConfig
 from pipeline.types import Device, Interpreter, Spec
-
-PROJECT_DIR = Path(__file__).resolve().parent.parent
 
 # What a data set's folder is called below `data_root`; the digits come with scikit-learn.
 _DATASET_FOLDERS = {
@@ -110,7 +108,7 @@ def env_of(config: Config, workload: WorkloadConfig) -> Spec:
     Raises:
         ConfigError: the workload has a file of its own, and this kind of environment is not built from one.
     """
-    spec = build.spec_of(config.env)
+    spec = factory.spec_of(config.env)
     if workload.env_file is None:
         return spec
     options = dict(spec.options)
@@ -122,13 +120,8 @@ def env_of(config: Config, workload: WorkloadConfig) -> Spec:
     return dataclasses.replace(spec, options=tuple((options | {"file": workload.env_file}).items()))
 
 
-def cpu_device() -> Device:
-    """The CPUs of this machine as a device."""
-    return Device(kind="cpu", uuid=f"CPU-{platform.node()}", name=_cpu_model())
-
-
 def _env(spec: Spec) -> Env:
-    source: Env = build.instance(spec)
+    source: Env = factory.instance(spec)
     return source
 
 
@@ -156,34 +149,6 @@ def _find_device(config: GpuConfig) -> Device:
         "gpu=nvidia: NVML does not answer, so there is no NVIDIA driver or no GPU here; "
         "use gpu=cpu, or check that `nvidia-smi` works"
     )
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def find_file(key: str, given: str) -> Path:
-    """A file that the configuration names, here or in the project.
-
-    Args:
-        key: that names it, for the error.
-        given: its value.
-
-    Raises:
-        ConfigError: it is in neither folder.
-    """
-    folders = dict.fromkeys((Path.cwd(), PROJECT_DIR))
-    for folder in folders:
-        path = (folder / expanded(key, given)).resolve()
-        if path.is_file():
-            return path
-    raise ConfigError(f"{key}={given}: there is no such file in {' or '.join(map(str, folders))}")
 
 
 def _find_script(script: str) -> tuple[Path, str]:

@@ -17,11 +17,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import build, check, command_line
+from pipeline import check, command_line, factory
 from pipeline.errors import ConfigError
-from pipeline.given_path import expanded
 from pipeline.inventory import Inventory, chosen_workloads, env_of
-from pipeline.progress import counted
+from pipeline.paths import expanded
 from pipeline.schema import (
     Baseline,
     Config,
@@ -45,6 +44,7 @@ from pipeline.types import (
     WindowKind,
     Workload,
 )
+from pipeline.words import counted
 
 _WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
 # Paths say where things lie on this machine, not what is computed.
@@ -152,16 +152,16 @@ def _length(group: Group) -> str:
 
 def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:
     """How a configuration shares the device, and who observes it."""
-    sharing = build.spec_of(config.scenario, without=frozenset({"name", "sequential"}))
+    sharing = factory.spec_of(config.scenario, without=frozenset({"name", "sequential"}))
     return sharing, [_listener(name, listener) for name, listener in config.listeners.items()]
 
 
 def _profiler(config: ProfilerConfig) -> ProfilerSpec:
-    return ProfilerSpec(name=config.name, build=build.spec_of(config, without=frozenset({"name"})))
+    return ProfilerSpec(name=config.name, build=factory.spec_of(config, without=frozenset({"name"})))
 
 
 def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
-    options = tuple((key, build.freeze(value)) for key, value in config.options.items())
+    options = tuple((key, factory.freeze(value)) for key, value in config.options.items())
     return ListenerSpec(
         name=name,
         build=Spec(target=config._target_, options=options),
@@ -178,7 +178,7 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
             f"{device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
             f"{config.gpu.job_memory_mib} MiB, and the figures tell nothing about a real GPU"
         )
-    notes += build.instance(_profiler(config.profiler).build).notes(device)
+    notes += factory.instance(_profiler(config.profiler).build).notes(device)
     workloads = chosen_workloads(config)
     for workload in workloads:
         check.workload(workload, config, device)

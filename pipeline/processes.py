@@ -6,7 +6,6 @@ session, or whose parent died, is found by it; a process of somebody else never 
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import time
@@ -14,14 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARK_VARIABLE = "COLLOCATION_GROUP"
-
-
-def user_name() -> str:
-    """Who runs this process: a name if the system knows one, else the number (as in many containers)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def marked(mark: str) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.given_path import expanded
+from pipeline.paths import expanded
 from pipeline.types import Device
 
 _REPORT = "profile"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from pipeline.types import Group, Result, WindowKind
+from pipeline.words import duration
 
 # What is said of the time left before a group was measured: a window is known, what starting jobs takes is not.
 _AT_LEAST = "more than "
@@ -125,16 +126,3 @@ def _window_s(group: Group) -> float:
         return 0.0
     turns = len(group.jobs) if group.sequential else 1
     return turns * (group.window.settle_s + group.window.seconds)
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def counted(number: int, noun: str) -> str:
-    """How many of something: `1 group`, `2 groups`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,29 +8,21 @@ import shlex
 import sys
 from pathlib import Path
 
-from pipeline import command, processes
-from pipeline.env_lock import without_secrets
+from pipeline import command, host
 from pipeline.errors import CommandError
-from pipeline.inventory import PROJECT_DIR, Inventory
-
-BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+from pipeline.host import boot_id
+from pipeline.inventory import Inventory
+from pipeline.paths import PROJECT_DIR
+from pipeline.words import without_secrets
 
 _GIT_LIMIT_S = 10.0
-
-
-def boot_id() -> str:
-    """Changes with every boot of the machine; empty where the system has none."""
-    try:
-        return BOOT_ID_FILE.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def collect(inventory: Inventory) -> dict[str, str]:
     """The facts that hold for a whole study, by name. What cannot be known is absent."""
     facts = {
         "command_line": without_secrets(shlex.join(sys.argv)),
-        "user": processes.user_name(),
+        "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
         "kernel": platform.release(),

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from pipeline import held_folder, layout
 from pipeline.errors import ConfigError, LaunchError, SharingError
-from pipeline.given_path import expanded
 from pipeline.gpu import nvml
 from pipeline.jobs import JobState
+from pipeline.paths import expanded
 from pipeline.schema import Config, GpuConfig, GpuKind
 from pipeline.simulation import codes, models, mps_control
 from pipeline.simulation.clients import Clients

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipeline import layout, recorded_config, reproduce_differences
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
-from pipeline.given_path import expanded
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory
+from pipeline.paths import expanded
 from pipeline.recorded import RecordedGroup
 from pipeline.schema import Config
 from pipeline.sender import Sender

@@ -18,14 +18,14 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from pipeline import layout, leftovers, spool_format
-from pipeline.env_lock import without_secrets
 from pipeline.errors import TrackingError
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.recorded import script_files
 from pipeline.sender import Sender
 from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
 from pipeline.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.types import Group, GroupResult, Interpreter, Job, JobResult, Result, Sample, Slot, Spec
+from pipeline.words import without_secrets
 
 # What MLflow's table of runs shows in columns of its own.
 _UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.GIT_COMMIT: "git_commit", Tag.USER: "user"}

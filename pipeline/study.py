@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from pipeline import (
     build,
     go_on,
+    host,
     interrupts,
     layout,
     outcome,
@@ -27,17 +28,18 @@ from pipeline import (
     spool_format,
     terminal,
     tracking,
+    words,
 )
 from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.executor import Executor
-from pipeline.given_path import expanded
 from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, Step, replay
-from pipeline.progress import Progress, counted, duration
+from pipeline.paths import expanded
+from pipeline.progress import Progress
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import Reproduction
 from pipeline.schema import Config, GpuKind
@@ -46,6 +48,7 @@ from pipeline.sender import take as take_sender
 from pipeline.spool import Spool
 from pipeline.types import Device, Group, GroupResult, Plan, Result
 from pipeline.warm_start import WarmStart
+from pipeline.words import counted, duration
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             differences = None
             if reproduction is not None:
                 differences = reproduction.describe(plan, inventory, provenance.collect(inventory))
-                terminal.say(differences)
+                words.say(differences)
             if sender is None or first.dry_run:
                 if sender is not None and first.resume:
                     finished = sender.finished(plan.experiment, first.tracking.uri or str(root))
@@ -119,10 +122,10 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
                 if reproduction is not None:
                     of_built = reproduction.describe(plan, inventory, provenance.collect(inventory))
                     if of_built != differences:
-                        terminal.say(of_built)
+                        words.say(of_built)
             return _Study(first, plan, inventory, sender, root, simulated, reproduction).run(stack)
     except CollocationError as error:
-        terminal.say(f"error: {error}")
+        words.say(f"error: {error}")
         return 1 if outcome.has_started() else 2
 
 
@@ -153,10 +156,10 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
 
 def _what_is_left(plan: Plan, finished: Sequence[dict[str, Any]]) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """The groups to run and the rows of the others; says how many there are."""
-    groups, known = resume.remaining(plan, finished, provenance.boot_id())
-    terminal.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
+    groups, known = resume.remaining(plan, finished, host.boot_id())
+    words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     if num_of_other_plans := resume.num_of_other_plans(plan, finished):
-        terminal.say(
+        words.say(
             f"resume: {counted(num_of_other_plans, 'result')} of another plan (another window, seed, device model or "
             f"other packages) in the experiment {plan.experiment!r}: not used; "
             "tracking.experiment=NAME keeps studies apart"
@@ -171,7 +174,7 @@ def _goes(config: Config) -> bool:
 
 def _say_undone(device: Device, undone: Sequence[Step]) -> None:
     if undone:
-        terminal.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
+        words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 
 
 def _check_same(configs: Sequence[Config]) -> None:
@@ -224,7 +227,7 @@ class _Study:
         interpreters = self.inventory.interpreters
         spool = Spool(self.root, self.sender, facts, self._artifacts(facts), interpreters, tracking_to.uri)
         for note in self.plan.notes:
-            terminal.say(f"note: {note}")
+            words.say(f"note: {note}")
         view = terminal.make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
         to_fork = (group for group in groups if group.skip_reason is None and group.profiler.is_none)
@@ -239,7 +242,7 @@ class _Study:
                 self._take_in(row, comparison, spool)
             for group in groups:
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
-                    terminal.say(f"time_limit_s={limit_s:g} is over")
+                    words.say(f"time_limit_s={limit_s:g} is over")
                     break
                 outcome.group_begins()
                 view.begin(group)
@@ -256,7 +259,7 @@ class _Study:
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]
         if share := phases.share_in_words(ran, elapsed_s):
-            terminal.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")
+            words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")
 
     def _say_how_to_go_on(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)
@@ -265,14 +268,14 @@ class _Study:
             parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = counted(len(self.plan.groups), "group")
-            terminal.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {go_on.command()}")
+            words.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {go_on.command()}")
 
     def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
         self.rows.append(row)
         for changed in comparison.add(row):
             spool.amend(changed)
             if changed.result is not Result.OK:
-                terminal.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+                words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
 
     def _send_what_others_left(self, waiting: Sequence[Path]) -> None:
         """Send the groups, and the late figures, that earlier starts could not."""
@@ -310,7 +313,7 @@ class _Study:
         self._say_how_to_go_on()
         if self.sender.unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
-            terminal.say(
+            words.say(
                 f"warning: {len(self.sender.unsent)} groups, and figures of {len(late)} more, could not be sent; "
                 f"they wait in {self.root / 'spool'} until the next start, or: {command}"
             )

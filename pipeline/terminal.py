@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline import events, layout
-from pipeline.progress import Progress, counted, duration
+from pipeline.progress import Progress
 from pipeline.tags import Tag
 from pipeline.types import Group, GroupResult, Result, Window, WindowKind
+from pipeline.words import aligned, counted, duration, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -148,12 +149,6 @@ def make_view(progress: Progress) -> PlainView:
     return (LiveView if sys.stderr.isatty() else PlainView)(progress)
 
 
-def say(text: str) -> None:
-    """Print one line of progress."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
 def table(rows: Sequence[GroupResult]) -> str:
     """The rows as an aligned text table; a column without any value is left out, a missing value is `-`."""
     shown = [column for column in _COLUMNS if any(column[1] in row.metrics for row in rows)]
@@ -168,15 +163,7 @@ def table(rows: Sequence[GroupResult]) -> str:
         figures = [form.format(row.metrics[key]) if key in row.metrics else "-" for _, key, form in shown]
         flag = "*" if Tag.FLAG in row.tags else ""
         lines.append([row.group.name, *said, str(row.group.block), row.result.value + flag, *figures])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    are_words = {*range(1 + len(facts)), 2 + len(facts)}
-    text = [
-        "  ".join(
-            cell.ljust(width) if number in are_words else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
+    text = aligned(lines, left={*range(1 + len(facts)), 2 + len(facts)})
     notes = [f"* {row.group.name}: {row.tags['collocation.flag']}" for row in rows if Tag.FLAG in row.tags]
     notes += [f"{row.group.name}: {row.reason}" for row in rows if row.result is not Result.OK and row.reason]
     simulated = dict.fromkeys(row.group.device.name for row in rows if row.group.device.is_simulated)

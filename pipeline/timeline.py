@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline import interrupts, layout, spool_format
 from pipeline.errors import CollocationError, TrackingError
 from pipeline.phases import WINDOW
-from pipeline.progress import counted
 from pipeline.series import Series
 from pipeline.tags import Tag
 from pipeline.types import GroupResult, JobResult, Sample, Span
+from pipeline.words import counted
 
 if TYPE_CHECKING:
     from pipeline.spool import SpoolRun

@@ -18,9 +18,9 @@ from typing import Any
 
 from pipeline import interrupts, processes
 from pipeline.errors import LaunchError
-from pipeline.inventory import PROJECT_DIR
 from pipeline.jobs import inherited_environ
 from pipeline.launch import Process, Spawn, Starter
+from pipeline.paths import PROJECT_DIR
 from pipeline.types import Interpreter, Workload
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,10 @@ from omegaconf import DictConfig
 
 from pipeline import build, schema
 from pipeline import plan as planning
-from pipeline.inventory import PROJECT_DIR, Inventory, cpu_device
+from pipeline.host import cpu_device
+from pipeline.inventory import Inventory
 from pipeline.inventory import take as take_inventory
+from pipeline.paths import PROJECT_DIR
 from pipeline.schema import Config
 from pipeline.types import Device, Plan
 

@@ -15,7 +15,8 @@ from hydra.types import HydraContext
 
 from pipeline import build, rehearsal, schema
 from pipeline import plan as planning
-from pipeline.inventory import PROJECT_DIR, take
+from pipeline.inventory import take
+from pipeline.paths import PROJECT_DIR
 from pipeline.schema import Config
 from pipeline.types import Plan
 

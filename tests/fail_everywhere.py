@@ -23,7 +23,7 @@ import time
 import uuid
 from pathlib import Path
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 SCENARIOS = ("naive", "mps", "mig", "mig_mps")
 HOWS = ("exception", "sigterm", "sigkill")

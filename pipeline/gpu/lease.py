@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import processes
+from pipeline import host
 from pipeline.errors import GpuBusyError
 from pipeline.types import Device
 
@@ -60,7 +60,7 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
     _check_folder(folder)
     descriptor = _lock(_path(folder, device.uuid), device)
     try:
-        holder = {"pid": os.getpid(), "user": processes.user_name(), "folder": str(Path.cwd())}
+        holder = {"pid": os.getpid(), "user": host.user_name(), "folder": str(Path.cwd())}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
         yield

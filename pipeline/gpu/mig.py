@@ -14,10 +14,11 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import compute_mode, nvml, partitions, profiles, programs
-from pipeline.gpu.mig_control import Control, boot_id
+from pipeline.gpu.mig_control import Control
 from pipeline.gpu.mig_state import GpuInstance, MigState, processes_on
 from pipeline.gpu.naive import refuse_mps_clients
 from pipeline.gpu.partitions import AUTO, SIZE_PROFILE, Instance, Layout
+from pipeline.host import boot_id
 from pipeline.interrupts import UndoStack
 from pipeline.journal import Journal
 from pipeline.processes import tree_of

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,6 +19,7 @@ from pipeline import command
 from pipeline.errors import CommandError, SharingError
 from pipeline.gpu import nvml
 from pipeline.gpu.mig_state import GpuInstance, MigState, read_state
+from pipeline.host import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ _LOOK_S = 0.05
 _SUDO_REFUSES = "sudo:"
 _IN_USE = "in use"
 _CLEAN = "python -m pipeline.gpu clean"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c"})
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
@@ -130,11 +129,6 @@ class Control:
             )
         found = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
         return tuple(sorted(found, key=lambda instance: instance.start))
-
-
-def boot_id() -> str:
-    """Which start of the machine this is. No GPU instance outlives it."""
-    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def switch_off(uuid: str, program: str, admin: list[str]) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 from pipeline import journal, leftovers
 from pipeline.errors import CollocationError, ConfigError, SharingError
-from pipeline.given_path import expanded
 from pipeline.gpu import lease, nvml, profiles
-from pipeline.gpu.mig_control import boot_id
 from pipeline.gpu.mig_state import MigState, read_state
+from pipeline.host import boot_id
 from pipeline.journal import Journal, Step
+from pipeline.paths import expanded
 from pipeline.schema import GpuConfig
 from pipeline.simulation.install import installed
 from pipeline.simulation.state import StateFile, goes_with_its_study

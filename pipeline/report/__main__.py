@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pipeline import interrupts
 from pipeline.errors import CollocationError, ConfigError, TrackingError
-from pipeline.progress import counted
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.schema import TrackingConfig
 from pipeline.store import open_named, reason_of
 from pipeline.tracking import set_mlflow_defaults
+from pipeline.words import counted
 
 DEFAULT_ROOT = Path("mlruns")
 

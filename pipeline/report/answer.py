@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.progress import counted
 from pipeline.report import labels
 from pipeline.report.metrics import BEST_SOLO
 from pipeline.report.rows import Study
@@ -14,6 +13,7 @@ from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Winner
 from pipeline.report.wording import jobs_in_words, listed, times_in_words
 from pipeline.types import Result
+from pipeline.words import counted
 
 
 def question(study: Study) -> str:

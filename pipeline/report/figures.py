@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.progress import counted
 from pipeline.report import labels
 from pipeline.report.bars import Bar, bar_of, grouped_bars, legend_of
 from pipeline.report.drawing import FAINT, Drawn, draw, in_lines, new_figure, panels_of, plain, say_missing
@@ -18,6 +17,7 @@ from pipeline.report.series import GroupSeries
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Case, Cell
 from pipeline.report.timeline_figure import paint_timeline
+from pipeline.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.progress import counted
 from pipeline.report import labels, statistics
 from pipeline.report.metrics import BEST_SOLO, SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, blocks_needed, corrected, paired
 from pipeline.report.tables import Case, Cell, speed_ratios
 from pipeline.report.wording import finding_in_words, jobs_in_words, listed, times_in_words
+from pipeline.words import counted
 
 LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (labels.SERIAL, labels.NAIVE, labels.MPS)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packages import Channel, wheel
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 pytest_plugins = ["tests.tracking_fixtures"]
 for name in ("rattler", "uv"):

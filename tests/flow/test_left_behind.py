@@ -19,8 +19,8 @@ import pytest
 
 from pipeline import leftovers, processes, spool_format
 from pipeline.gpu import lease, mps_daemon, nvml
-from pipeline.inventory import PROJECT_DIR
 from pipeline.journal import Journal
+from pipeline.paths import PROJECT_DIR
 from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.driver import Driver

@@ -16,7 +16,7 @@ import pytest
 from trace_format import problems
 
 from pipeline import processes
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.simulation.state import StateFile
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]

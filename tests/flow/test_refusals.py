@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.simulation import codes
 from pipeline.simulation.install import write_programs
 from pipeline.simulation.state import Fault, StateFile

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.report import rows, tables
 
 pytest_plugins = ["tests.tracking_fixtures"]

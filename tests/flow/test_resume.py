@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.types import Result
 from tests.run_cases import SHORT, TOY, groups
 

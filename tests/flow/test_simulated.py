@@ -20,8 +20,8 @@ from rows import group
 from pipeline import plan as planning
 from pipeline import rehearsal
 from pipeline.errors import ConfigError, SharingError
-from pipeline.inventory import PROJECT_DIR
 from pipeline.jobs import JobState
+from pipeline.paths import PROJECT_DIR
 from pipeline.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import build
+from pipeline import factory
 from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
-from pipeline.inventory import PROJECT_DIR
 from pipeline.journal import Journal
+from pipeline.paths import PROJECT_DIR
 from pipeline.protocols import Sharing
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Gpu, StateFile
@@ -53,7 +53,7 @@ class Machine:
     @contextmanager
     def prepared(self, group: Group) -> Iterator[None]:
         """The GPU set up for the group."""
-        sharing: Sharing = build.instance(group.sharing)
+        sharing: Sharing = factory.instance(group.sharing)
         with sharing.prepare(group.device, group, self.folder):
             yield
 
@@ -113,7 +113,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
 def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenario: str, exclusive: bool) -> None:
     before = machine.settings
     group = machine.group(scenario, "null", exclusive=exclusive)
-    assert build.instance(group.sharing).privileged(group) == ()
+    assert factory.instance(group.sharing).privileged(group) == ()
     with machine.prepared(group):
         assert machine.settings == before
     assert machine.commands() == []
@@ -131,5 +131,5 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
     assert machine.settings == before
     assert not Journal(machine.folder, machine.device.uuid).path.exists()
     run = [re.sub(r"-(gi|ci) \d+", lambda m: f"-{m[1]} <{m[1].upper()}>", command) for command in machine.commands()]
-    assert run == [" ".join(argv) for argv in build.instance(group.sharing).privileged(group)]
+    assert run == [" ".join(argv) for argv in factory.instance(group.sharing).privileged(group)]
     assert len(run) >= 2

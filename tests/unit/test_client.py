@@ -14,7 +14,7 @@ import pytest
 from job_server import JobServer, is_alive, wait_until
 
 from pipeline import layout
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from workloads import client
 
 # A grandchild that only SIGKILL ends, and says so once it does.

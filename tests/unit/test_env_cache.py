@@ -16,7 +16,7 @@ from packages import wheel
 
 from pipeline.env import VenvEnv
 from pipeline.errors import ConfigError
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.types import Interpreter
 
 pytest.importorskip("uv")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from packages import VERSION, Channel, project, wheel
 
-from pipeline import env_conda_file, env_lock
+from pipeline import env_conda_file, env_lock, words
 from pipeline.env import CondaEnv
 from pipeline.errors import ConfigError
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.schema import EnvTool
 from pipeline.types import Interpreter
 
@@ -213,7 +213,7 @@ def test_passwords_and_tokens_do_not_get_into_a_lock():
     assert "https://host/ch/noarch/a-1-0.conda" in lock.lines and "# pip --index-url https://host/simple" in lock.lines
     assert "secret" not in lock.text and "token-1" not in lock.text
     for place in ("a @ git+ssh://git@host/me/a@0123", "a @ file:///data/t/wheels/a.whl", "--find-links /data/t/wheels"):
-        assert env_lock.without_secrets(place) == place
+        assert words.without_secrets(place) == place
 
 
 # Does what conda does, from the same files, by means of py-rattler; and writes down how it was called.

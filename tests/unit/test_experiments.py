@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 
 def dry_run(tmp_path: Path, *overrides: str) -> list[str]:

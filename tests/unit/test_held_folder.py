@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import held_folder
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 PREFIX = "kept-"
 NAME = "[a-z0-9_]+"

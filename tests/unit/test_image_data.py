@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from workloads.image_data import FACTS, DataRequest, open_data
 from workloads.image_files import read_cifar10, read_digits, read_imagenet64
 

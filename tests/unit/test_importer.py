@@ -11,7 +11,7 @@ import yaml
 from experiments import configs_of, planned
 
 from pipeline import importer, radt_table
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 HEADER = ["Experiment", "Workload", "Status", "Run", "Devices", "Collocation", "File", "Listeners", "Params"]
 MIXES = ["MS", "MSS", "MMS", "MSSS", "MMSS", "MMMS", "LS", "LSS", "LSSS", "LM", "LMS", "LMM", "LMSS", "LMSSS"]

@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 PROBE = """
 import sys

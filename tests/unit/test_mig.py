@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from rows import group as make_group
 
+from pipeline import host
 from pipeline.errors import CollocationError, ConfigError, SharingError
 from pipeline.gpu import mig_control, nvml
 from pipeline.gpu.mig import Mig, MigSlots
-from pipeline.inventory import cpu_device
+from pipeline.host import cpu_device
 from pipeline.journal import Journal, replay
 from pipeline.schema import Config, GpuConfig
 from pipeline.simulation import codes, models
@@ -360,12 +361,12 @@ def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
 def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
     made = h100.driver.create_gpu_instance(0, FOREIGN, 2)
     common = {"uuid": h100.device.uuid, "program": str(h100.program), "admin": [], "profile_id": FOREIGN, "start": 2}
-    mig_control.destroy_instance(**common, boot=mig_control.boot_id(), gi_id=made.id + 1)
+    mig_control.destroy_instance(**common, boot=host.boot_id(), gi_id=made.id + 1)
     mig_control.destroy_instance(**common, boot="an earlier one", gi_id=made.id)
     assert h100.profiles() == ["2g.20gb"]
-    mig_control.destroy_instance(**common, boot=mig_control.boot_id())
+    mig_control.destroy_instance(**common, boot=host.boot_id())
     assert h100.profiles() == []
-    mig_control.destroy_instance(**common, boot=mig_control.boot_id())
+    mig_control.destroy_instance(**common, boot=host.boot_id())
 
 
 def test_a_job_on_the_device_of_another_is_an_error(h100: Machine, sleeper: int) -> None:
@@ -452,7 +453,7 @@ def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> N
     """Killed right after it started nvidia-smi, an orchestrator leaves an instance that is not there yet."""
     uuid, place = h100.device.uuid, {"profile_id": FOREIGN, "start": 2}
     common = {"uuid": uuid, "program": str(h100.program), "admin": []}
-    h100.journal.add("mig_instance", **common, **place, boot=mig_control.boot_id())
+    h100.journal.add("mig_instance", **common, **place, boot=host.boot_id())
     line = f'sleep 0.5; exec {h100.program} "$@"'
     argv = ["mig", "-i", uuid, "-cgi", f"{FOREIGN}:2", "-C"]
     with subprocess.Popen(["sh", "-c", line, "sh", *argv], stdout=subprocess.DEVNULL) as late:

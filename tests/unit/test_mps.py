@@ -26,10 +26,11 @@ from pipeline import processes
 from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import mps, mps_daemon
 from pipeline.gpu.mps import Mps, MpsPercent
-from pipeline.inventory import PROJECT_DIR, cpu_device
+from pipeline.host import cpu_device
 from pipeline.jobs import JobGroup
 from pipeline.journal import Journal, replay
 from pipeline.launch import Spawn
+from pipeline.paths import PROJECT_DIR
 from pipeline.schema import Config, GpuConfig
 from pipeline.simulation.mps_control import connect, write_program
 from pipeline.types import Group, Interpreter, Job, Slot

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import processes
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from pipeline.simulation.mps_control import connect, write_program
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"

@@ -19,7 +19,7 @@ from pipeline.gpu import partitions, profiles
 from pipeline.gpu.__main__ import main
 from pipeline.gpu.partitions import Layout
 from pipeline.gpu.profiles import MigGpu, Profile
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/gpu/mig_profiles.json").read_text())["gpus"]
 MODELS = profiles.model_names()

@@ -13,8 +13,8 @@ from pipeline import inventory
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
-from pipeline.inventory import PROJECT_DIR
 from pipeline.inventory import take as take_inventory
+from pipeline.paths import PROJECT_DIR
 from pipeline.types import WindowKind
 
 SYNTHETIC = "data.source=synthetic_device"

@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.gpu import profiles
 from pipeline.gpu.__main__ import main
 from pipeline.gpu.nvml import NvmlError
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from tests.nvml_library import OTHER_UUID, UUID, Gpu, NvmlLibrary, installed
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/gpu/mig_profiles.json").read_text())

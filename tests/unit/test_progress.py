@@ -8,8 +8,9 @@ import pytest
 from rows import group
 
 from pipeline import go_on, terminal
-from pipeline.progress import Progress, counted, duration
+from pipeline.progress import Progress
 from pipeline.types import GroupResult, Result, WindowKind
+from pipeline.words import counted, duration
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest
 from conftest import GPU
 from omegaconf import OmegaConf
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 README = PROJECT_DIR / "README.md"
 PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from job_server import JobServer, wait_until
 
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 
 SCRIPT_WORKLOAD = PROJECT_DIR / "workloads" / "script.py"
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from conftest import GPU
 
+from pipeline import host, leftovers, processes
 from pipeline import journal as journals
-from pipeline import leftovers, processes
 from pipeline.gpu import lease, mig_control, mps_daemon, nvml, status
 from pipeline.gpu.__main__ import main
-from pipeline.inventory import PROJECT_DIR
 from pipeline.journal import Journal
+from pipeline.paths import PROJECT_DIR
 from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.driver import Driver
@@ -64,7 +64,7 @@ class Kept:
             control.switch_on()
             for start in starts:
                 place = {"profile_id": PROFILE_2G, "start": start}
-                step = self.journal.add("mig_instance", **control.arguments(), **place, boot=mig_control.boot_id())
+                step = self.journal.add("mig_instance", **control.arguments(), **place, boot=host.boot_id())
                 self.journal.amend(step, gi_id=control.create(**place).gi_id)
 
 
@@ -229,7 +229,7 @@ def test_clean_while_a_study_runs_is_refused_with_its_name(a100: Kept) -> None:
     with lease.hold(nvml_device(a100), a100.locks):
         code, text = a100.ask("clean", as_json=False)
     assert code == 1
-    assert f"held by another orchestrator: {processes.user_name()} (pid {os.getpid()}" in text
+    assert f"held by another orchestrator: {host.user_name()} (pid {os.getpid()}" in text
     assert a100.gpu == before
     assert len(a100.journal.steps()) == 2
 

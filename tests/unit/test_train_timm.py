@@ -12,7 +12,7 @@ import torch
 from job_server import JobServer, wait_until
 
 from pipeline import schema
-from pipeline.inventory import PROJECT_DIR
+from pipeline.paths import PROJECT_DIR
 from workloads import canary, client, train_timm
 from workloads.epochs import NonFiniteLossError
 from workloads.steps import LossRecord, StepClock, compiled_step

@@ -1,0 +1,51 @@
+"""What several stages say to a user: counts, durations, aligned tables, one line on stderr, text without secrets."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Sequence
+
+# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. A folder called `t` holds no token.
+_SECRETS = (
+    (re.compile(r"(?<=://)(?!git@)[^/@\s]+@"), ""),
+    (re.compile(r"(https?://\S*?)/t/[^/\s]+(?=/)"), r"\1"),
+)
+
+
+def counted(number: int, noun: str) -> str:
+    """How many of something: `1 group`, `2 groups`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """A text table, line by line: the columns numbered in `left` are left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def say(text: str) -> None:
+    """Print one line of progress."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def without_secrets(text: str) -> str:
+    """The text without the passwords and tokens in its addresses: locks are published with results."""
+    for secret, left in _SECRETS:
+        text = secret.sub(left, text)
+    return text
