@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from pipeline import endings
 from pipeline.tags import Tag
 from pipeline.types import Group, GroupResult, Result, WindowKind
 
@@ -67,9 +68,8 @@ class Comparison:
             if other.result is not Result.OK:
                 continue
             if difference := self._loss_difference(other):
-                wrong = dataclasses.replace(other, result=Result.WRONG_RESULTS, reason=difference)
-                self._rows[digest] = wrong
-                changed.append(dataclasses.replace(wrong, metrics={}))
+                self._rows[digest] = endings.with_wrong_results(other, difference)
+                changed.append(dataclasses.replace(self._rows[digest], metrics={}))
                 continue
             metrics = self._against_baseline(other)
             if not metrics.items() <= other.metrics.items():

@@ -10,7 +10,7 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,42 +18,29 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import factory, interrupts, layout, measure, phases, timeline
+from pipeline import endings, factory, interrupts, layout, measure, phases, timeline
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.gpu import dcgm_profiling, lease
 from pipeline.interrupts import Interrupted, UndoStack
 from pipeline.inventory import Inventory
-from pipeline.jobs import JobGroup, JobState
+from pipeline.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.journal import Journal, replay
 from pipeline.launch import Spawn, Starter
-from pipeline.measure import Batch, Observation
+from pipeline.launch_state import JobState
+from pipeline.observation import Observation, Watched
 from pipeline.phases import Phases
-from pipeline.protocols import Listener, Profiler, Sharing
+from pipeline.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.sender import Sender
-from pipeline.spool import SampleFile, Spool, SpoolRun
+from pipeline.sinks import History, Tee
+from pipeline.spool import Spool, SpoolRun
 from pipeline.tags import Tag, listener_tag
-from pipeline.types import Device, Group, GroupResult, Job, ListenerSpec, Required, Result, Slot
+from pipeline.types import Device, Group, GroupResult, Job, ListenerSpec, Required, Slot
 from pipeline.warm_start import WarmStart
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Watched:
-    """What listeners and the live view see of the group that runs (`pipeline.protocols.Watch`)."""
-
-    device: Device
-    slots: Sequence[Slot]
-    folder: Path
-    sink: SampleFile
-    running: JobGroup | None = None
-
-    def pids(self) -> Mapping[int, int]:
-        """Job index to PID of its leading process, for the jobs that are alive now."""
-        return self.running.pids() if self.running is not None else {}
 
 
 @dataclass(slots=True)
@@ -86,10 +73,9 @@ class Executor:
             Interrupted: the user asked to end; the row says so.
         """
         with self.spool.open(group) as run:
-            if group.skip_reason is not None:
-                row = GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
-                run.close(row)
-                return row
+            if (skipped := endings.skipped(group)) is not None:
+                run.close(skipped)
+                return skipped
             execution = _Execution(group, run, self)
             interrupted: Interrupted | None = None
             try:
@@ -99,7 +85,7 @@ class Executor:
             row = measure.judge(group, execution.observation(interrupted is not None))
             row = dataclasses.replace(row, spool_id=run.spool_id)
             run.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
-            timeline.write(run, row)
+            timeline.write(run, row, execution.history.samples)
             run.close(row)
         if interrupted is not None:
             raise interrupted
@@ -111,8 +97,10 @@ class _Execution:
 
     def __init__(self, group: Group, run: SpoolRun, executor: Executor) -> None:
         self.group, self.run, self.executor = group, run, executor
-        self.batches: list[Batch] = []
-        self.failure: str | None = None
+        self.batches: list[Sequence[JobState]] = []
+        self.reason: str | None = None
+        self.history = History()
+        self.sink = Tee(run.sink, self.history)
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
         self.tool_cpu_s = self.tool_wall_s = 0.0
@@ -127,10 +115,10 @@ class _Execution:
                 finally:
                     self.phases.begin(phases.CLEANUP)
         except CollocationError as error:
-            self.failure = "; ".join([str(error), *getattr(error, "__notes__", [])])
-            log.debug("%s: %s", self.group.name, self.failure, exc_info=True)
+            self.reason = "; ".join([str(error), *getattr(error, "__notes__", [])])
+            log.debug("%s: %s", self.group.name, self.reason, exc_info=True)
         except Exception as error:  # the one boundary behind which a study goes on
-            self.failure = f"{type(error).__name__}: {error}"
+            self.reason = f"{type(error).__name__}: {error}"
             self.run.add_artifact(layout.ORCHESTRATOR_ERROR, traceback.format_exc())
             log.exception("%s failed in the orchestrator", self.group.name)
         finally:
@@ -156,8 +144,8 @@ class _Execution:
         """What was seen until now."""
         return Observation(
             batches=self.batches,
-            samples=self.run.sink.samples,
-            failure=self.failure,
+            samples=self.history.samples,
+            reason=self.reason,
             interrupted=interrupted,
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
             tool_wall_s=self.tool_wall_s or None,
@@ -172,7 +160,7 @@ class _Execution:
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
         idle_w = self.executor.idle_w
-        first = next((s.values for s in self.run.sink.samples if s.source == "nvml" and s.job is None), {})
+        first = next((s.values for s in self.history.samples if s.source == "nvml" and s.job is None), {})
         if "power_w" in first:
             uuid = self.group.device.uuid
             idle_w[uuid] = min(first["power_w"], idle_w.get(uuid, first["power_w"]))
@@ -187,45 +175,50 @@ class _Execution:
         sharing: Sharing = factory.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
         self.run.place(slots.slots)
-        watched = Watched(group.device, slots.slots, self.run.folder, self.run.sink)
+        watched = Watched(group.device, slots.slots, self.run.folder, self.history.samples)
         for spec in group.listeners:
             self._observe(spec, watched, stack)
         stack.enter_context(self.executor.view(group, watched))
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
             self.phases.begin(phases.LAUNCH)
-            starters = [self._starter(job, profiler) for job in jobs]
-            with UndoStack() as processes:
-                running = JobGroup(
-                    jobs,
-                    [_as_seen_by_jobs(slots.slots[job.index], group.device) for job in jobs],
-                    starters,
-                    self.run.folder,
-                    group.limits,
-                    mark=self.run.spool_id,
-                    scratch=self.run.scratch,
-                    pin_cpus=group.pin_cpus,
+            starts = [
+                JobStart(
+                    job=job,
+                    slot=_as_seen_by_jobs(slots.slots[job.index], group.device),
+                    starter=self._starter(job, profiler),
                     profiler=None if group.profiler.is_none else profiler.name,
                 )
-                self.batches.append(Batch(states=running.states))
+                for job in jobs
+            ]
+            files = GroupFiles(folder=self.run.folder, scratch=self.run.scratch, mark=self.run.spool_id)
+            with UndoStack() as processes:
+                running = JobGroup(starts, files, group.limits, pin_cpus=group.pin_cpus)
+                self.batches.append(running.states)
                 processes.enter_context(running)
                 watched.running = running
-                running.wait_ready()
-                if self.executor.rehearsal is not None:
-                    memory_mib = group.config.gpu.job_memory_mib
-                    programs = [str(starter.interpreter.python) for starter in starters]
-                    self.executor.rehearsal.charge(running.states, slots.slots, programs, memory_mib)
-                slots.verify(running.pids())
-                self.executor.sender.rest()
-                self.executor.warm_start.rest()
-                self.phases.begin(phases.WINDOW)
-                with self._own_cost():
-                    running.measure(group.window)
-                stopped = [state.stopped_ns for state in running.states if state.stopped_ns is not None]
-                self.phases.begin(phases.END, min(stopped, default=None))
-                self._note_missing_reports(profiler, running.states)
-            if any(state.went_wrong for state in running.states):
+                if running.wait_ready():
+                    self._measure(running, slots, starts, profiler)
+            if running.went_wrong:
                 break
+
+    def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:
+        """From the barrier to the end of the jobs."""
+        group = self.group
+        if self.executor.rehearsal is not None:
+            programs = [str(start.starter.interpreter.python) for start in starts]
+            self.executor.rehearsal.charge(running.states, slots.slots, programs, group.config.gpu.job_memory_mib)
+            if running.went_wrong:
+                return
+        slots.verify(running.pids())
+        self.executor.sender.rest()
+        self.executor.warm_start.rest()
+        self.phases.begin(phases.WINDOW)
+        with self._own_cost():
+            running.measure(group.window)
+        told = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
+        self.phases.begin(phases.END, min(told, default=None))
+        self._note_missing_reports(profiler, running.states)
 
     def _starter(self, job: Job, profiler: Profiler) -> Starter:
         workload = job.workload
@@ -236,8 +229,8 @@ class _Execution:
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
         """Say which jobs ended well and left no report of their profiler, which is not their fault."""
-        ended_well = [s for s in states if s.profiler is not None and s.has_ended and not s.went_wrong]
-        without = [state.job.name for state in ended_well if profiler.report(state.folder) is None]
+        profiled = [state for state in states if state.profiler is not None and state.ended_well]
+        without = [state.job.name for state in profiled if profiler.report(state.folder) is None]
         if without:
             said = f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
             before = self.tags.get(Tag.NO_REPORT)
@@ -251,7 +244,7 @@ class _Execution:
             return
         listener: Listener = factory.instance(spec.build, interval_ms=spec.interval_ms)
         try:
-            stack.enter_context(listener.observe(watched, self.run.sink))
+            stack.enter_context(listener.observe(watched, self.sink))
         except ListenerError as error:
             if is_needed:
                 raise

@@ -1,4 +1,4 @@
-"""From what was observed to a row: how each job ended, and the figures of jobs and group.
+"""From what was observed to a row: the figures of jobs and group. How each ended is decided in `endings`.
 
 Pure: it reads the event files of a group that is over, and computes. Rules of measurement are named where they apply.
 """
@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from pipeline import events, layout, phases
+from pipeline import endings, events, layout, phases
 from pipeline.events import Events
-from pipeline.jobs import JobState
+from pipeline.launch_state import JobState
+from pipeline.observation import Observation
 from pipeline.tags import Tag
-from pipeline.types import Group, GroupResult, JobResult, Result, Sample, Span, WindowKind
+from pipeline.types import Group, GroupResult, JobResult, Result, Sample, WindowKind
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
 MIN_OVERLAP_RATIO = 0.95
 COMPARED = ("throughput_samples_per_s", "makespan_s")
-_OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
-_OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
 # Figures of the whole device inside the window; of two sources of the same one, the later entry wins.
 _DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
     ("nvml", "power_w", "power_mean_w", statistics.fmean),
@@ -39,40 +35,7 @@ _DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...
     ),
 )
 _DEVICE_SOURCES = {source for source, *_ in _DEVICE_FIGURES}
-# Which failing job names the group's result, most telling first.
-_SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Jobs that ran at the same time: all of a collocated group, one at a time of a sequential one."""
-
-    states: Sequence[JobState]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """Everything that one execution of a group left behind.
-
-    Attributes:
-        samples: what the listeners read.
-        failure: why the group ended early, in words, if the reason was not a job.
-        interrupted: whether the user ended it.
-        idle_w: power of the device with nothing on it, if it was read.
-        spans: the phases of the group.
-        tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
-    """
-
-    batches: Sequence[Batch]
-    samples: Sequence[Sample]
-    failure: str | None = None
-    interrupted: bool = False
-    tool_cpu_s: float | None = None
-    tool_wall_s: float | None = None
-    idle_w: float | None = None
-    spans: Sequence[Span] = ()
-    tags: tuple[tuple[str, str], ...] = ()
 
 
 def judge(group: Group, seen: Observation) -> GroupResult:
@@ -80,13 +43,13 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     jobs: list[JobResult] = []
     windows: list[tuple[int, int]] = []
     for batch in seen.batches:
-        logs = [events.read(state.folder / layout.EVENTS) for state in batch.states]
-        window = _window(group, batch.states, logs)
+        logs = [events.read(state.folder / layout.EVENTS) for state in batch]
+        window = _window(group, batch, logs)
         if window is not None:
             windows.append(window)
-        jobs += [_job(group, state, log, window, seen) for state, log in zip(batch.states, logs, strict=True)]
-    result, reason = _outcome(jobs, seen, expected=len(group.jobs))
-    metrics = _group_metrics(group, jobs, windows, seen) if result in _HAS_FIGURES else {}
+        jobs += [_job(group, state, log, window, seen) for state, log in zip(batch, logs, strict=True)]
+    ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
+    metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
     metrics |= _device_metrics(seen, windows, metrics)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
@@ -100,8 +63,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         tags[Tag.FLAG] = f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
     return GroupResult(
         group=group,
-        result=result,
-        reason=reason,
+        result=ending.result,
+        reason=ending.reason,
         jobs=tuple(jobs),
         metrics=metrics,
         tags=tags,
@@ -115,7 +78,7 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
     if len(starts) < len(logs):
         return None
     if group.window.kind is WindowKind.STEADY:
-        stops = [state.stopped_ns for state in states if state.stopped_ns is not None]
+        stops = [state.ended.told_ns for state in states if state.ended.told_ns is not None]
         if not stops:
             return None
         # All jobs are past their first step and the settling time when the window opens.
@@ -133,11 +96,10 @@ def _end_ns(state: JobState, log: Events) -> int | None:
     if marks:
         return max(marks)
     # What a profiler does after the job's end is not the job's work.
-    return state.exit_ns if state.profiler is None else state.bye_ns
+    return state.ended.at_ns if state.profiler is None else state.said.bye_ns
 
 
 def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | None, seen: Observation) -> JobResult:
-    result, reason = _ending(state, log, seen)
     metrics: dict[str, float] = {}
     end_ns = _end_ns(state, log)
     if log.started_ns is not None and end_ns is not None:
@@ -156,68 +118,27 @@ def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | N
             series.setdefault(name, []).append((epoch.number, epoch.t_ns, value))
     for name, step, t_ns, value in log.metrics:
         series.setdefault(name, []).append((step, t_ns, value))
-    if result is Result.OK and group.window.kind is WindowKind.STEADY and "throughput_samples_per_s" not in metrics:
-        result, reason = Result.FAILED, "no step was completed inside the window; make window.seconds longer"
-    if result is Result.OK and not state.job.workload.ends_by_itself and not log.steps.t_ns:
-        result, reason = Result.FAILED, "lost result: the job ended well, but its event file holds no step"
+    ending = endings.of_job(state, log, interrupted=seen.interrupted)
+    if ending.result is Result.OK:
+        ending = endings.of_measurement(group, state.job, log, metrics)
     return JobResult(
         job=state.job,
-        result=result,
-        reason=reason,
-        exit_status=state.exit_status,
+        result=ending.result,
+        reason=ending.reason,
+        exit_status=state.ended.status,
         pid=state.pid,
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
         series=series,
         spans=tuple(spans),
-        params=log.params | ({"cpus": ",".join(map(str, state.cpus))} if state.cpus else {}),
+        params=log.params | _place(state),
     )
 
 
-def _ending(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
-    result, reason = _end(state, log, seen)
-    diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
-    if log.wrong and (result is Result.OK or diverged):
-        further = f" (and {len(log.wrong) - 1} more)" if len(log.wrong) > 1 else ""
-        return Result.WRONG_RESULTS, f"computes wrong results: {log.wrong[0]}{further}"
-    return result, reason
-
-
-def _end(state: JobState, log: Events, seen: Observation) -> tuple[Result, str]:
-    if state.overdue is not None:
-        return Result.TIMEOUT, state.overdue
-    if log.errors and not _is_our_signal(state, log):
-        error = log.errors[-1]
-        text = f"{error.get('type')}: {error.get('message')}"
-        if error.get("type") == "ScriptError":
-            # What went wrong in a script that knows nothing of us stands in its own error output only.
-            text += _last_words(state.folder / layout.STDERR)
-        return (Result.OOM if error.get("type") in _OOM_TYPES or _tells_oom(text) else Result.FAILED), text
-    if state.fault is not None:
-        return Result.FAILED, state.fault
-    if state.exit_status == 0 and state.bye == "ok":
-        return Result.OK, ""
-    if state.exit_status is None or state.signalled:
-        return Result.INTERRUPTED, "interrupted by the user" if seen.interrupted else "ended because the group failed"
-    if state.exit_status == 0:
-        return Result.FAILED, "ended with status 0 without reporting the end of its work"
-    how = f"status {state.exit_status}" if state.exit_status > 0 else f"signal {-state.exit_status}"
-    words = _last_words(state.folder / layout.STDERR)
-    if state.profiler is not None and state.bye in (None, "ok"):
-        when = "before the job spoke" if state.speaker_pid is None else "before the job's end"
-        words = words or _last_words(state.folder / layout.STDOUT)
-        return Result.FAILED, f"{state.profiler} ended with {how} {'after the job' if state.bye else when}{words}"
-    return (Result.OOM if _tells_oom(words) else Result.FAILED), f"ended with {how}{words}"
-
-
-def _is_our_signal(state: JobState, log: Events) -> bool:
-    """Whether what a script died of is the signal by which we ended it, as when another job had failed."""
-    return (
-        state.signalled
-        and log.errors[-1].get("type") == "ScriptError"
-        and state.exit_status in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
-    )
+def _place(state: JobState) -> dict[str, str]:
+    cpus = state.started.cpus if state.started is not None else ()
+    return {"cpus": ",".join(map(str, cpus))} if cpus else {}
 
 
 def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
@@ -225,37 +146,6 @@ def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
     losses = {job.job.index: [value for _, _, value in sorted(job.series.get("first_loss", ()))] for job in jobs}
     known = {index: values for index, values in losses.items() if values}
     return {Tag.FIRST_LOSSES: json.dumps(known)} if known else {}
-
-
-def _tells_oom(text: str) -> bool:
-    return any(words in text for words in _OOM_TEXTS)
-
-
-def _last_words(path: Path) -> str:
-    """The last line that a process wrote to its error output, as `: LINE`."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 4096))
-            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return ""
-    return f": {lines[-1][:500]}" if lines else ""
-
-
-def _outcome(jobs: Sequence[JobResult], seen: Observation, *, expected: int) -> tuple[Result, str]:
-    if seen.interrupted:
-        return Result.INTERRUPTED, "interrupted by the user"
-    for result in _SEVERITY:
-        for job in jobs:
-            if job.result is result:
-                return result, f"job {job.job.name}: {job.reason}"
-    if seen.failure is not None:
-        return Result.FAILED, seen.failure
-    if any(job.result is not Result.OK for job in jobs):
-        return Result.FAILED, "the jobs were ended before they had finished"
-    if len(jobs) < expected:
-        return Result.FAILED, f"only {len(jobs)} of {expected} jobs ran"
-    return Result.OK, ""
 
 
 def _throughput(group: Group, log: Events, window: tuple[int, int]) -> dict[str, float]:
@@ -301,9 +191,7 @@ def _peaks(samples: Sequence[Sample], index: int, window: tuple[int, int] | None
     return peaks
 
 
-def _group_metrics(
-    group: Group, jobs: Sequence[JobResult], windows: Sequence[tuple[int, int]], seen: Observation
-) -> dict[str, float]:
+def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
     # What comparisons need of each job stays with the row, so that a resumed study need not read the children.
     metrics = {
         f"job_{job.job.index}_{name}": job.metrics[name] for job in jobs for name in COMPARED if name in job.metrics

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from pipeline.events import Events
-from pipeline.jobs import JobState
+from pipeline.launch_state import JobState
 from pipeline.types import Span
 
 SETUP, LAUNCH, WINDOW, END, CLEANUP = "setup", "launch", "window", "end", "cleanup"
@@ -48,10 +48,10 @@ class Phases:
 
 def of_job(state: JobState, log: Events) -> list[Span]:
     """The phases of one job: `process` until it speaks to us, then what it says that it does, until it has ended."""
-    ends_ns = state.exit_ns
-    if state.started_ns is None or ends_ns is None:
+    ends_ns = state.ended.at_ns
+    if state.started is None or ends_ns is None:
         return []
-    marks = [("process", state.started_ns), *log.phases, ("", ends_ns)]
+    marks = [("process", state.started.at_ns), *log.phases, ("", ends_ns)]
     pairs = itertools.pairwise(marks)
     index = state.job.index
     return [Span(name=name, start_ns=begin, end_ns=max(begin, end), job=index) for (name, begin), (_, end) in pairs]

@@ -7,25 +7,23 @@ driver when the job stands at the barrier, where a real job holds its memory as 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pipeline import held_folder, layout
-from pipeline.errors import ConfigError, LaunchError, SharingError
+from pipeline import held_folder
+from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import nvml
-from pipeline.jobs import JobState
+from pipeline.launch_state import JobState
 from pipeline.paths import expanded
 from pipeline.schema import Config, GpuConfig, GpuKind
 from pipeline.simulation import codes, models, mps_control
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import StateFile, start_ticks
-from pipeline.types import Device, Slot
+from pipeline.types import Device, Result, Slot
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
 
@@ -85,7 +83,8 @@ class Rehearsal:
     ) -> None:
         """Let each job hold memory on the device of its slot, from now until it ends.
 
-        A job that finds no room gets the error event that it would write on a real GPU, so that its row is `oom`.
+        Ends at the first job whose device has no room for it, or that has the fault of the machine's state: its
+        own state says so, in the words of the error that it would meet on a real GPU.
 
         Args:
             states: jobs that stand at the barrier.
@@ -94,7 +93,6 @@ class Rehearsal:
             memory_mib: of each job, in MiB.
 
         Raises:
-            LaunchError: the device of a job has no room for it, or the machine's state has the fault of a client.
             SharingError: a slot names no device that can be computed on.
         """
         charged: list[str] = []
@@ -104,12 +102,13 @@ class Rehearsal:
             slot = slots[state.job.index]
             uuid, limit_mib = slot.visible_devices, _limit_mib(slot)
             if limit_mib is not None and memory_mib > limit_mib:
-                message = f"simulated GPU out of memory: {memory_mib} MiB are over the MPS limit of {limit_mib} MiB"
-                _report(state, "OutOfMemoryError", message)
-                raise LaunchError(f"job {state.job.name}: {message}")
+                _out_of_memory(state, f"{memory_mib} MiB are over the MPS limit of {limit_mib} MiB")
+                return
             try:
                 bypasses = state.job.index == 0 and "bypass" in self._state_file.read().mps_faults
                 kind = "C" if bypasses else self._join_mps(state, slot)
+                if state.went_wrong:
+                    return
                 self._clients.hold(uuid, pid, program, memory_mib, kind)
             except codes.DriverError as error:
                 if start_ticks(pid) is None:
@@ -119,19 +118,16 @@ class Rehearsal:
                         f"job {state.job.name} cannot use the simulated device {uuid}: {error}"
                     ) from error
                 beside = charged.count(uuid)
-                message = (
-                    f"simulated GPU out of memory: no room for {memory_mib} MiB (gpu.job_memory_mib) on {uuid} "
-                    f"beside {beside} jobs that hold {beside * memory_mib} MiB"
-                )
-                _report(state, "OutOfMemoryError", message)
-                raise LaunchError(f"job {state.job.name}: {message}") from error
+                wanted = f"{memory_mib} MiB (gpu.job_memory_mib) on {uuid}"
+                there = f"{beside} jobs that hold {beside * memory_mib} MiB"
+                _out_of_memory(state, f"no room for {wanted} beside {there}")
+                return
             charged.append(uuid)
 
     def _join_mps(self, state: JobState, slot: Slot) -> str:
         """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.
 
         Raises:
-            LaunchError: the machine's state has the fault of a client.
             SharingError: the server of that daemon takes no clients.
         """
         try:
@@ -143,9 +139,8 @@ class Rehearsal:
         connection.close()
         if "fault_on_client" in self._state_file.read().mps_faults:
             # On a GPU its CUDA calls fail from now on; on the CPU the job would notice nothing.
-            message = "simulated fatal fault of an MPS client: its server is in the state FAULT"
-            _report(state, "MpsClientFault", message)
-            raise LaunchError(f"job {state.job.name}: {message}")
+            fault = "simulated fatal fault of an MPS client: its server is in the state FAULT"
+            state.notice(Result.FAILED, f"MpsClientFault: {fault}")
         return "M+C"
 
 
@@ -230,17 +225,14 @@ def _limit_mib(slot: Slot) -> int | None:
     return int(number[:-1]) * (1024 if number.endswith("G") else 1)
 
 
+def _out_of_memory(state: JobState, why: str) -> None:
+    state.notice(Result.OOM, f"OutOfMemoryError: simulated GPU out of memory: {why}")
+
+
 def _model_name(config: GpuConfig) -> str:
     if config.model is None:
         raise ConfigError(f"gpu.kind=simulated needs gpu.model=NAME, one of {', '.join(models.models())}")
     return models.find(config.model).name
-
-
-def _report(state: JobState, error_type: str, message: str) -> None:
-    event = {"event": "error", "t_ns": time.monotonic_ns(), "type": error_type, "message": message}
-    # The job waits at the barrier, so nothing of its own comes between.
-    with (state.folder / layout.EVENTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,39 +16,19 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from pipeline import layout, leftovers, spool_format
+from pipeline import endings, layout, leftovers, spool_format
 from pipeline.errors import TrackingError
 from pipeline.paths import PROJECT_DIR
 from pipeline.recorded import script_files
 from pipeline.sender import Sender
+from pipeline.sinks import SampleFile
 from pipeline.spool_format import Amendment, ChildRecord, Clock, Record, RunRecord
 from pipeline.tags import GROUP, JOB, Tag, fact_tag
-from pipeline.types import Group, GroupResult, Interpreter, Job, JobResult, Result, Sample, Slot, Spec
+from pipeline.types import Group, GroupResult, Interpreter, Job, JobResult, Slot, Spec
 from pipeline.words import without_secrets
 
 # What MLflow's table of runs shows in columns of its own.
 _UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.GIT_COMMIT: "git_commit", Tag.USER: "user"}
-
-
-class SampleFile:
-    """Keeps samples in memory for the row, and on disk so that a killed orchestrator loses none."""
-
-    def __init__(self, path: Path) -> None:
-        self.samples: list[Sample] = []
-        self._file = path.open("a", encoding="utf-8")
-        self._lock = threading.Lock()
-
-    def put(self, sample: Sample) -> None:
-        """Store one sample."""
-        line = json.dumps(dataclasses.asdict(sample)) + "\n"
-        with self._lock:
-            self.samples.append(sample)
-            self._file.write(line)
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 class SpoolRun:
@@ -301,15 +280,9 @@ def _plain(value: object) -> object:
 
 def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
     if job is None:
-        result, reason = group.result, "did not run"
-        if result is Result.OK:
-            result = Result.FAILED
-        return dataclasses.replace(
-            child,
-            status=result.mlflow_status,
-            end_ns=now,
-            tags=child.tags | {Tag.RESULT: result.value, Tag.REASON: reason},
-        )
+        ending = endings.of_absent_job(group.result)
+        tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
+        return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
     tags = {
         Tag.RESULT: job.result.value,
         Tag.REASON: job.reason,

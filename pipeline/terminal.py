@@ -18,7 +18,7 @@ from pipeline.words import aligned, counted, duration, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipeline.executor import Watched
+    from pipeline.observation import Watched
 
 _REFRESH_S = 1.0
 _COLUMNS = (
@@ -136,7 +136,7 @@ class _Drawer:
         return f"{(now.total - before.total) / elapsed_s:.1f}" if elapsed_s > 0 else "-"
 
     def _memory(self, index: int) -> str:
-        for sample in reversed(self.watched.sink.samples[-200:]):
+        for sample in reversed(self.watched.samples[-200:]):
             if sample.job == index:
                 for name in ("process_memory_mib", "pss_mib", "rss_mib"):
                     if name in sample.values:

@@ -38,17 +38,16 @@ _TRACKS = 1000
 Event = dict[str, Any]
 
 
-def write(run: SpoolRun, row: GroupResult) -> None:
+def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample]) -> None:
     """Keep the timeline of a group that is over as its artifact.
 
     Args:
         run: its record, which is still open.
         row: how it ended, with its phases.
+        samples: what the listeners read.
     """
     if any(span.job is None for span in row.spans):
-        spool_format.write_json(
-            run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, run.sink.samples)
-        )
+        spool_format.write_json(run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples))
 
 
 def trace_of(record: spool_format.Record, row: GroupResult, samples: Iterable[Sample]) -> dict[str, Any]:

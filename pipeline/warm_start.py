@@ -18,8 +18,8 @@ from typing import Any
 
 from pipeline import interrupts, processes
 from pipeline.errors import LaunchError
-from pipeline.jobs import inherited_environ
 from pipeline.launch import Process, Spawn, Starter
+from pipeline.launch_environ import inherited_environ
 from pipeline.paths import PROJECT_DIR
 from pipeline.types import Interpreter, Workload
 
@@ -149,8 +149,8 @@ class ForkServer:
                 raise LaunchError(f"the fork server has ended with status {self._process.returncode}")
             return
         answer = self._receive(_IMPORT_LIMIT_S)
-        if answer["problem"]:
-            raise LaunchError(f"the fork server cannot fork: {answer['problem']}")
+        if answer["reason"]:
+            raise LaunchError(f"the fork server cannot fork: {answer['reason']}")
         self._is_ready = True
 
     def start(
@@ -161,8 +161,8 @@ class ForkServer:
         answer = self._ask(
             argv=list(argv), environ=dict(environ), stdout=str(stdout), stderr=str(stderr), cpus=list(cpus)
         )
-        if "problem" in answer:
-            raise LaunchError(f"cannot fork a job: {answer['problem']}")
+        if "reason" in answer:
+            raise LaunchError(f"cannot fork a job: {answer['reason']}")
         return _Forked(self, answer["pid"])
 
     def status(self, pid: int) -> int:

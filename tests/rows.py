@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conftest import GPU
 
-from pipeline.jobs import JobState
+from pipeline.launch_state import Ended, JobState, Said, Started
 from pipeline.schema import Config
 from pipeline.types import Group, Job, Limits, Spec, Window, WindowKind, Workload
 
@@ -50,20 +51,40 @@ def group(
     return Group(**(values | changes))
 
 
-def state(folder: Path, job: Job, events: list[dict[str, Any]] | None = None, **changes: Any) -> JobState:
-    """The state of a job that ended well, unless `changes` say otherwise."""
+@dataclass(frozen=True)
+class Gone:
+    """A process that has ended."""
+
+    pid: int
+
+    def status(self) -> int:
+        return 0
+
+    def reap(self) -> None:
+        pass
+
+
+def state(
+    folder: Path,
+    job: Job,
+    events: list[dict[str, Any]] | None = None,
+    *,
+    status: int | None = 0,
+    bye: str | None = "ok",
+    **ended: Any,
+) -> JobState:
+    """The state of a job that ended well, unless the other arguments (`launch_state.Ended`) say otherwise."""
     folder = folder / str(job.index)
     folder.mkdir(parents=True, exist_ok=True)
     if events is not None:
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    values: dict[str, Any] = {
-        "pid": 100 + job.index,
-        "is_ready": True,
-        "bye": "ok",
-        "exit_status": 0,
-        "exit_ns": 100 * S,
-    }
-    return JobState(job=job, folder=folder, **(values | changes))
+    return JobState(
+        job=job,
+        folder=folder,
+        started=Started(process=Gone(100 + job.index), at_ns=0),
+        said=Said(is_ready=True, bye=bye),
+        ended=Ended(status=status, at_ns=100 * S, **ended),
+    )
 
 
 def steps(start_s: float, end_s: float, every_s: float, samples: int, epoch: int = 1) -> list[dict[str, Any]]:

@@ -110,10 +110,10 @@ class Server:
             return None
         os.close(tells)
         with os.fdopen(told, "rb") as file:
-            problem = file.read().decode()
-        if problem:
+            reason = file.read().decode()
+        if reason:
             os.waitpid(pid, 0)
-            return {"problem": problem}
+            return {"reason": reason}
         self._pids.add(pid)
         return {"pid": pid}
 
@@ -227,11 +227,11 @@ def main() -> None:
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     try:
         importlib.import_module(sys.argv[2])
-        problem = obstacle()
+        reason = obstacle()
     except Exception as error:  # noqa: BLE001  whatever the import raises, jobs can still start from nothing
-        problem = f"{type(error).__name__}: {error}"
-    send(control, {"problem": problem})
-    if problem:
+        reason = f"{type(error).__name__}: {error}"
+    send(control, {"reason": reason})
+    if reason:
         return
     gc.collect()
     gc.freeze()  # what is shared stays shared: the collector would write into every object

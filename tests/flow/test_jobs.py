@@ -17,9 +17,9 @@ from rows import group
 
 from pipeline import measure, processes
 from pipeline.errors import LaunchError
-from pipeline.jobs import JobGroup
+from pipeline.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch import Spawn, Starter
-from pipeline.measure import Batch, Observation
+from pipeline.observation import Observation
 from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
 from pipeline.warm_start import ForkServer
 
@@ -70,23 +70,21 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
         )
         window = Window(kind=kind, seconds=seconds, settle_s=0.2, epochs=2)
         toys = group(*("toy" for _ in manners), kind=kind, jobs=jobs, window=window)
-        slots = [Slot(visible_devices="") for _ in jobs]
+        starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=starter) for job in jobs]
         scratch = Path("/tmp") / f"t-{mark[:12]}"
         scratch.mkdir()
-        running = JobGroup(
-            jobs, slots, [starter] * len(jobs), tmp_path / mark, limits, mark=mark, scratch=scratch, **options
-        )
-        failure = None
+        running = JobGroup(starts, GroupFiles(folder=tmp_path / mark, scratch=scratch, mark=mark), limits, **options)
+        reason = None
         try:
             with running:
-                running.wait_ready()
-                running.measure(window)
+                if running.wait_ready():
+                    running.measure(window)
         except LaunchError as error:
-            failure = str(error)
+            reason = str(error)
         assert processes.marked(mark) == []
         assert list(scratch.iterdir()) == []
         scratch.rmdir()
-        return measure.judge(toys, Observation(batches=[Batch(states=running.states)], samples=(), failure=failure))
+        return measure.judge(toys, Observation(batches=[running.states], samples=(), reason=reason))
 
     return run_toys
 

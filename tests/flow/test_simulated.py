@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from conftest import GPU
-from rows import group
+from rows import Gone, group
 
 from pipeline import plan as planning
 from pipeline import rehearsal
 from pipeline.errors import ConfigError, SharingError
-from pipeline.jobs import JobState
+from pipeline.launch_state import JobState, Started
 from pipeline.paths import PROJECT_DIR
 from pipeline.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.simulation import codes
@@ -442,8 +442,12 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
     with rehearsal.prepared([config]) as simulated:
         uuid = simulated.find_device(config.gpu).uuid
         slots = [Slot(visible_devices=uuid)]
-        simulated.charge([JobState(job=job, folder=tmp_path, pid=ended.pid)], slots, ["python"], 10)
-        here = JobState(job=job, folder=tmp_path, pid=os.getpid())
+        gone, here = (
+            JobState(job=job, folder=tmp_path, started=Started(process=Gone(pid), at_ns=0))
+            for pid in (ended.pid, os.getpid())
+        )
+        simulated.charge([gone], slots, ["python"], 10)
+        assert not gone.went_wrong
         with pytest.raises(SharingError, match="GPU-absent: Not Found"):
             simulated.charge([here], [Slot(visible_devices="GPU-absent")], ["python"], 10)
 

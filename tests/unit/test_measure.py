@@ -9,14 +9,13 @@ import pytest
 from rows import S, group, state, steps
 
 from pipeline import compare, measure
-from pipeline.measure import Batch, Observation
+from pipeline.launch_state import Ending
+from pipeline.observation import Observation
 from pipeline.types import GroupResult, JobResult, Result, Sample, WindowKind
 
 
 def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
-    return measure.judge(
-        the_group, Observation(batches=[Batch(states=states)], samples=seen.pop("samples", ()), **seen)
-    )
+    return measure.judge(the_group, Observation(batches=[states], samples=seen.pop("samples", ()), **seen))
 
 
 def nvml(t_s, **values) -> Sample:
@@ -26,8 +25,8 @@ def nvml(t_s, **values) -> Sample:
 def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
     pair = group("a", "b")
     # Job 1 starts half a second later: the window opens at 1.5 s and closes at the stop, at 11 s.
-    fast = state(tmp_path, pair.jobs[0], steps(0, 11.2, 0.3, 6), stopped_ns=11 * S)
-    slow = state(tmp_path, pair.jobs[1], steps(0.5, 11.3, 0.4, 4), stopped_ns=11 * S)
+    fast = state(tmp_path, pair.jobs[0], steps(0, 11.2, 0.3, 6), told_ns=11 * S)
+    slow = state(tmp_path, pair.jobs[1], steps(0.5, 11.3, 0.4, 4), told_ns=11 * S)
     row = judge(tmp_path, pair, fast, slow)
     assert row.result is Result.OK
     assert row.tags["collocation.window_start_ns"] == str(int(1.5 * S))
@@ -42,8 +41,8 @@ def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
 def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(tmp_path):
     pair = group("a", "b")
     states = [
-        state(tmp_path, pair.jobs[0], steps(0, 10, 0.5, 1), stopped_ns=10 * S),
-        state(tmp_path, pair.jobs[1], steps(2, 8, 0.5, 1), stopped_ns=10 * S),
+        state(tmp_path, pair.jobs[0], steps(0, 10, 0.5, 1), told_ns=10 * S),
+        state(tmp_path, pair.jobs[1], steps(2, 8, 0.5, 1), told_ns=10 * S),
     ]
     row = judge(tmp_path, pair, *states)
     assert row.metrics["overlap_ratio"] == pytest.approx(0.6)
@@ -69,8 +68,8 @@ def test_a_work_window_gives_makespan_epoch_time_and_rate_without_validation(tmp
 def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     mix = group("a", "b", kind=WindowKind.WORK, sequential=True)
     batches = [
-        Batch(states=[state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))]),
-        Batch(states=[state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1))]),
+        [state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))],
+        [state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1))],
     ]
     # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
     watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
@@ -90,15 +89,15 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "events", "result", "words"),
     [
-        ({"exit_status": 3, "bye": None}, [], Result.FAILED, "status 3: the last words"),
-        ({"exit_status": -11, "bye": None}, [], Result.FAILED, "signal 11"),
+        ({"status": 3, "bye": None}, [], Result.FAILED, "status 3: the last words"),
+        ({"status": -11, "bye": None}, [], Result.FAILED, "signal 11"),
         ({"bye": None}, [], Result.FAILED, "without reporting"),
         ({}, [], Result.FAILED, "lost result"),
-        ({"overdue": "did not end"}, [], Result.TIMEOUT, "did not end"),
-        ({"fault": "ended before it was told to stop"}, [], Result.FAILED, "told to stop"),
-        ({"exit_status": 1}, [("OutOfMemoryError", "CUDA out of memory")], Result.OOM, "CUDA out of memory"),
-        ({"exit_status": 1}, [("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED")], Result.OOM, "ALLOC_FAILED"),
-        ({"exit_status": 1}, [("NonFiniteLossError", "loss is nan in epoch 1")], Result.FAILED, "nan in epoch 1"),
+        ({"noticed": Ending(Result.TIMEOUT, "did not end")}, [], Result.TIMEOUT, "did not end"),
+        ({"noticed": Ending(Result.FAILED, "ended before it was told to stop")}, [], Result.FAILED, "told to stop"),
+        ({"status": 1}, [("OutOfMemoryError", "CUDA out of memory")], Result.OOM, "CUDA out of memory"),
+        ({"status": 1}, [("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED")], Result.OOM, "ALLOC_FAILED"),
+        ({"status": 1}, [("NonFiniteLossError", "loss is nan in epoch 1")], Result.FAILED, "nan in epoch 1"),
     ],
 )
 def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, events, result, words):
@@ -114,12 +113,12 @@ def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, event
 
 def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(tmp_path):
     pair = group("a", "b")
-    ended = state(tmp_path, pair.jobs[0], steps(0, 1, 0.1, 1), exit_status=-15, bye=None, signalled=True)
+    ended = state(tmp_path, pair.jobs[0], steps(0, 1, 0.1, 1), status=-15, bye=None, was_signalled=True)
     oom = state(
         tmp_path,
         pair.jobs[1],
         [{"event": "error", "t_ns": 1, "type": "OutOfMemoryError", "message": "no"}],
-        exit_status=1,
+        status=1,
     )
     row = judge(tmp_path, pair, ended, oom)
     assert row.result is Result.OOM
@@ -129,16 +128,16 @@ def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(t
 
 def test_a_failure_outside_the_jobs_makes_the_row_fail(tmp_path):
     alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), stopped_ns=11 * S)
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
     assert judge(tmp_path, alone, good).result is Result.OK
-    row = judge(tmp_path, alone, good, failure="listener nvml stopped")
+    row = judge(tmp_path, alone, good, reason="listener nvml stopped")
     assert (row.result, row.reason) == (Result.FAILED, "listener nvml stopped")
     assert judge(tmp_path, alone, good, interrupted=True).result is Result.INTERRUPTED
 
 
 def test_a_torn_last_line_costs_one_line(tmp_path):
     alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), stopped_ns=11 * S)
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
     with (good.folder / "events.jsonl").open("a") as file:
         file.write('{"event":"step","t_ns":115')
     assert judge(tmp_path, alone, good).result is Result.OK
@@ -146,7 +145,7 @@ def test_a_torn_last_line_costs_one_line(tmp_path):
 
 def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), stopped_ns=11 * S)
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
 
     samples = [nvml(-1, power_w=70.0, memory_used_mib=10.0)]
     samples += [
@@ -163,7 +162,7 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
 
 def test_utilisation_is_the_mean_of_the_whole_gpu_inside_the_window(tmp_path):
     alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), stopped_ns=11 * S)
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     samples = [
         Sample(source="gpm", t_ns=0, values={"gract_ratio": 0.0}),
         Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": 0.8, "smact_ratio": 0.3}),
@@ -178,7 +177,7 @@ def test_utilisation_is_the_mean_of_the_whole_gpu_inside_the_window(tmp_path):
 
 def test_what_was_not_read_is_missing(tmp_path):
     alone = group("a")
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), stopped_ns=11 * S))
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S))
     for name in ("energy_j", "memory_peak_mib", "power_mean_w", "orchestrator_cpu_pct", "speedup_vs_serial_ratio"):
         assert name not in row.metrics
 
@@ -213,7 +212,7 @@ def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
 def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
     alone = group("a", kind=WindowKind.WORK)
     error = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "train.py ended with status 1"}
-    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, error], exit_status=1)
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, error], status=1)
     (bad.folder / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
     assert judge(tmp_path, alone, bad).result is Result.OOM
 
@@ -230,14 +229,14 @@ def test_a_script_that_was_ended_because_another_failed_is_not_blamed(tmp_path):
         {"event": "error", "t_ns": 1, "type": "ScriptError", "message": f"train.py {how}"}
         for how in ("was killed by signal 15", "ended with status 3")
     ]
-    ended = state(tmp_path, pair.jobs[0], [started, errors[0]], exit_status=143, bye=None, signalled=True)
-    failed = state(tmp_path, pair.jobs[1], [started, errors[1]], exit_status=3, bye=None)
+    ended = state(tmp_path, pair.jobs[0], [started, errors[0]], status=143, bye=None, was_signalled=True)
+    failed = state(tmp_path, pair.jobs[1], [started, errors[1]], status=3, bye=None)
     row = judge(tmp_path, pair, ended, failed)
     assert row.result is Result.FAILED and "ended with status 3" in row.reason
     assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
     assert row.jobs[0].reason == "ended because the group failed"
     # Nobody signalled it: then the signal is what it failed of.
-    alone = state(tmp_path / "alone", pair.jobs[0], [started, errors[0]], exit_status=143, bye=None)
+    alone = state(tmp_path / "alone", pair.jobs[0], [started, errors[0]], status=143, bye=None)
     assert "killed by signal 15" in judge(tmp_path, pair, alone, failed).jobs[0].reason
 
 
@@ -248,8 +247,8 @@ def test_what_a_job_finds_wrong_is_kept_and_shown_but_not_ok(tmp_path):
     pair = group("a", "b")
     events = [WRONG, WRONG, *steps(0, 11, 0.5, 4)]
     states = [
-        state(tmp_path, pair.jobs[0], steps(0, 11, 0.5, 4), stopped_ns=11 * S),
-        state(tmp_path, pair.jobs[1], events, stopped_ns=11 * S),
+        state(tmp_path, pair.jobs[0], steps(0, 11, 0.5, 4), told_ns=11 * S),
+        state(tmp_path, pair.jobs[1], events, told_ns=11 * S),
     ]
     row = judge(tmp_path, pair, *states)
     assert row.result is Result.WRONG_RESULTS
@@ -266,12 +265,12 @@ def test_what_a_job_finds_wrong_is_kept_and_shown_but_not_ok(tmp_path):
 def test_wrong_results_explain_a_loss_that_is_no_number_and_nothing_else(tmp_path, error, result):
     alone = group("a")
     events = [WRONG, {"event": "error", "type": error, "message": "m", "traceback": ""}]
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, bye="error", exit_status=1))
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, bye="error", status=1))
     assert row.result is result
 
 
 def test_the_first_losses_stay_with_the_row(tmp_path):
     alone = group("a")
     losses = [{"event": "metric", "name": "first_loss", "t_ns": S, "step": i, "value": 2.0 - i} for i in (1, 0)]
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], [*losses, *steps(0, 11, 0.5, 4)], stopped_ns=11 * S))
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], [*losses, *steps(0, 11, 0.5, 4)], told_ns=11 * S))
     assert row.tags["collocation.first_losses"] == '{"0": [2.0, 1.0]}'

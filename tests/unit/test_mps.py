@@ -27,7 +27,7 @@ from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import mps, mps_daemon
 from pipeline.gpu.mps import Mps, MpsPercent
 from pipeline.host import cpu_device
-from pipeline.jobs import JobGroup
+from pipeline.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.journal import Journal, replay
 from pipeline.launch import Spawn
 from pipeline.paths import PROJECT_DIR
@@ -504,14 +504,16 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
     jobs = tuple(Job(index=i, workload=program) for i in range(2))
     group = group_in(folder, "a", jobs=jobs)
     window = dataclasses.replace(group.window, seconds=0.2, settle_s=0.1)
-    starters = [Spawn(Interpreter(python=Path(sys.executable)))] * len(jobs)
+    starter = Spawn(Interpreter(python=Path(sys.executable)))
+    files = GroupFiles(folder=tmp_path, scratch=folder, mark=folder.name)
     with prepared(folder, group, sharing=MpsPercent) as slots:
-        running = JobGroup(jobs, slots.slots, starters, tmp_path, group.limits, mark=folder.name, scratch=folder)
+        starts = [JobStart(job=job, slot=slots.slots[job.index], starter=starter) for job in jobs]
+        running = JobGroup(starts, files, group.limits)
         with running:
-            running.wait_ready()
+            assert running.wait_ready()
             slots.verify(running.pids())
             running.measure(window)
-        assert [(state.bye, state.exit_status) for state in running.states] == [("ok", 0)] * 2
+        assert [state.ended_well for state in running.states] == [True] * 2
         slots._servers[0].check_health()
     assert processes.marked(folder.name) == []
     assert daemons(folder) == []

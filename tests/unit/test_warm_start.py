@@ -21,8 +21,8 @@ from rows import workload
 
 from pipeline import processes, warm_start
 from pipeline.errors import LaunchError
-from pipeline.jobs import inherited_environ
 from pipeline.launch import Process, Spawn, Starter
+from pipeline.launch_environ import inherited_environ
 from pipeline.paths import PROJECT_DIR
 from pipeline.types import Interpreter
 from pipeline.warm_start import ForkServer, WarmStart

@@ -1,0 +1,36 @@
+"""What a job inherits from the orchestrator: the environment, and its share of the CPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+# What a job must not inherit: it would change how the GPU is shared, or where its own MLflow calls go.
+_DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")
+_DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+
+
+def inherited_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
+    """What every job gets of our own environment, and of the variables that its interpreter brings."""
+    every = os.environ | dict(of_interpreter)
+    kept = {key: value for key, value in every.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def share_of_cpus(position: int, num_jobs: int) -> list[int]:
+    """The CPUs of one of several jobs: an equal share, at least one; threads of one core stay together."""
+    cpus = sorted(os.sched_getaffinity(0), key=_core_of)
+    if num_jobs > len(cpus):
+        return [cpus[position % len(cpus)]]
+    return sorted(cpus[position * len(cpus) // num_jobs : (position + 1) * len(cpus) // num_jobs])
+
+
+def _core_of(cpu: int) -> tuple[int, int, int]:
+    """Package and core of a CPU; on many machines CPU i and CPU i + n/2 are two threads of one core."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        package, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+    except (OSError, ValueError):
+        return (0, cpu, cpu)
+    return (package, core, cpu)
