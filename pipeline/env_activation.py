@@ -10,7 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline import command, env_cache
+from pipeline import command
+from pipeline.env_recipe import activated
 from pipeline.errors import CommandError, ConfigError
 
 _LIMIT_S = 120.0
@@ -34,9 +35,9 @@ def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
     Raises:
         ConfigError: a script of a package failed.
     """
-    begin = dict(os.environ) | env_cache.isolated()
-    begin |= {
-        "PATH": os.pathsep.join(filter(None, (str(prefix / "bin"), os.environ.get("PATH")))),
+    begin = {
+        **os.environ,
+        **activated(prefix),
         "CONDA_PREFIX": str(prefix),
         "CONDA_DEFAULT_ENV": str(prefix),
         "CONDA_SHLVL": "1",

@@ -14,108 +14,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pipeline import command, trust, words
-from pipeline.env_lock import Lock, changed_archive
+from pipeline.env_lock import changed_archive
 from pipeline.env_probe import Probe, probe, probe_new
+from pipeline.env_recipe import BUILD_LIMIT_S, FORMAT, Builder, Environment, Recipe, python_of
 from pipeline.errors import CommandError, ConfigError
 
-_FORMAT = 1
 _MARKER, _LOCK = "environment.json", "environment.txt"
 _POLL_S = 0.2
-_BUILD_LIMIT_S = 3600.0
-_SHOWN_LINES = 40
 # Descriptors by lock file: an environment that a study uses is kept from being rebuilt until the process ends.
 _held: dict[Path, int] = {}
-
-
-class Recipe(Protocol):
-    """How an environment is built.
-
-    Attributes:
-        kind: `venv` or `conda`.
-        title: what users call it.
-        tool: what builds it.
-        key: digest of everything that decides what is built.
-    """
-
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def title(self) -> str: ...  # noqa: D102
-    @property
-    def tool(self) -> str: ...  # noqa: D102
-    @property
-    def key(self) -> str: ...  # noqa: D102
-
-    def check_tools(self) -> None:
-        """Raise `ConfigError` if a program that builds it is not there."""
-        ...
-
-    def build(self, prefix: Path, builder: Builder) -> Lock:
-        """Build it in a folder that does not exist yet; returns what is installed."""
-        ...
-
-    def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
-        """Variables that a job in it needs."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """An environment that is whole."""
-
-    prefix: Path
-    lock: tuple[str, ...]
-    lock_digest: str
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return python_of(self.prefix)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Builder:
-    """Runs the steps of a build, each of which holds the lock: a step may outlive an orchestrator that is killed.
-
-    Attributes:
-        title: what is built, for errors.
-        scratch: folder for files that the build needs.
-        lock: descriptor of the lock.
-    """
-
-    title: str
-    scratch: Path
-    lock: int
-
-    def step(
-        self, argv: Sequence[str], *, tool: str, environ: Mapping[str, str] | None = None, stdin: str | None = None
-    ) -> str:
-        """Run one program to its end; returns what it printed.
-
-        Args:
-            argv: program and arguments.
-            tool: what users call the program.
-            environ: further variables.
-            stdin: text that it reads.
-
-        Raises:
-            ConfigError: it failed; in its own words.
-        """
-        variables = None if environ is None else {**os.environ, **environ}
-        try:
-            done = command.run(argv, timeout_s=_BUILD_LIMIT_S, environ=variables, stdin=stdin, keep_open=[self.lock])
-        except CommandError as error:
-            lines = [line.rstrip() for line in error.stderr.splitlines() if line.strip()][-_SHOWN_LINES:]
-            words = "\n    ".join(lines or [f"nothing, and ended with status {error.status}"])
-            raise ConfigError(f"{self.title} cannot be built: {tool} says:\n    {words}") from error
-        return done.stdout
 
 
 class Cache:
@@ -220,12 +131,12 @@ class Cache:
             text = (folder / _LOCK).read_text(encoding="utf-8")
         except (OSError, ValueError):
             return "was built only in part"
-        if marker.get("format") != _FORMAT or marker.get("lock") != _sha256(text):
+        if marker.get("format") != FORMAT or marker.get("lock") != _sha256(text):
             return "has a lock that is not its own"
         if (archive := changed_archive(text)) is not None:
             return f"was built from {archive}, which has changed since"
         try:
-            probed = probe(python_of(prefix), prefix)
+            probed = probe(prefix)
         except CommandError as error:
             return f"is broken ({' '.join(str(error).split())[:300]})"
         if _fingerprint(prefix, probed) != marker.get("fingerprint"):
@@ -240,11 +151,11 @@ class Cache:
             _remove(folder)
             folder.mkdir()
             lock = recipe.build(prefix, Builder(title=recipe.title, scratch=folder, lock=handle))
-            probed = probe_new(python_of(prefix), prefix, recipe.title)
+            probed = probe_new(prefix, recipe.title)
             _compile(prefix, handle)
             (folder / _LOCK).write_text(lock.text, encoding="utf-8")
             marker = {
-                "format": _FORMAT,
+                "format": FORMAT,
                 "title": recipe.title,
                 "tool": recipe.tool,
                 "key": recipe.key,
@@ -269,24 +180,6 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gpu-collocation" / "environments"
 
 
-def python_of(prefix: Path) -> Path:
-    """The interpreter of an environment."""
-    return prefix / "bin" / "python"
-
-
-def key_of(*facts: object) -> str:
-    """Digest of what decides an environment."""
-    return _sha256(json.dumps([_FORMAT, *facts]))
-
-
-def isolated() -> dict[str, str]:
-    """Variables that keep the packages of the orchestrator, and the user's own, out of an environment.
-
-    An empty value counts as none for Python.
-    """
-    return {"PYTHONPATH": "", "PYTHONHOME": "", "PYTHONNOUSERSITE": "1", "VIRTUAL_ENV": ""}
-
-
 def _fingerprint(prefix: Path, probed: Probe) -> str:
     """Changes when somebody installs or removes something."""
     conda = sorted(path.name for path in (prefix / "conda-meta").glob("*.json"))
@@ -297,7 +190,7 @@ def _compile(prefix: Path, lock: int) -> None:
     """Compile what is not yet, or the first jobs would do it: a script's time would then tell first from later runs."""
     argv = [str(python_of(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
     # Packages carry files that cannot be compiled, such as templates; nobody imports those.
-    command.run(argv, timeout_s=_BUILD_LIMIT_S, check=False, keep_open=[lock])
+    command.run(argv, timeout_s=BUILD_LIMIT_S, check=False, keep_open=[lock])
 
 
 def _remove(folder: Path) -> None:

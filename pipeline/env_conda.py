@@ -14,42 +14,46 @@ from typing import Any
 
 import yaml
 
-from pipeline import env_activation, env_cache, env_conda_file, env_lock, env_probe, env_rattler, env_uv
-from pipeline.env_cache import Builder
+from pipeline import env_activation, env_conda_file, env_lock, env_rattler, env_uv
+from pipeline.env_built import BuiltEnv
 from pipeline.env_lock import Distribution, Lock
+from pipeline.env_probe import Probe, probe_new
+from pipeline.env_recipe import Builder, key_of, python_of
 from pipeline.errors import ConfigError
-from pipeline.schema import EnvTool
+from pipeline.types import EnvTool
 
 # conda and mamba have no common flag that keeps every version of them from asking.
 _NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
 
 
-class CondaRecipe:
-    """How a conda environment is built (a `pipeline.env_cache.Recipe`).
+class CondaEnv(BuiltEnv):
+    """Jobs run in a conda environment that is built from a file.
 
     Args:
-        file: environment.yml or an explicit lock.
-        tool: what builds it.
-        cache_root: folder in which py-rattler keeps packages; they are linked into environments on the same disk.
+        file: environment.yml, or an explicit lock, such as that of an earlier run.
+        tool: what builds it; py-rattler needs no conda on the machine.
+        cache_root: where environments are kept, and the packages of py-rattler, which are linked into environments on
+            the same disk; in the user's cache folder if not given.
 
     Raises:
         ConfigError: the file cannot be used.
     """
 
-    kind = "conda"
+    kind, example = "conda", "environment.yml"
 
-    def __init__(self, file: Path, tool: EnvTool, cache_root: Path) -> None:
-        self._file, self._tool, self._packages = env_conda_file.read(file), tool, cache_root / "rattler"
+    def __init__(self, file: str | None, tool: EnvTool = EnvTool.rattler, cache_root: str | None = None) -> None:
+        super().__init__(file, cache_root)
+        self._tool, self._content = tool, env_conda_file.read(self.file)
         self.tool = "py-rattler" if tool is EnvTool.rattler else tool.name
-        self.title = f"the conda environment of {file}"
+        self.title = f"the conda environment of {self.file}"
         # What stands in for the machine's properties, so that a solve for another machine is another environment.
         overrides = sorted(item for item in os.environ.items() if item[0].startswith("CONDA_OVERRIDE_"))
-        self.key = env_cache.key_of(
+        self.key = key_of(
             self.kind,
             tool.name,
-            self._file.content,
-            self._file.channels,
-            self._file.pip,
+            self._content.content,
+            self._content.channels,
+            self._content.pip,
             env_lock.platform_name(),
             overrides,
         )
@@ -63,49 +67,40 @@ class CondaRecipe:
                 "env=conda needs py-rattler, which is not installed here: pip install 'py-rattler>=0.28,<1'; "
                 "or name a program that is: env.tool=conda, mamba or micromamba"
             )
-        if self._file.pip:
+        if self._content.pip:
             env_uv.program()
 
     def build(self, prefix: Path, builder: Builder) -> Lock:
-        """Build the environment in its final place, because its files name that; returns what is installed.
-
-        Raises:
-            ConfigError: a solve or an installation failed.
-        """
+        """Solve and install, then the `pip:` part with uv; returns what is installed."""
         self.check_tools()
         if self._tool is EnvTool.rattler:
             task = env_rattler.task_of(
-                channels=self._file.channels,
-                specs=self._file.specs,
-                packages=self._file.packages,
+                channels=self._content.channels,
+                specs=self._content.specs,
+                packages=self._content.packages,
                 prefix=prefix,
-                cache=self._packages,
+                cache=self.cache.root / "rattler",
             )
             # -P: with its folder first on the module path, our file names would shadow the standard library's.
             builder.step([sys.executable, "-P", str(Path(env_rattler.__file__))], tool=self.tool, stdin=task)
         else:
             builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
-        if self._file.variables:
-            _write_state(prefix, dict(self._file.variables))
-        python, pip = self._install_pip(prefix, builder) if self._file.pip else (self._probe(prefix).python, [])
-        return env_conda_file.explicit_lock(python, list(_records(prefix)), self._file, pip)
+        if self._content.variables:
+            _write_state(prefix, dict(self._content.variables))
+        probed = probe_new(prefix, self.title)
+        pip = self._install_pip(prefix, builder, probed) if self._content.pip else []
+        return env_conda_file.explicit_lock(probed.python, list(_records(prefix)), self._content, pip)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
         """Variables as `conda activate` would set them, and isolation from the orchestrator's packages."""
         return env_activation.variables(prefix, self.title)
 
-    def _install_pip(self, prefix: Path, builder: Builder) -> tuple[str, list[Distribution]]:
-        python = env_cache.python_of(prefix)
-        before = self._probe(prefix)
+    def _install_pip(self, prefix: Path, builder: Builder, before: Probe) -> list[Distribution]:
         requirements = builder.scratch / "requirements.txt"
-        requirements.write_text("\n".join(self._file.pip) + "\n", encoding="utf-8")
-        env_uv.install(builder, python, requirements, builder.scratch)
-        after = self._probe(prefix)
-        installed = sorted(set(after.packages) - set(before.packages), key=lambda each: each.name)
-        return after.python, env_lock.pinned(installed)
-
-    def _probe(self, prefix: Path) -> env_probe.Probe:
-        return env_probe.probe_new(env_cache.python_of(prefix), prefix, self.title)
+        requirements.write_text("\n".join(self._content.pip) + "\n", encoding="utf-8")
+        env_uv.install(builder, python_of(prefix), requirements, builder.scratch)
+        added = set(probe_new(prefix, self.title).packages) - set(before.packages)
+        return env_lock.pinned(sorted(added, key=lambda each: each.name))
 
     def _program(self) -> str:
         # An activated conda is a function of the shell; the program itself may be known by a variable only.
@@ -121,14 +116,14 @@ class CondaRecipe:
 
     def _command(self, prefix: Path, scratch: Path) -> list[str]:
         program = self._program()
-        if self._file.packages:
+        if self._content.packages:
             listed = scratch / "packages.txt"
-            lines = [p["url"] + (f"#{p['md5']}" if "md5" in p else "") for p in self._file.packages]
+            lines = [p["url"] + (f"#{p['md5']}" if "md5" in p else "") for p in self._content.packages]
             listed.write_text("\n".join(["@EXPLICIT", *lines]) + "\n", encoding="utf-8")
             return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(listed)]
         asked = scratch / "environment.yml"
         # Without `nodefaults`, the channels of the user's own settings would have a say.
-        content = {"channels": [*self._file.channels, "nodefaults"], "dependencies": list(self._file.specs)}
+        content = {"channels": [*self._content.channels, "nodefaults"], "dependencies": list(self._content.specs)}
         asked.write_text(yaml.safe_dump(content), encoding="utf-8")
         if self._tool is EnvTool.micromamba:
             return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(asked)]

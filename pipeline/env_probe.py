@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline import command
 from pipeline.env_lock import Distribution
+from pipeline.env_recipe import python_of
 from pipeline.errors import CommandError, ConfigError
 
 _LIMIT_S = 120.0
@@ -35,38 +36,39 @@ class Probe:
     packages: tuple[Distribution, ...]
 
 
-def probe(python: Path, prefix: Path) -> Probe:
+def probe(prefix: Path) -> Probe:
     """Start the interpreter of an environment and ask it what is installed.
 
     Raises:
         CommandError: it does not start, is too old, or belongs to another environment.
     """
     # Isolated, as jobs are: neither PYTHONPATH nor the user's own packages count.
-    argv = [str(python), "-I", "-c", _PROGRAM]
+    python = str(python_of(prefix))
+    argv = [python, "-I", "-c", _PROGRAM]
     try:
         answer = command.run(argv, timeout_s=_LIMIT_S).stdout
     except CommandError as error:
-        raise CommandError([str(python)], error.status, error.stderr) from error  # without the program's text
+        raise CommandError([python], error.status, error.stderr) from error  # without the program's text
     try:
         facts = json.loads(answer)
         packages = tuple(Distribution(name=n, version=v, direct_url=url) for n, v, url in facts["packages"])
         found = Probe(python=facts["python"], packages=packages)
     except (ValueError, KeyError, TypeError) as error:
-        raise CommandError([str(python)], 0, f"answered {answer[:200]!r}") from error
+        raise CommandError([python], 0, f"answered {answer[:200]!r}") from error
     if Path(facts["prefix"]).resolve() != prefix.resolve():
-        raise CommandError([str(python)], 0, f"belongs to {facts['prefix']}, not to {prefix}")
+        raise CommandError([python], 0, f"belongs to {facts['prefix']}, not to {prefix}")
     return found
 
 
-def probe_new(python: Path, prefix: Path, title: str) -> Probe:
+def probe_new(prefix: Path, title: str) -> Probe:
     """The same for an environment that was just built, called `title`.
 
     Raises:
         ConfigError: it cannot run jobs, and building it again would not help.
     """
-    if not python.exists():
+    if not python_of(prefix).exists():
         raise ConfigError(f"{title} has no interpreter: add `python` to its dependencies")
     try:
-        return probe(python, prefix)
+        return probe(prefix)
     except CommandError as error:
         raise ConfigError(f"{title} was built, but its interpreter cannot run jobs: {error}") from error

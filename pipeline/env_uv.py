@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.env_cache import Builder
+from pipeline.env_recipe import Builder
 from pipeline.errors import ConfigError
 
 
@@ -27,14 +27,14 @@ def program() -> str:
     return found
 
 
-def run(builder: Builder, arguments: Sequence[str], folder: Path) -> str:
+def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
     """Run uv with relative paths from a folder.
 
     Raises:
         ConfigError: it failed; in its own words.
     """
     argv = [program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
-    return builder.step(argv, tool="uv")
+    builder.step(argv, tool="uv")
 
 
 def install(builder: Builder, python: Path, requirements: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from pipeline.types import WindowKind
+from pipeline.types import EnvTool, WindowKind
 
 
 class Baseline(enum.Enum):
@@ -63,15 +63,6 @@ class StepMode(enum.Enum):
     eager = 0
     compile = 1
     cuda_graph = 2
-
-
-class EnvTool(enum.Enum):
-    """What builds a conda environment: py-rattler, or a program of that name."""
-
-    rattler = 0
-    conda = 1
-    mamba = 2
-    micromamba = 3
 
 
 class Precision(enum.Enum):

@@ -52,6 +52,15 @@ class Required(enum.StrEnum):
     IF_GPU = "if_gpu"
 
 
+class EnvTool(enum.Enum):
+    """What builds a conda environment: py-rattler, or a program of that name."""
+
+    rattler = 0
+    conda = 1
+    mamba = 2
+    micromamba = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """A class to build later: its dotted path and keyword arguments."""

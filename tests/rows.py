@@ -22,7 +22,7 @@ def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
         script=__file__,
         argv=("x.py",),
         ends_by_itself=ends_by_itself,
-        env=Spec(target="pipeline.env.CurrentEnv"),
+        env=Spec(target="pipeline.env_current.CurrentEnv"),
         digest=f"digest-{name}",
     )
 

@@ -62,7 +62,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
                     script=str(TOYS / "toy.py"),
                     argv=(str(TOYS / "toy.py"), "--epochs", epochs, manner),
                     ends_by_itself=False,
-                    env=Spec(target="pipeline.env.CurrentEnv"),
+                    env=Spec(target="pipeline.env_current.CurrentEnv"),
                     digest="d",
                 ),
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packages import wheel
 
-from pipeline.env import VenvEnv
+from pipeline.env_venv import VenvEnv
 from pipeline.errors import ConfigError
 from pipeline.paths import PROJECT_DIR
 from pipeline.types import Interpreter
@@ -174,9 +174,8 @@ def test_what_is_not_as_it_was_built_is_built_again(env, capsys, damage: Callabl
 # Resolves, says so, and keeps the environment until its stdin ends; a build takes a second longer than it would.
 PROGRAM = """
 import os, sys, time
-from pipeline import env_venv
-from pipeline.env import VenvEnv
-build = env_venv.VenvRecipe.build
+from pipeline.env_venv import VenvEnv
+build = VenvEnv.build
 def slowly(self, prefix, builder):
     with open(os.environ["BUILDS"], "a") as builds:
         builds.write(f"{os.getpid()}\\n")
@@ -184,7 +183,7 @@ def slowly(self, prefix, builder):
         builder.step(["sleep", os.environ["HANG"]], tool="sleep")
     time.sleep(1)
     return build(self, prefix, builder)
-env_venv.VenvRecipe.build = slowly
+VenvEnv.build = slowly
 print(VenvEnv(sys.argv[1], cache_root=sys.argv[2]).resolve().lock_digest, flush=True)
 sys.stdin.read()
 """

@@ -14,11 +14,10 @@ import pytest
 from packages import VERSION, Channel, project, wheel
 
 from pipeline import env_conda_file, env_lock, words
-from pipeline.env import CondaEnv
+from pipeline.env_conda import CondaEnv
 from pipeline.errors import ConfigError
 from pipeline.paths import PROJECT_DIR
-from pipeline.schema import EnvTool
-from pipeline.types import Interpreter
+from pipeline.types import EnvTool, Interpreter
 
 pytest.importorskip("rattler")
 

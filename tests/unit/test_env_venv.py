@@ -11,7 +11,8 @@ import pytest
 from packages import VERSION, project, wheel
 
 from pipeline import env_lock, env_probe, env_requirements
-from pipeline.env import CurrentEnv, VenvEnv
+from pipeline.env_current import CurrentEnv
+from pipeline.env_venv import VenvEnv
 from pipeline.errors import ConfigError
 from pipeline.types import Interpreter
 
