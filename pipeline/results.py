@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +146,44 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
             path: Path(store.client.download_artifacts(run_id, path, folder)).read_text(encoding="utf-8")
             for path in wanted
         }
+
+
+def fetch(store: Store, run_id: str, names: Sequence[str], folder: str | None = None) -> Path | None:
+    """The first of some artifacts that a run has, as a file here; `None` if it has none of them.
+
+    Args:
+        store: that holds the run.
+        run_id: MLflow run.
+        names: of artifacts.
+        folder: to copy it to, else MLflow chooses.
+
+    Raises:
+        TrackingError: the store does not give it.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        present = {entry.path for entry in store.client.list_artifacts(run_id)}
+        name = next((name for name in names if name in present), None)
+        return None if name is None else Path(store.client.download_artifacts(run_id, name, folder))
+    except (MlflowException, OSError) as error:
+        raise TrackingError(str(error)) from error
+
+
+def experiment_names(store: Store) -> list[str]:
+    """Of every experiment in a store, sorted.
+
+    Raises:
+        TrackingError: the server does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return sorted(found.name for found in store.client.search_experiments())
+    except MlflowException as error:
+        raise TrackingError(
+            f"the tracking server at {store.uri} does not answer as it should: {reason_of(error)}; check --uri"
+        ) from error
 
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:

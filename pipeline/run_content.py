@@ -28,8 +28,8 @@ Point = tuple[int, int, float]
 
 
 @dataclass(slots=True)
-class Batch:
-    """What goes to MLflow in one call."""
+class LogBatch:
+    """What goes to MLflow in one call of `log_batch`."""
 
     metrics: list[tuple[str, Point]] = field(default_factory=list)
     params: list[tuple[str, str]] = field(default_factory=list)
@@ -86,12 +86,12 @@ class RunContent:
         for key, value in run.tags.items():
             self.add_tag(_yielding(run.prefix + key, self.tags), value)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[LogBatch]:
         """Everything, in as few calls as MLflow allows; nothing if there is nothing."""
         tags = dict(self.tags)
         if self.not_finite:
             tags[Tag.NOT_FINITE] = self._cut("tags", Tag.NOT_FINITE, ", ".join(self.not_finite), MAX_TAG)
-        batch = Batch()
+        batch = LogBatch()
         for kind, key, value in (
             *(("params", key, value) for key, value in self.params.items()),
             *(("tags", key, value) for key, value in tags.items()),
@@ -100,7 +100,7 @@ class RunContent:
             num_bytes = len(key) + (len(json.dumps(value)) if isinstance(value, str) else 0) + 100
             if not batch.has_room(num_bytes):
                 yield batch
-                batch = Batch()
+                batch = LogBatch()
             getattr(batch, kind).append((key, value))
             batch.num_bytes += num_bytes
         if batch.num_bytes:

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+import psutil
+
 from pipeline.errors import ConfigError, TrackingError
 from pipeline.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 
@@ -36,6 +38,18 @@ LOCAL_FILE_SYSTEMS = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs")
 )
 """Where sqlite's WAL works: it needs memory shared by all processes. Source: sqlite.org/wal.html, section 1."""
+
+_MLFLOW_DEFAULTS = {
+    # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    # Nothing but the measurement runs on a machine that measures.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +113,13 @@ class Store:
                 f"{self.root}; run `python -m pipeline.tracking relocate --root {self.root}` first"
             )
         return str(experiment.experiment_id)
+
+
+def set_mlflow_defaults() -> None:
+    """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
+    for name, value in _MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 
 def open_store(root: Path, uri: str | None = None) -> Store:
@@ -184,20 +205,14 @@ def database_uri(path: Path) -> str:
     return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
 
 
-def is_local(path: Path, mountinfo: str) -> bool:
-    """Whether a path lies on a file system of this machine. Unknown kinds count as not local.
-
-    Args:
-        path: absolute.
-        mountinfo: content of /proc/self/mountinfo (format: proc_pid_mountinfo(5)).
-    """
+def is_local(path: Path) -> bool:
+    """Whether an absolute path lies on a file system of this machine. Unknown kinds count as not local."""
     kind, longest = "", -1
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split(" ")[4]))
+    for mount in psutil.disk_partitions(all=True):
+        point = Path(mount.mountpoint)
         # Of several mounts on one point, the last one is visible.
         if path.is_relative_to(point) and len(point.parts) >= longest:
-            kind, longest = after.split(" ")[0], len(point.parts)
+            kind, longest = mount.fstype, len(point.parts)
     return kind in LOCAL_FILE_SYSTEMS
 
 
@@ -281,10 +296,7 @@ def _upgrade(database: Path, version: str) -> None:
 
 def _set_journal_mode(root: Path) -> None:
     """WAL on a local file system: readers (the UI) and writers then do not wait for each other."""
-    try:
-        local = is_local(root.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
-    except FileNotFoundError:  # not Linux
-        local = False
+    local = is_local(root.resolve())
     if not local:
         log.warning("%s is not on a local file system: the store works without WAL, and more slowly", root)
     wanted = "wal" if local else "delete"

@@ -26,8 +26,8 @@ from pipeline import (
     reproduce,
     resume,
     spool_format,
+    store_links,
     terminal,
-    tracking,
     words,
 )
 from pipeline import plan as planning
@@ -292,8 +292,8 @@ class _Study:
 
     def _how_to_open(self, store: dict[str, str]) -> str:
         if store["kind"] == "local":
-            return f"open: {tracking.ui_hint(self.root, store['experiment_id'])}"
-        return f"open: {tracking.ui_link(store['uri'], store['experiment_id'])}"
+            return f"open: {store_links.ui_hint(self.root, store['experiment_id'])}"
+        return f"open: {store_links.ui_link(store['uri'], store['experiment_id'])}"
 
     def _finish(self, spool: Spool, comparison: Comparison, store: dict[str, str]) -> None:
         self.sender.rest()

@@ -208,8 +208,6 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     """
     import tempfile
 
-    from mlflow.exceptions import MlflowException
-
     from pipeline import results
     from pipeline.store import open_named
 
@@ -224,11 +222,10 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     for group in groups:
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                if not any(file.path == layout.TIMELINE for file in store.client.list_artifacts(group.run_id)):
-                    continue
-                path = store.client.download_artifacts(group.run_id, layout.TIMELINE, scratch)
-                traces.append(json.loads(Path(path).read_text(encoding="utf-8")))
-            except (MlflowException, OSError, ValueError) as error:
+                path = results.fetch(store, group.run_id, [layout.TIMELINE], scratch)
+                if path is not None:
+                    traces.append(json.loads(path.read_text(encoding="utf-8")))
+            except (TrackingError, OSError, ValueError) as error:
                 raise TrackingError(f"cannot read {layout.TIMELINE} of run {group.run_id}: {error}") from error
     if not traces:
         raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
@@ -237,7 +234,7 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
 
 def main(arguments: Sequence[str]) -> int:
     """Write the trace of an experiment; returns the exit status."""
-    from pipeline.tracking import set_mlflow_defaults  # which needs what records a timeline
+    from pipeline.store import set_mlflow_defaults  # which needs what records a timeline
 
     parser = argparse.ArgumentParser(prog="python -m pipeline.timeline", description="A study as a trace for Perfetto.")
     parser.add_argument("--experiment", default="collocation", help="MLflow experiment (default: %(default)s)")

@@ -1,224 +1,42 @@
-"""The entry to tracking: `python -m pipeline.tracking serve | flush | relocate`, and the links into MLflow's UI.
-
-`serve` is the one process that talks to MLflow for an orchestrator, which asks it to between measurements: one JSON
-object a line on stdin, one answer a line on stdout, in order.
-
-    {"op": "open", "experiment": NAME, "root": FOLDER, "uri": URI or null, "series_points": N}
-                                         -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
-    {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
-    {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
-    {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
-    {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
-                                         with "store": FOLDER or URI those of another store, which is only read
-    {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
-    anything that fails                  -> {"ok": false, "error": "one sentence"}
-
-Importing this module imports no MLflow.
-"""
+"""The command `python -m pipeline.tracking flush | relocate`; `serve` is what an orchestrator starts."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import gc
-import importlib
-import json
 import logging
-import os
-import shlex
-import shutil
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pipeline import interrupts, layout, spool_format
-from pipeline.errors import CollocationError, ConfigError, TrackingError
-from pipeline.layout import DATABASE
+from pipeline.errors import CollocationError, ConfigError
 from pipeline.relocate import relocate
-from pipeline.store import Store, open_store, reason_of
-from pipeline.upload import amend, begin, send
-
-UI_PORT = 5000
-
-_MLFLOW_DEFAULTS = {
-    # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    # Nothing but the measurement runs on a machine that measures.
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
+from pipeline.store import set_mlflow_defaults
+from pipeline.store_server import RequestHandler, sentence, serve
 
 log = logging.getLogger(__name__)
 
 
-def ui_link(base_url: str, experiment_id: str) -> str:
-    """The page of an experiment's runs. Without the parameter, MLflow 3 opens its GenAI view, which is empty here."""
-    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
-
-
-def ui_hint(root: Path, experiment_id: str, port: int = UI_PORT) -> str:
-    """What to type to see a local store, and the page to open then."""
-    shown = _from_here((root / DATABASE).absolute())
-    beside = Path(sys.executable).parent / "mlflow"
-    program = "mlflow" if shutil.which("mlflow") else _from_here(beside)
-    command = f"{program} ui --backend-store-uri {shlex.quote(f'sqlite:///{shown}')}"
-    if port != UI_PORT:
-        command += f" --port {port}"
-    return f"{command}   then open {ui_link(f'http://127.0.0.1:{port}', experiment_id)}"
-
-
-def _from_here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-class Sender:
-    """Carries out requests. A store is opened by the first one that needs it, and again after it could not be.
-
-    Args:
-        root: folder of the local store.
-        uri: tracking server for all there is to send; if not given, each group goes where its study sends its groups.
-        series_points: samples a series that MLflow gets.
-    """
-
-    def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
-        self._root, self._uri, self._series_points = root, uri, series_points
-        self._for_all = uri
-        self._stores: dict[str | None, Store] = {}
-        self._studies: set[Path] = set()
-        self._begun: set[Path] = set()
-
-    @property
-    def is_local(self) -> bool:
-        """Whether this sends to a local store."""
-        return self._uri is None
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request, without `ok`."""
-        match request:
-            case {"op": "open", "experiment": str(experiment), **where}:
-                self._turn_to(**where)
-                store = self._open(self._uri)
-                return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": store.kind}
-            case {"op": "begin", "spool": str(folder)}:
-                self._begun.add(Path(folder))
-                return {"run_id": begin(self._open(spool_format.read(Path(folder)).uri), Path(folder)).parent}
-            case {"op": "send", "spool": str(folder)}:
-                return {"run_id": self.send(Path(folder))}
-            case {"op": "amend", "spool": str(file)}:
-                if Path(file).exists():
-                    amend(self._open(spool_format.read_amendment(Path(file)).uri), Path(file))
-                return {}
-            case {"op": "finished", "experiment": str(experiment), **where}:
-                from pipeline import results
-
-                if "store" in where:
-                    finished = results.find_finished(where["store"], experiment)
-                else:
-                    finished = results.find_finished_in(self._open(self._uri), experiment)
-                return {"groups": [dataclasses.asdict(group) for group in finished]}
-            case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
-                from pipeline import results
-
-                return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
-        raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
-
-    def _turn_to(self, root: str | None = None, uri: str | None = None, series_points: int | None = None) -> None:
-        """Use another store from now on; what is not given stays."""
-        if root is not None:
-            self._root, self._uri, self._stores = Path(root), uri, {}
-        self._series_points = series_points or self._series_points
-
-    def send(self, folder: Path) -> str | None:
-        """Send one spool folder; the id of the group's run, or `None` if it was sent before."""
-        self._studies.add(folder.parent)
-        if not folder.exists():
-            return None
-        runs = send(self._open(spool_format.read(folder).uri), folder, series_points=self._series_points)
-        return None if runs is None else runs.parent
-
-    def where(self, folder: Path) -> str:
-        """Where a group goes, in words."""
-        return self._for_all or spool_format.read(folder).uri or str(self._root)
-
-    def finish_for_dead_owner(self) -> None:
-        """Close and send the groups that were begun and never closed: their orchestrator was killed."""
-        abandoned = [folder for folder in self._begun if folder.exists() and spool_format.read(folder).state == "open"]
-        # The spool is taken from the paths as they were given: the root may be spelled differently, through a link.
-        for spool_root in {folder.parents[1] for folder in abandoned}:
-            for folder in spool_format.survey(spool_root).ready:
-                if folder in abandoned:
-                    self.send(folder)
-
-    def tidy(self) -> None:
-        """Remove the folders of studies that have nothing left to send."""
-        for folder in (*self._studies, self._root / layout.SPOOL / layout.AMENDMENTS, self._root / layout.SPOOL):
-            with suppress(OSError):  # not empty
-                folder.rmdir()
-
-    def _open(self, uri: str | None) -> Store:
-        """The store of a study: the server at `uri`, or the local one."""
-        uri = self._for_all or uri
-        if uri not in self._stores:
-            self._stores[uri] = open_store(self._root, uri)
-            gc.freeze()  # what MLflow holds lives to the end: walking it again and again took 10 % of an upload
-        return self._stores[uri]
-
-
-def serve(sender: Sender) -> int:
-    """Answer requests on stdin until it ends."""
-    # The orchestrator decides what a Ctrl-C means, even where both run in one process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whatever prints from now on prints to stderr: stdout carries answers only.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    gc.disable()  # the import makes half a million objects that all stay: collecting on the way costs a fifth of it
-    _import_mlflow(with_database=sender.is_local)
-    gc.freeze()
-    gc.enable()
-
-    for line in sys.stdin:
-        try:
-            answer = {"ok": True, **sender.answer(json.loads(line))}
-        except Exception as error:  # one request that fails, however it does, must not end the ones after it
-            # The orchestrator says what it means for the user; an error that is not ours is ours to mend.
-            is_known = isinstance(error, CollocationError) or type(error).__module__.startswith(("mlflow", "requests"))
-            log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
-            answer = {"ok": False, "error": _sentence(error)}
-        with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-    sender.finish_for_dead_owner()
-    sender.tidy()
-    return 0
-
-
-def flush(sender: Sender, spool_root: Path) -> int:
+def flush(handler: RequestHandler, spool_root: Path) -> int:
     """Send everything that lies in the spool and has no living owner; 1 if something could not be sent."""
     found = spool_format.survey(spool_root)
     failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
     for folder in found.ready:
         try:
-            where = sender.where(folder) if folder.exists() else ""
-            run_id = sender.send(folder)
+            where = handler.where(folder) if folder.exists() else ""
+            run_id = handler.send(folder)
         except Exception as error:  # noqa: BLE001  one folder that fails, however it does, must not keep the others back
-            failures.append(f"{folder}: {_sentence(error)}")
+            failures.append(f"{folder}: {sentence(error)}")
         else:
             _say(f"sent {folder}" + (f" to {where} as run {run_id}" if run_id else " (by another process)"))
     for file in spool_format.amendments(spool_root):
         try:
-            sender.answer({"op": "amend", "spool": str(file)})
+            handler.answer({"op": "amend", "spool": str(file)})
         except Exception as error:  # noqa: BLE001  as above
-            failures.append(f"{file}: {_sentence(error)}")
+            failures.append(f"{file}: {sentence(error)}")
         else:
             _say(f"sent {file}")
-    sender.tidy()
+    handler.tidy()
     for folder in found.busy:
         _say(f"left {folder}: it is being written")
     if not (found.ready or found.busy or failures):
@@ -226,13 +44,6 @@ def flush(sender: Sender, spool_root: Path) -> int:
     for failure in failures:
         log.error("not sent: %s", failure)
     return 1 if failures else 0
-
-
-def set_mlflow_defaults() -> None:
-    """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
-    for name, value in _MLFLOW_DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -248,12 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not counts:
                 _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
             return 0
-        sender = Sender(options.root.absolute(), options.uri, options.series_points)
+        handler = RequestHandler(options.root.absolute(), options.uri, options.series_points)
         if options.command == "serve":
-            return serve(sender)
+            return serve(handler)
         if not options.root.is_dir():
             raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
-        return flush(sender, options.root.absolute() / layout.SPOOL)
+        return flush(handler, options.root.absolute() / layout.SPOOL)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
@@ -279,18 +90,6 @@ def _parser() -> argparse.ArgumentParser:
             )
             command.add_argument("--series-points", type=int, default=500, help="samples a series in MLflow's charts")
     return parser
-
-
-def _import_mlflow(*, with_database: bool) -> None:
-    """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
-    importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
-
-
-def _sentence(error: Exception) -> str:
-    """The first line of an error, with its kind unless it is ours."""
-    if isinstance(error, CollocationError):
-        return next(iter(str(error).strip().splitlines()), "no message")[:500]
-    return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def _say(text: str) -> None:

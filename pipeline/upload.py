@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +103,41 @@ def amend(store: Store, file: Path) -> None:
         # The time of its end stays: MLflow would otherwise write down the present one.
         store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
     file.unlink(missing_ok=True)
+
+
+def log_files(
+    store: Store, experiment: str, run_name: str, tags: dict[str, str], folder: Path, files: Sequence[str]
+) -> str:
+    """Make a run that holds nothing but files; its id.
+
+    Args:
+        store: where to.
+        experiment: it is made if there is none.
+        run_name: of the run.
+        tags: of the run.
+        folder: that holds the files.
+        files: paths below it, which they keep.
+
+    Raises:
+        TrackingError: the store cannot be written.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=run_name)
+        run_id = str(run.info.run_id)
+        try:
+            for name in files:
+                parent = str(Path(name).parent)
+                store.client.log_artifact(run_id, str(folder / name), None if parent == "." else parent)
+        except BaseException:
+            with suppress(MlflowException):
+                store.client.set_terminated(run_id, "FAILED")
+            raise
+        store.client.set_terminated(run_id)
+    except (MlflowException, OSError) as error:
+        raise TrackingError(str(error)) from error
+    return run_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import interrupts
-from pipeline.errors import CollocationError, ConfigError, TrackingError
+from pipeline.errors import CollocationError, ConfigError
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
+from pipeline.results import experiment_names
 from pipeline.schema import TrackingConfig
-from pipeline.store import open_named, reason_of
-from pipeline.tracking import set_mlflow_defaults
+from pipeline.store import open_named, set_mlflow_defaults
 from pipeline.words import counted
 
 DEFAULT_ROOT = Path("mlruns")
@@ -50,15 +50,7 @@ def check_experiment(root_or_uri: Path | str, experiment: str) -> None:
         ConfigError: there is no such store or experiment; the message names the experiments that there are.
         TrackingError: the server does not answer.
     """
-    store = open_named(root_or_uri)
-    from mlflow.exceptions import MlflowException
-
-    try:
-        names = sorted(found.name for found in store.client.search_experiments())
-    except MlflowException as error:
-        raise TrackingError(
-            f"the tracking server at {root_or_uri} does not answer as it should: {reason_of(error)}; check --uri"
-        ) from error
+    names = experiment_names(open_named(root_or_uri))
     if experiment not in names:
         there = ", ".join(repr(name) for name in names if name != "Default") or "none"
         raise ConfigError(

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pipeline.report.page import Content, render
 from pipeline.report.table_format import to_csv, to_latex
 from pipeline.store import open_named
 from pipeline.tags import REPORT, Tag
+from pipeline.upload import log_files
 
 PAGE, MANIFEST = "index.html", "report.json"
 _PART = f".{MANIFEST}.part"
@@ -94,28 +94,15 @@ def log(written: Written, root_or_uri: Path | str, experiment: str, *, is_simula
     Raises:
         TrackingError: the store cannot be written.
     """
-    from mlflow.exceptions import MlflowException
-
     store = open_named(root_or_uri)
-    tags = {Tag.ROLE: REPORT, Tag.SIMULATED: str(is_simulated).lower()}
+    tags: dict[str, str] = {Tag.ROLE: REPORT, Tag.SIMULATED: str(is_simulated).lower()}
     try:
-        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=REPORT)
-        run_id = str(run.info.run_id)
-        try:
-            for name in written.files:
-                parent = str(Path(name).parent)
-                store.client.log_artifact(run_id, str(written.folder / name), None if parent == "." else parent)
-        except BaseException:
-            with suppress(MlflowException):
-                store.client.set_terminated(run_id, "FAILED")
-            raise
-        store.client.set_terminated(run_id)
-    except (MlflowException, OSError) as error:
+        return log_files(store, experiment, REPORT, tags, written.folder, written.files)
+    except TrackingError as error:
         raise TrackingError(
             f"the report lies in {written.folder}, but could not be logged to {root_or_uri}: {error}; "
             "try again, or leave it out with --no-log"
         ) from error
-    return run_id
 
 
 def _files(content: Content) -> Iterator[tuple[str, bytes]]:

@@ -13,6 +13,7 @@ from pipeline.layout import SAMPLE_TABLES
 from pipeline.report import labels
 from pipeline.report.labels import jobs_label
 from pipeline.report.rows import Row, Study
+from pipeline.results import fetch
 from pipeline.series import MACHINE_SOURCE, Origin, Series, read_table
 from pipeline.store import open_named
 from pipeline.types import Result
@@ -143,14 +144,10 @@ def read_group(row: Row) -> GroupSeries | None:
 
 
 def _fetch(root_or_uri: Path | str, run_id: str) -> Path | None:
-    from mlflow.exceptions import MlflowException
-
     store = open_named(root_or_uri)
     try:
-        present = {entry.path for entry in store.client.list_artifacts(run_id)}
-        name = next((name for name in SAMPLE_TABLES if name in present), None)
-        return None if name is None else Path(store.client.download_artifacts(run_id, name))
-    except (MlflowException, OSError) as error:
+        return fetch(store, run_id, SAMPLE_TABLES)
+    except TrackingError as error:
         raise TrackingError(f"could not read the samples of run {run_id} from {root_or_uri}: {error}") from error
 
 

@@ -19,7 +19,7 @@ import pytest
 from pipeline import layout
 from pipeline.layout import DATABASE
 from pipeline.spool_format import Amendment, Record, write_amendment
-from pipeline.tracking import ui_hint, ui_link
+from pipeline.store_links import ui_hint, ui_link
 from tests.tracking_cases import (
     EXPERIMENT,
     PROJECT,
@@ -240,7 +240,7 @@ def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> Non
 
 def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
     code = (
-        "import sys, pipeline.tracking, pipeline.results, pipeline.spool_format\n"
+        "import sys, pipeline.tracking, pipeline.results, pipeline.sender, pipeline.spool\n"
         "sys.exit(any(name in sys.modules for name in ('mlflow', 'pandas', 'pyarrow', 'sqlalchemy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0
@@ -254,9 +254,7 @@ def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest
     assert ui_hint(Path("mlruns"), "3") == (
         f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db   then open http://127.0.0.1:5000/{page}"
     )
-    assert ui_hint(Path("/a b"), "3", port=81).startswith(
-        "mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' --port 81 "
-    )
+    assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
 
 
 @pytest.mark.slow
