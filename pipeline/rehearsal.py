@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pipeline import held_folder
+from pipeline import held_folder, mig_table
 from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import nvml
 from pipeline.launch_state import JobState
 from pipeline.paths import expanded
 from pipeline.schema import Config, GpuConfig, GpuKind
-from pipeline.simulation import codes, models, mps_control
+from pipeline.simulation import codes, mps_control
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import StateFile, start_ticks
@@ -197,7 +197,7 @@ def kept(path: Path) -> Iterator[Rehearsal]:
 
 @contextmanager
 def _running(state_file: StateFile, folder: Path) -> Iterator[Rehearsal]:
-    name = models.find(state_file.read().gpus[0].model).product
+    name = mig_table.find(state_file.read().gpus[0].model).product
     try:
         programs = write_programs(folder, state_file.path, device_name=name)
     except OSError as error:
@@ -231,8 +231,8 @@ def _out_of_memory(state: JobState, why: str) -> None:
 
 def _model_name(config: GpuConfig) -> str:
     if config.model is None:
-        raise ConfigError(f"gpu.kind=simulated needs gpu.model=NAME, one of {', '.join(models.models())}")
-    return models.find(config.model).name
+        raise ConfigError(f"gpu.kind=simulated needs gpu.model=NAME, one of {', '.join(mig_table.models())}")
+    return mig_table.find(config.model).name
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline import interrupts
+from pipeline import interrupts, mig_table
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.gpu import partitions, profiles
 from pipeline.schema import GpuConfig
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pipeline.gpu", description="What a GPU offers, how it is, and how it is cleared."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    models = ", ".join(profiles.SIMULATED + name for name in profiles.model_names())
+    models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
     for name, command in COMMANDS.items():
         each = commands.add_parser(
             name, help=command.about, description=f"{command.about[0].upper()}{command.about[1:]}."

@@ -6,21 +6,18 @@ Reads only. What the table or the driver does not know is `None`. Which instance
 from __future__ import annotations
 
 import ctypes
-import functools
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from pipeline import mig_table
 from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
 from pipeline.types import Device
 
 SIMULATED = "simulated_"
 
-_TABLE = Path(__file__).with_name("mig_profiles.json")
 _NAME = re.compile(r"\d+g\.\d+gb(?P<suffix>.*)")
 # More than any axis has slices (12 on the RTX PRO 6000), so that one call gets all placements of a profile.
 _PLACEMENTS_ROOM = 64
@@ -90,35 +87,25 @@ class MigGpu:
         return profile.multiprocessors / self.multiprocessors
 
 
-def model_names() -> tuple[str, ...]:
-    """The models whose profiles and placements are known, by the name that `simulated_` goes before."""
-    return tuple(_config_name(key) for key, model in _table()["gpus"].items() if model["gi_profiles"])
-
-
 def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
     """One model of the table.
 
     Args:
-        name: one of `model_names()`, or the table's own name for it; upper or lower case, with `-` or `_`.
+        name: as for `mig_table.find`.
         driver_branch: the driver that is imagined; a current one if not given.
 
     Raises:
         ConfigError: no model has this name, or its placements are not known.
     """
-    wanted = _plain_name(name)
-    for key, model in _table()["gpus"].items():
-        if wanted in (_plain_name(key), *model["aliases"]):
-            if not model["gi_profiles"]:
-                raise ConfigError(f"{model['product'][0]} has MIG, but the placements of its profiles are not known")
-            return MigGpu(
-                name=model["product"][0],
-                compute_slices=model["compute_slices"],
-                memory_slices=model["memory_slices"],
-                multiprocessors=model["sm_total"],
-                profiles=_in_order([_profile_of_row(row) for row in model["gi_profiles"]]),
-                driver_branch=driver_branch,
-            )
-    raise ConfigError(f"no GPU model is called {name!r}; known are {', '.join(model_names())}")
+    model = mig_table.find(name)
+    return MigGpu(
+        name=model.product,
+        compute_slices=model.compute_slices,
+        memory_slices=model.memory_slices,
+        multiprocessors=model.num_multiprocessors,
+        profiles=_in_order([_of_table(profile) for profile in model.profiles]),
+        driver_branch=driver_branch,
+    )
 
 
 def find_gpu(selector: str) -> MigGpu:
@@ -129,7 +116,7 @@ def find_gpu(selector: str) -> MigGpu:
         NvmlError: the GPU does not answer.
     """
     if selector.startswith(SIMULATED):
-        return load_model(selector.removeprefix(SIMULATED))
+        return load_model(selector)
     return read_gpu(selector)
 
 
@@ -165,33 +152,20 @@ def read_gpu(selector: str = "0") -> MigGpu:
     )
 
 
-@functools.cache
-def _table() -> Any:
-    return json.loads(_TABLE.read_text(encoding="utf-8"))
-
-
-def _plain_name(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
-def _config_name(key: str) -> str:
-    return next(iter(_table()["gpus"][key]["aliases"]), _plain_name(key))
-
-
 def _in_order(profiles: list[Profile]) -> tuple[Profile, ...]:
     return tuple(sorted(profiles, key=lambda profile: (profile.size, profile.name)))
 
 
-def _profile_of_row(row: dict[str, Any]) -> Profile:
+def _of_table(profile: mig_table.GiProfile) -> Profile:
     return Profile(
-        name=row["name"],
-        profile_id=row["smi_profile_id"],
-        compute_slices=row["compute_slices"],
-        memory_slices=row["memory_slices"],
-        starts=tuple(sorted(placement["start"] for placement in row["placements"])),
-        max_instances=row["max_instances"],
-        multiprocessors=row["sm"],
-        memory_mib=row["memory_mib"],
+        name=profile.name,
+        profile_id=profile.id,
+        compute_slices=profile.compute_slices,
+        memory_slices=profile.memory_slices,
+        starts=profile.starts,
+        max_instances=profile.max_instances,
+        multiprocessors=profile.num_multiprocessors,
+        memory_mib=profile.memory_mib,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from pipeline.mig_table import GiProfile, Model
 from pipeline.simulation import placement
 from pipeline.simulation.codes import (
     IN_USE,
@@ -28,7 +29,6 @@ from pipeline.simulation.machine import (
     model_of,
     profile_of,
 )
-from pipeline.simulation.models import GiProfile, Model
 from pipeline.simulation.state import (
     ComputeInstance,
     Gpu,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.mig_table import CiProfile, GiProfile, Model, find
 from pipeline.simulation.codes import INVALID_ARGUMENT, NOT_FOUND, DriverError
-from pipeline.simulation.models import CiProfile, GiProfile, Model, find
 from pipeline.simulation.state import ComputeInstance, Gpu, GpuInstance
 
 # What the driver keeps of a GPU's memory for itself. Source: H100 80GB, driver 580.159.04; taken for every model.
@@ -62,8 +62,8 @@ def memory_capacity_mib(gpu: Gpu, instance_id: int | None) -> int:
         DriverError: there is no such instance.
     """
     if instance_id is None:
-        return model_of(gpu).memory_mib - RESERVED_MIB
-    return profile_of(gpu, instance_of(gpu, instance_id)).memory_mib
+        return model_of(gpu).capacity_mib - RESERVED_MIB
+    return profile_of(gpu, instance_of(gpu, instance_id)).capacity_mib
 
 
 def used_memory_mib(gpu: Gpu, instance_id: int | None = None) -> int:

@@ -189,7 +189,7 @@ class NvmlLibrary(MigCalls, GpmCalls):
         target.sharedEncoderCount, target.sharedJpegCount = known(profile.num_encoder), known(profile.num_jpeg)
         target.sharedOfaCount = known(profile.num_ofa)
         target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, division.size
-        target.memorySizeMB = profile.memory_mib
+        target.memorySizeMB = profile.capacity_mib
 
     @answers("nvmlDeviceGetMemoryInfo")
     def _memory(self, handle: Any, memory: Any) -> None:
@@ -225,8 +225,8 @@ class NvmlLibrary(MigCalls, GpmCalls):
         gpu = self.gpu(handle)
         if self.is_mig_device(handle):
             _, instance, _ = self.mig_device(handle)
-            return machine.profile_of(gpu, instance).memory_mib, machine.used_memory_mib(gpu, instance.id), 0
-        return machine.model_of(gpu).memory_mib, machine.used_memory_mib(gpu), machine.RESERVED_MIB
+            return machine.profile_of(gpu, instance).capacity_mib, machine.used_memory_mib(gpu, instance.id), 0
+        return machine.model_of(gpu).capacity_mib, machine.used_memory_mib(gpu), machine.RESERVED_MIB
 
     def _list_processes(self, handle: Any, kinds: Collection[str], count: Any, array: Any) -> None:
         found = [process for process in self.gpu(handle).processes if process.kind in kinds]

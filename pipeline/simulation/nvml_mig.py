@@ -7,9 +7,9 @@ from typing import Any
 
 import pynvml
 
+from pipeline.mig_table import CiProfile, GiProfile
 from pipeline.simulation import codes, machine, placement
 from pipeline.simulation.codes import DriverError
-from pipeline.simulation.models import CiProfile, GiProfile
 from pipeline.simulation.nvml_calls import Calls, answers, fill, known, list_placements, number, pointee
 from pipeline.simulation.state import Gpu, GpuInstance
 
@@ -195,7 +195,7 @@ class MigCalls(Calls):
 def _fill_profile(info: Any, profile: GiProfile) -> None:
     info.id, info.isP2pSupported = profile.id, 0
     info.sliceCount, info.instanceCount = profile.compute_slices, profile.max_instances
-    info.multiprocessorCount, info.memorySizeMB = known(profile.num_multiprocessors), profile.memory_mib
+    info.multiprocessorCount, info.memorySizeMB = known(profile.num_multiprocessors), profile.capacity_mib
     info.copyEngineCount, info.decoderCount = known(profile.num_copy), known(profile.num_decoder)
     info.encoderCount, info.jpegCount = known(profile.num_encoder), known(profile.num_jpeg)
     info.ofaCount = known(profile.num_ofa)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipeline.simulation.models import CiProfile, GiProfile, Model
+from pipeline.mig_table import CiProfile, GiProfile, Model
 from pipeline.simulation.state import ComputeInstance, GpuInstance
 
 # The order in which the driver tries the starts of GPUs with eight memory slices when none is asked for, by width.

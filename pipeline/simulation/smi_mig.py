@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from pipeline.mig_table import CiProfile, GiProfile
 from pipeline.simulation import codes, machine, smi_text
 from pipeline.simulation.codes import DriverError, text_of
 from pipeline.simulation.driver import Driver
-from pipeline.simulation.models import CiProfile, GiProfile
 from pipeline.simulation.smi_text import Numbered
 from pipeline.simulation.state import ComputeInstance, Gpu, GpuInstance
 

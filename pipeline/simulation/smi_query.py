@@ -63,7 +63,7 @@ _GPU_COLUMNS = (
     _Column(name="driver_version", value=lambda _: DRIVER_VERSION),
     _Column(name="compute_cap", value=lambda row: "{}.{}".format(*machine.model_of(row.gpu).compute_capability)),
     _Column(name="persistence_mode", value=lambda _: "Enabled"),
-    _Column(name="memory.total", unit="MiB", value=lambda row: machine.model_of(row.gpu).memory_mib),
+    _Column(name="memory.total", unit="MiB", value=lambda row: machine.model_of(row.gpu).capacity_mib),
     _Column(name="memory.reserved", unit="MiB", value=lambda _: machine.RESERVED_MIB),
     _Column(name="memory.used", unit="MiB", value=lambda row: machine.used_memory_mib(row.gpu)),
     _Column(name="memory.free", unit="MiB", value=lambda row: _free_mib(row.gpu)),
@@ -154,4 +154,4 @@ class Query:
 
 
 def _free_mib(gpu: Gpu) -> int:
-    return machine.model_of(gpu).memory_mib - machine.RESERVED_MIB - machine.used_memory_mib(gpu)
+    return machine.model_of(gpu).capacity_mib - machine.RESERVED_MIB - machine.used_memory_mib(gpu)

@@ -120,7 +120,7 @@ def profile_table(gpus: Iterable[Numbered]) -> list[str]:
             free = placement.remaining_capacity(model, gpu.instances, profile)
             lines.append(
                 f"|{index:>4}  MIG {profile.name:<15}{profile.id:>3}     {f'{free}/{profile.max_instances}':<11}"
-                f"{f'{profile.memory_mib / 1024:.2f}':<11}No     {_count(profile.num_multiprocessors):<7}"
+                f"{f'{profile.capacity_mib / 1024:.2f}':<11}No     {_count(profile.num_multiprocessors):<7}"
                 f"{_count(profile.num_decoder):<6}{_count(profile.num_encoder):<4}|"
             )
             lines.append(
@@ -206,7 +206,7 @@ def _gpu_row(index: int, gpu: Gpu) -> list[str]:
     pending = "*" if gpu.mig_current != gpu.mig_pending else ""
     return [
         f"|{index:>4}  {name:<{_NAME_WIDTH}}    On  |   {gpu.bus_id} Off |{ecc:>21} |",
-        f"| N/A   N/A    N/A           N/A  /  N/A  |{machine.used_memory_mib(gpu):>8}MiB /{model.memory_mib:>7}MiB |"
+        f"| N/A   N/A    N/A           N/A  /  N/A  |{machine.used_memory_mib(gpu):>8}MiB /{model.capacity_mib:>7}MiB |"
         f"     N/A{_COMPUTE_MODES[gpu.compute_mode]:>13} |",
         f"|{'':<41}|{'':<24}|{mode + pending:>21} |",
     ]
@@ -218,7 +218,7 @@ def _mig_rows(index: int, gpu: Gpu) -> list[str]:
     for position, (instance, division) in enumerate(machine.mig_devices(gpu)):
         profile = machine.profile_of(gpu, instance)
         used_mib = machine.used_memory_mib(gpu, instance.id)
-        memory = f"{used_mib:>16}MiB /{profile.memory_mib:>6}MiB    ", f"{'N/A':>19} / {'N/A':>8}    "
+        memory = f"{used_mib:>16}MiB /{profile.capacity_mib:>6}MiB    ", f"{'N/A':>19} / {'N/A':>8}    "
         if instance is previous:
             # Compute instances share the memory of their GPU instance, which is told once.
             memory = " " * _MEMORY_WIDTH, " " * _MEMORY_WIDTH

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline import mig_table
 from pipeline.errors import ConfigError
-from pipeline.simulation import models
 
 DRIVER_VERSION = "580.159.04"
 CUDA_VERSION = 13000
@@ -193,7 +193,7 @@ class StateFile:
             ConfigError: a model cannot be simulated, or the file cannot be written there.
         """
         state = State(
-            gpus=tuple(_new_gpu(index, models.find(name)) for index, name in enumerate(model_names)),
+            gpus=tuple(_new_gpu(index, mig_table.find(name)) for index, name in enumerate(model_names)),
             faults=tuple(faults),
         )
         with self._locked():
@@ -209,7 +209,7 @@ class StateFile:
         Raises:
             ConfigError: the file holds something else, a model cannot be simulated, or the file cannot be written.
         """
-        new = [models.find(name) for name in model_names]
+        new = [mig_table.find(name) for name in model_names]
         with self._locked():
             if self.path.exists():
                 return self.read()
@@ -258,11 +258,11 @@ def mig_uuid(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:
 
 def goes_with_its_study(gpu_uuid: str) -> bool:
     """Whether a GPU with this UUID is of a machine that is made for a study; kept machines have UUIDs of their own."""
-    names = models.models()
-    return any(_new_gpu(index, model).uuid == gpu_uuid for index in range(len(names)) for model in names.values())
+    models = mig_table.models()
+    return any(_new_gpu(index, model).uuid == gpu_uuid for index in range(len(models)) for model in models.values())
 
 
-def _new_gpu(index: int, model: models.Model, machine: str = "") -> Gpu:
+def _new_gpu(index: int, model: mig_table.Model, machine: str = "") -> Gpu:
     return Gpu(
         model=model.name,
         uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{machine}{model.name}/{index}')}",

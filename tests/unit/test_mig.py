@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from rows import group as make_group
 
-from pipeline import host
+from pipeline import host, mig_table
 from pipeline.errors import CollocationError, ConfigError, SharingError
 from pipeline.gpu import mig_control, nvml
 from pipeline.gpu.mig import Mig, MigSlots
 from pipeline.host import cpu_device
 from pipeline.journal import Journal, replay
 from pipeline.schema import Config, GpuConfig
-from pipeline.simulation import codes, models
+from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed, write_programs
@@ -80,7 +80,7 @@ class Machine:
 
     def profiles(self) -> list[str]:
         """Names of the profiles that exist, by start."""
-        by_id = {profile.id: profile.name for profile in models.find(self.gpu.model).profiles}
+        by_id = {profile.id: profile.name for profile in mig_table.find(self.gpu.model).profiles}
         return [by_id[instance.profile_id] for instance in sorted(self.gpu.instances, key=lambda i: i.start)]
 
 

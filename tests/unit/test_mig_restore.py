@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from rows import group as make_group
 
-from pipeline import command
+from pipeline import command, mig_table
 from pipeline.gpu import mig_control, nvml, profiles
 from pipeline.gpu.mig import Mig
 from pipeline.gpu.mig_state import read_state
 from pipeline.gpu.partitions import Instance, Layout
 from pipeline.schema import Config, GpuConfig
-from pipeline.simulation import models, nvidia_smi, placement
+from pipeline.simulation import nvidia_smi, placement
 from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Gpu, GpuInstance, State, StateFile
@@ -61,7 +61,7 @@ class Machine:
         return self.file.read().gpus[0]
 
 
-def layouts(model: models.Model) -> list[Places]:
+def layouts(model: mig_table.Model) -> list[Places]:
     """Every legal set of instances, by the rules of the simulated driver, in an order that is always the same."""
     options = sorted((start, profile.id) for profile in model.profiles for start in profile.starts)
     found: list[Places] = []
@@ -105,7 +105,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
     """Make and restore the layouts of a model, from MIG off and from MIG on; returns how many times."""
-    model, gpu = models.find(name), profiles.load_model(name)
+    model, gpu = mig_table.find(name), profiles.load_model(name)
     by_id = {profile.profile_id: profile for profile in gpu.profiles}
     every = layouts(model)
     assert len(every) == NUM_LAYOUTS.get(name, NUM_LAYOUTS_OF_SEVEN_SLICES)
@@ -141,11 +141,11 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
 
 @pytest.mark.slow
 def test_to_make_a_layout_and_restore_is_to_change_nothing(machine: Machine) -> None:
-    num_tried = sum(try_layouts(machine, name, is_sample=True) for name in models.models())
-    assert num_tried >= 2 * NUM_TRIED * len(models.models())
+    num_tried = sum(try_layouts(machine, name, is_sample=True) for name in mig_table.models())
+    assert num_tried >= 2 * NUM_TRIED * len(mig_table.models())
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", models.models())
+@pytest.mark.parametrize("name", mig_table.models())
 def test_to_make_any_layout_and_restore_is_to_change_nothing(machine: Machine, name: str) -> None:
     try_layouts(machine, name, is_sample=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import mig_table
 from pipeline.errors import ConfigError
 from pipeline.gpu import partitions, profiles
 from pipeline.gpu.__main__ import main
@@ -21,8 +22,8 @@ from pipeline.gpu.partitions import Layout
 from pipeline.gpu.profiles import MigGpu, Profile
 from pipeline.paths import PROJECT_DIR
 
-TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/gpu/mig_profiles.json").read_text())["gpus"]
-MODELS = profiles.model_names()
+TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/mig_profiles.json").read_text())["gpus"]
+MODELS = tuple(mig_table.models())
 A100 = profiles.load_model("a100_40gb")
 A100_R470 = profiles.load_model("a100_40gb", driver_branch=470)
 A30 = profiles.load_model("a30_24gb")

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import mig_table
 from pipeline.errors import ConfigError
 from pipeline.gpu import partitions, profiles
-from pipeline.simulation import codes, machine, models, placement
+from pipeline.mig_table import GiProfile, Model
+from pipeline.simulation import codes, machine, placement
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.codes import DriverError
 from pipeline.simulation.driver import Driver
-from pipeline.simulation.models import GiProfile, Model
 from pipeline.simulation.state import Fault, Gpu, GpuInstance, StateFile, mig_uuid
 
-EVERY_MODEL = sorted(models.models())
+EVERY_MODEL = sorted(mig_table.models())
 
 
 @pytest.fixture
@@ -66,18 +67,18 @@ def _refusal(call: Callable[[], object]) -> int:
 
 def test_every_model_with_known_placements_can_be_simulated() -> None:
     assert len(EVERY_MODEL) == 15
-    assert models.find("simulated_H100-80GB-SXM") is models.find("h100_80gb")
-    with pytest.raises(ConfigError, match=r"rtxpro5000.*a100_40gb"):
-        models.find("rtxpro5000_48gb")
+    assert mig_table.find("simulated_H100-80GB-SXM") is mig_table.find("h100_80gb")
+    with pytest.raises(ConfigError, match=r"PRO 5000.*a100_40gb"):
+        mig_table.find("rtxpro5000_48gb")
 
 
 @pytest.mark.parametrize("name", EVERY_MODEL)
 def test_the_table_agrees_with_itself(name: str) -> None:
-    model = models.find(name)
+    model = mig_table.find(name)
     for profile in model.profiles:
         assert profile.starts[-1] + profile.memory_slices <= model.memory_slices
         assert profile.compute_slices <= model.compute_slices
-        assert 0 < profile.memory_mib <= model.memory_mib
+        assert 0 < profile.capacity_mib <= model.capacity_mib
         assert profile.ci_profiles[-1].compute_slices == profile.compute_slices
         # On an empty GPU the count that the table names must fit: that is what the driver reports as total.
         assert placement.remaining_capacity(model, (), profile) == profile.max_instances
@@ -142,7 +143,7 @@ def test_the_third_of_3g_3g_1g_finds_no_memory(state_file: StateFile) -> None:
 def test_after_4g_one_3g_is_left(state_file: StateFile) -> None:
     driver = _driver(state_file, "a100_40gb")
     _make(driver, 5)
-    model, gpu = models.find("a100_40gb"), driver.state().gpus[0]
+    model, gpu = mig_table.find("a100_40gb"), driver.state().gpus[0]
     left = {p.name: placement.remaining_capacity(model, gpu.instances, p) for p in model.profiles}
     assert left == {"1g.5gb": 3, "1g.5gb+me": 1, "1g.10gb": 2, "2g.10gb": 1, "3g.20gb": 1, "4g.20gb": 0, "7g.40gb": 0}
 
@@ -184,7 +185,7 @@ def _layouts(
 def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile, name: str) -> None:
     """A sample of the layouts; the ids of instances that exist together differ in every single one."""
     driver = _driver(state_file, name)
-    model, before = models.find(name), driver.state()
+    model, before = mig_table.find(name), driver.state()
     layouts = list(_layouts(model))
     assert all(len({instance.id for instance in layout}) == len(layout) for layout in layouts)
     for layout in random.Random(1).sample(layouts, 10):
@@ -202,7 +203,7 @@ def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile
 @pytest.mark.parametrize("name", EVERY_MODEL)
 def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
     """Every maximal combination that the project plans fits where it plans it, and nothing fits beside it."""
-    model, gpu = models.find(name), profiles.load_model(name)
+    model, gpu = mig_table.find(name), profiles.load_model(name)
     combinations = partitions.maximal_combinations(gpu, partitions.plain_profiles(gpu))
     assert combinations
     for names in combinations:

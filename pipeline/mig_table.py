@@ -1,7 +1,7 @@
-"""The GPU models that can be simulated: what the table of MIG profiles knows of each, as typed records. Pure.
+"""What the table of MIG profiles, `mig_profiles.json`, knows of each GPU model, as typed records.
 
-What the public sources do not tell is `None` here. Only memory is estimated where it is unknown, because a simulated
-instance needs a capacity; `is_memory_estimated` says where.
+What the public sources do not tell is `None`. Only `capacity_mib`, the memory that a simulated GPU or instance gets, is
+estimated where it is unknown: by the nominal size, of which an instance has the share of its memory slices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 
-_TABLE = Path(__file__).resolve().parents[1] / "gpu" / "mig_profiles.json"
+_TABLE = Path(__file__).with_name("mig_profiles.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class GiProfile:
         name: as `3g.40gb`.
         compute_slices: width in compute slices.
         memory_slices: width on the placement axis.
-        memory_mib: memory of an instance in MiB.
+        memory_mib: usable memory of an instance.
         num_multiprocessors: `None` where no public source tells it.
         max_instances: how many fit on an empty GPU.
         starts: where an instance may begin on the placement axis, ascending.
@@ -60,7 +60,8 @@ class GiProfile:
     name: str
     compute_slices: int
     memory_slices: int
-    memory_mib: int
+    memory_mib: int | None
+    capacity_mib: int
     num_multiprocessors: int | None
     max_instances: int
     starts: tuple[int, ...]
@@ -78,25 +79,22 @@ class Model:
     """One model of GPU.
 
     Attributes:
-        name: under which it is simulated, as `h100_80gb`.
+        name: what users call it, as `h100_80gb`.
         product: what the driver calls it.
         architecture: `Ampere`, `Hopper` or `Blackwell`.
         compute_capability: major and minor.
-        memory_mib: the whole memory in MiB.
-        is_memory_estimated: whether the whole memory or that of some profile is a share of the nominal size.
         compute_slices: how many there are.
         memory_slices: width of the placement axis.
         num_multiprocessors: of the whole GPU; `None` where no public source tells it.
         mode_needs_reset: whether the driver resets the GPU to switch MIG mode, which no client may then hold.
-        profiles: in the order in which nvidia-smi lists them.
+        profiles: in the order in which nvidia-smi lists them; none if their placements are not known.
     """
 
     name: str
     product: str
     architecture: str
     compute_capability: tuple[int, int]
-    memory_mib: int
-    is_memory_estimated: bool
+    capacity_mib: int
     compute_slices: int
     memory_slices: int
     num_multiprocessors: int | None
@@ -125,62 +123,58 @@ class Model:
 
 @cache
 def models() -> dict[str, Model]:
-    """Every model whose placements are known, by the name under which it is simulated, as `a100_40gb`."""
-    known = (_model(key, row) for key, row in _table().items() if row["gi_profiles"])
-    return {model.name: model for model in known}
+    """Every model whose placements are known, by its name."""
+    return {model.name: model for model, _ in _rows() if model.profiles}
 
 
 def find(name: str) -> Model:
     """The model with this name, as `h100_80gb` or the table's own `H100-80GB-SXM`; `simulated_` may precede it.
 
     Raises:
-        ConfigError: no such model can be simulated; the message lists those that can.
+        ConfigError: no model has this name, or its placements are not known.
     """
     wanted = _plain(name.removeprefix("simulated_"))
-    for key, row in _table().items():
-        if row["gi_profiles"] and wanted in (_plain(key), *row["aliases"]):
-            return models()[_name(key, row)]
-    raise ConfigError(f"no GPU model {name!r} can be simulated; choose among {', '.join(models())}")
+    choice = f"choose among {', '.join(models())}"
+    for model, names in _rows():
+        if wanted in names:
+            if not model.profiles:
+                raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
+            return model
+    raise ConfigError(f"no GPU model is called {name!r}; {choice}")
 
 
 @cache
-def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
-    return table
+def _rows() -> tuple[tuple[Model, tuple[str, ...]], ...]:
+    """Each model, and all its names in lower case with `_`."""
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
+    return tuple((_model(key, row), (_plain(key), *row["aliases"])) for key, row in table.items())
 
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _name(key: str, row: dict[str, Any]) -> str:
-    # The alias is what people call the variant that they mean, as h100_80gb for the one with SXM.
-    return next(iter(row["aliases"]), _plain(key))
-
-
 def _model(key: str, row: dict[str, Any]) -> Model:
     major, minor = row["compute_capability"].split(".")
-    total_mib = row["memory_mib_total"]
-    memory_mib = total_mib or row["memory_gb"] * 1024
-    profiles = tuple(_profile(row, memory_mib, profile) for profile in row["gi_profiles"])
+    capacity_mib = row["memory_mib_total"] or row["memory_gb"] * 1024
     return Model(
-        name=_name(key, row),
+        # The alias is what people call the variant that they mean, as h100_80gb for the one with SXM.
+        name=next(iter(row["aliases"]), _plain(key)),
         product=row["product"][0],
         architecture=row["architecture"],
         compute_capability=(int(major), int(minor)),
-        memory_mib=memory_mib,
-        is_memory_estimated=total_mib is None or any(p["memory_mib"] is None for p in row["gi_profiles"]),
+        capacity_mib=capacity_mib,
         compute_slices=row["compute_slices"],
         memory_slices=row["memory_slices"],
         num_multiprocessors=row["sm_total"],
         mode_needs_reset=row["mig_mode_needs_reset"],
-        profiles=profiles,
+        profiles=tuple(_profile(row, capacity_mib, profile) for profile in row["gi_profiles"]),
     )
 
 
-def _profile(gpu: dict[str, Any], gpu_memory_mib: int, row: dict[str, Any]) -> GiProfile:
+def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) -> GiProfile:
     engines = row["engines"]
-    share_mib = gpu_memory_mib * row["memory_slices"] // gpu["memory_slices"]
+    share_mib = gpu_capacity_mib * row["memory_slices"] // gpu["memory_slices"]
     divisions = gpu["ci_profiles"]["by_gi_compute_slices"][str(row["compute_slices"])]
     return GiProfile(
         id=row["smi_profile_id"],
@@ -188,7 +182,8 @@ def _profile(gpu: dict[str, Any], gpu_memory_mib: int, row: dict[str, Any]) -> G
         name=row["name"],
         compute_slices=row["compute_slices"],
         memory_slices=row["memory_slices"],
-        memory_mib=row["memory_mib"] or share_mib,
+        memory_mib=row["memory_mib"],
+        capacity_mib=row["memory_mib"] or share_mib,
         num_multiprocessors=row["sm"],
         max_instances=row["max_instances"],
         starts=tuple(sorted(placement["start"] for placement in row["placements"])),
