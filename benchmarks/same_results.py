@@ -1,0 +1,307 @@
+"""Whether two checkouts of the project give the same results: runs the same studies in both and compares the stores.
+
+    python -m benchmarks.same_results run --checkout BEFORE --out FOLDER/before
+    python -m benchmarks.same_results run --checkout .      --out FOLDER/after
+    python -m benchmarks.same_results compare FOLDER/before FOLDER/after --renamed launcher=profiler --without faults
+
+Times differ from run to run, so figures are compared by their names, and by their values where nothing but the work
+decides them. Each study has a folder: `out.txt`, the store, and its report. Stores are read through MLflow alone, so
+that neither checkout's code decides what is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SHORT = ["window.seconds=1", "window.settle_s=0.1", "workload.warmup_steps=2"]
+GPU = "gpu=simulated_a100_40gb"
+LIMIT_S = 1800
+SCRIPT = """
+import mlflow
+
+with mlflow.start_run():
+    mlflow.log_param("rate", 0.5)
+    for step in range(5):
+        mlflow.log_metric("score", step * 2.0, step=step)
+print("done")
+"""
+# What holds for one start of one machine, or for one version of the source.
+VOLATILE = re.compile(
+    r"(git_|boot|spool_id|study|plan$|digest|settings|mlflow\.(parentRunId|source|user|log-model)|pid|_ns$|command_line|"
+    r"working_folder|environment_|host$|reproduces|first_losses)"
+)
+# Figures that time does not enter.
+EXACT = frozenset({"samples_per_epoch", "epochs", "degree", "num_jobs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one study runs: a checkout, and a folder of its own."""
+
+    checkout: Path
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        """Folder of the store."""
+        return self.folder / "store"
+
+    def start(self, *arguments: str, module: str | None = None) -> subprocess.Popen[str]:
+        """Start `run.py`, or a module of the checkout."""
+        program = ["-m", module] if module else ["run.py"]
+        environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MLFLOW_TRACKING_URI")}
+        with (self.folder / "out.txt").open("a", encoding="utf-8") as out:
+            return subprocess.Popen(
+                [sys.executable, *program, *arguments],
+                cwd=self.checkout,
+                env=environ,
+                stdout=out,
+                stderr=out,
+                text=True,
+            )
+
+    def run(self, *arguments: str, module: str | None = None) -> int:
+        """Run it to its end; returns the exit status."""
+        return self.start(*arguments, module=module).wait(LIMIT_S)
+
+    def study(self, *arguments: str) -> int:
+        """Run a study to its end; returns the exit status."""
+        return self.run(*arguments, f"tracking.root={self.root}", f"gpu.lock_dir={self.folder}")
+
+    def writes(self, text: str, pattern: str = "out.txt", limit_s: float = 300) -> None:
+        """Wait until a file below the folder has a text."""
+        deadline = time.monotonic() + limit_s
+        while not any(text in file.read_text(encoding="utf-8") for file in self.folder.glob(pattern)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{text!r} did not come in {self.folder / pattern}")
+            time.sleep(0.01)
+
+
+def committed_experiment(place: Place) -> list[int]:
+    """A committed experiment, rehearsed."""
+    instead = ["scenario=naive,mps,mig", "repeats=1"]
+    return [place.study("+experiment=robroek_quick", "+rehearse=tiny", *instead)]
+
+
+def simulated_mig(place: Place) -> list[int]:
+    """Every way to share, and a mix that no partition holds, on a simulated GPU."""
+    common = [GPU, "workload=tiny", *SHORT]
+    sweep = place.study("-m", "scenario=serial,naive,mps,mps_percent,mig,mig_mps", "degree=2,3", *common)
+    sizes = [f"workload@sizes.{size}=tiny" for size in "SML"]
+    mix = place.study("-m", "scenario=naive,mig", "mix=[M,S],[L,M,M,S,S]", *sizes, *common[:1], *SHORT[:2])
+    return [sweep, mix]
+
+
+def script(place: Place) -> list[int]:
+    """A script of a user that logs to MLflow, twice side by side, and its serial baseline."""
+    file = place.folder / "script.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    own = ["workload=script", f"workload.script={file}", "gpu=cpu"]
+    return [place.study("-m", "scenario=serial,naive", "degree=2", *own)]
+
+
+def server_away(place: Place) -> list[int]:
+    """A tracking server that goes away in the middle of a study; the groups that waited are sent by `flush`."""
+    port = _free_port()
+    uri = f"http://127.0.0.1:{port}"
+    study = ["-m", "degree=1,2,3", "workload=tiny", "gpu=cpu", *SHORT, "tracking=server", f"tracking.uri={uri}"]
+    with _server(place, port):
+        running = place.start(*study, f"tracking.root={place.folder / 'spool_root'}", f"gpu.lock_dir={place.folder}")
+        place.writes("[2/")
+    statuses = [running.wait(LIMIT_S)]
+    with _server(place, port):
+        statuses.append(place.run("flush", "--root", str(place.folder / "spool_root"), module="pipeline.tracking"))
+    return statuses
+
+
+def kill_and_clean(place: Place) -> list[int]:
+    """An orchestrator that is killed inside a MIG group; `clean` puts the GPU back and `resume` runs the rest."""
+    machine = place.folder / "machine.json"
+    kept = [GPU, f"gpu.machine={machine}"]
+    study = ["-m", "scenario=mig", "degree=2,3", "workload=tiny", *kept, *SHORT]
+    running = place.start(*study, f"tracking.root={place.root}", f"gpu.lock_dir={place.folder}")
+    place.writes("mig_instance", "collocation-journals-*/*.journal")
+    running.send_signal(signal.SIGKILL)
+    statuses = [running.wait(LIMIT_S)]
+    cleaned = ["clean", "--machine", str(machine), "--lock-dir", str(place.folder), "--json"]
+    statuses.append(place.run(*cleaned, module="pipeline.gpu"))
+    statuses.append(place.study(*study, "resume=true"))
+    return statuses
+
+
+STUDIES: dict[str, Callable[[Place], list[int]]] = {
+    each.__name__: each for each in (committed_experiment, simulated_mig, script, server_away, kill_and_clean)
+}
+
+
+def run(checkout: Path, out: Path, names: list[str]) -> None:
+    """Run the studies in a checkout, each into a folder of its own, with its report."""
+    for name in names:
+        place = Place(checkout=checkout.resolve(), folder=(out / name).resolve())
+        place.folder.mkdir(parents=True)
+        begin_s = time.monotonic()
+        statuses = STUDIES[name](place)
+        report = place.run(
+            *("--root", str(place.root), "--experiment", "robroek_quick" if "committed" in name else "collocation"),
+            *("--out", str(place.folder / "report"), "--no-log"),
+            module="pipeline.report",
+        )
+        (place.folder / "statuses.json").write_text(json.dumps([*statuses, report]), encoding="utf-8")
+        print(f"{name}: exit statuses {statuses}, report {report}, {time.monotonic() - begin_s:.0f} s", flush=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What may differ: names that were changed, and names that are gone."""
+
+    renamed: dict[str, str]
+    without: frozenset[str]
+
+    def name(self, name: str) -> str | None:
+        """The name as of the later checkout; `None` for what is not compared."""
+        head, dot, last = name.rpartition(".")
+        if VOLATILE.search(name) or last in self.without:
+            return None
+        return head + dot + self.renamed.get(last, last)
+
+
+def described(folder: Path, rules: Rules) -> dict[str, Any]:
+    """A study's results without what time and place decide: comparable values by what they are of."""
+    found: dict[str, Any] = {"statuses": json.loads((folder / "statuses.json").read_text(encoding="utf-8"))}
+    for database in sorted(folder.rglob("mlflow.db")):
+        found |= dict(_runs(database, rules))
+    report = folder / "report"
+    for file in sorted(report.rglob("*")) if report.is_dir() else ():
+        found[f"report: {file.relative_to(report)}"] = _shape(file)
+    return found
+
+
+def _runs(database: Path, rules: Rules) -> Iterator[tuple[str, Any]]:
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{database}")
+    for experiment in client.search_experiments():
+        runs = client.search_runs([experiment.experiment_id], max_results=10_000)
+        by_id = {each.info.run_id: each for each in runs}
+        seen: dict[str, int] = {}
+        for each in sorted(runs, key=lambda each: (each.info.start_time, each.info.run_name or "")):
+            tags = each.data.tags
+            parent = by_id.get(tags.get("mlflow.parentRunId", ""))
+            name = f"{parent.info.run_name} / {each.info.run_name}" if parent else str(each.info.run_name)
+            name = f"{experiment.name}: {name} block {tags.get('collocation.block')}"
+            seen[name] = seen.get(name, 0) + 1
+            key = f"{name} #{seen[name]}"
+            yield f"{key} status", each.info.status
+            yield f"{key} params", _named(each.data.params, rules)
+            yield f"{key} tags", {kept: _words(value) for kept, value in _named(tags, rules).items()}
+            metrics = _named({name: str(value) for name, value in each.data.metrics.items()}, rules)
+            yield f"{key} metrics", {kept: value if kept in EXACT else "a number" for kept, value in metrics.items()}
+            artifacts = [item.path for item in client.list_artifacts(each.info.run_id)]
+            yield f"{key} artifacts", sorted(artifacts)
+
+
+def _named(values: dict[str, str], rules: Rules) -> dict[str, str]:
+    return {kept: value for name, value in values.items() if (kept := rules.name(name)) is not None}
+
+
+def _words(text: str) -> str:
+    """A text without its numbers and paths."""
+    return re.sub(r"\d+(\.\d+)?", "N", re.sub(r"/[\w./-]+", "PATH", text))
+
+
+def _shape(file: Path) -> str:
+    """What a file of a report says, without the figures."""
+    if file.suffix == ".csv":
+        return _words(file.read_text(encoding="utf-8"))
+    return "a file"
+
+
+def compare(before: Path, after: Path, rules: Rules) -> int:
+    """Print what differs; returns how many differences there are."""
+    count = 0
+    for folder in sorted(path for path in before.iterdir() if path.is_dir()):
+        old, new = described(folder, rules), described(after / folder.name, Rules(renamed={}, without=rules.without))
+        differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+        for key in differing:
+            print(f"{folder.name}: {key}")
+            _print_difference(old.get(key), new.get(key))
+        count += len(differing)
+        print(f"{folder.name}: {len(old)} facts compared, {len(differing)} differ")
+    return count
+
+
+def _print_difference(old: Any, new: Any) -> None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name) != new.get(name):
+                print(f"    {name}: {old.get(name)!r} -> {new.get(name)!r}")
+    else:
+        print(f"    {str(old)[:400]!r} -> {str(new)[:400]!r}")
+
+
+@contextmanager
+def _server(place: Place, port: int) -> Iterator[None]:
+    """A tracking server on this machine; it is killed at the end, as a machine that fails would be."""
+    place.root.mkdir(exist_ok=True)
+    store = ["--backend-store-uri", f"sqlite:///{place.root / 'mlflow.db'}", "--artifacts-destination", str(place.root)]
+    command = [sys.executable, "-m", "mlflow", "server", *store, "--host", "127.0.0.1", "--port", str(port)]
+    with (place.folder / "server.txt").open("a", encoding="utf-8") as out:
+        server = subprocess.Popen([*command, "--workers", "1"], stdout=out, stderr=out, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the tracking server does not answer; see {place.folder / 'server.txt'}")
+            time.sleep(0.2)
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> int:
+    """Run or compare; 1 if something differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run", help="run the studies in a checkout")
+    runs.add_argument("--checkout", type=Path, required=True, help="folder of run.py")
+    runs.add_argument("--out", type=Path, required=True, help="folder to write to")
+    runs.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES), help="these studies")
+    compares = commands.add_parser("compare", help="compare what two checkouts gave")
+    compares.add_argument("before", type=Path)
+    compares.add_argument("after", type=Path)
+    compares.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW", help="params and tags with new names")
+    compares.add_argument("--without", nargs="*", default=[], metavar="NAME", help="params and tags that are gone")
+    args = parser.parse_args()
+    if args.command == "run":
+        run(args.checkout, args.out, args.only)
+        return 0
+    renamed = dict(pair.split("=", 1) for pair in args.renamed)
+    return 1 if compare(args.before, args.after, Rules(renamed=renamed, without=frozenset(args.without))) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
