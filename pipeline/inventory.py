@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pipeline.host import cpu_device
 from pipeline.paths import PROJECT_DIR, expanded, find_file
 from pipeline.protocols import Env
 from pipeline.schema import Config, Dataset, DataSource, GpuConfig, GpuKind, TrainTimmConfig, WorkloadConfig
+from pipeline.source_digest import module_file, source_digest
 from pipeline.types import Device, Interpreter, Spec
 
 # What a data set's folder is called below `data_root`; the digits come with scikit-learn.
@@ -31,7 +31,8 @@ class Inventory:
     Attributes:
         devices: by what was asked for (kind, selector and simulated model).
         interpreters: by the environment that was asked for; some may have to be built before a job can run.
-        scripts: absolute path and content digest of each script, by the path in the configuration.
+        scripts: absolute path and digest of the code of each script, by the path in the configuration; of a module to
+            preload as well, by its name, if it is ours.
     """
 
     devices: dict[tuple[GpuKind, str, str | None], Device]
@@ -76,6 +77,8 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] |
             for script in filter(None, (workload.script, workload.runner)):
                 if script not in scripts:
                     scripts[script] = _find_script(script)
+            if (module := workload.preload) is not None and (file := module_file(module, PROJECT_DIR)) is not None:
+                scripts[module] = file, source_digest(file, PROJECT_DIR)
             if isinstance(workload, TrainTimmConfig):
                 _check_data(workload)
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
@@ -153,10 +156,10 @@ def _find_device(config: GpuConfig) -> Device:
 
 def _find_script(script: str) -> tuple[Path, str]:
     path = find_file("workload.script", script)
-    # A program of ours is all of its folder; of a user's program we know the one file.
-    files = sorted(path.parent.glob("*.py")) if path.parent == PROJECT_DIR / "workloads" else [path]
     try:
-        return path, hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        return path, source_digest(path, PROJECT_DIR)
+    except SyntaxError as error:
+        raise ConfigError(f"workload.script={script}: {error.filename} is no Python: {error}") from error
     except OSError as error:
         raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
 

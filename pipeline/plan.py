@@ -49,6 +49,7 @@ from pipeline.words import counted
 _WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
 # Paths say where things lie on this machine, not what is computed.
 _PATH_KEYS = frozenset({"data_root", "cache_root"})
+_PROGRAM_KEYS = frozenset({"program", "mps_program"})
 _NAMING_OPTIONS = ("active_thread_pct", "profile", "profiles", "pinned_mem_limit", "priority", "instance_of")
 _SERIAL = Spec(target="pipeline.gpu.naive.Naive")
 
@@ -234,6 +235,7 @@ def _workload(
     path, content = inventory.scripts[workload.script]
     env = env_of(config, workload)
     runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
+    _, preload_content = inventory.scripts.get(workload.preload or "", (None, ""))
     flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
     for key in _PATH_KEYS & flags.keys():
         if flags[key] is not None:
@@ -252,6 +254,7 @@ def _workload(
             [
                 content,
                 runner_content,
+                preload_content,  # a forked job has executed it
                 workload.name,
                 {k: v for k, v in flags.items() if k not in _PATH_KEYS},
                 workload.args,
@@ -312,9 +315,9 @@ def _group(
     facts = settings | {
         "workloads": [job.workload.digest for job in jobs],
         "scenario": scenario,
-        "sharing": dataclasses.asdict(sharing),
+        # Where a class or a program lies is no fact, what it is told to do is.
+        "sharing": [(key, value) for key, value in sharing.options if key not in _PROGRAM_KEYS],
         "exclusive_process": config.gpu.exclusive_process and not sequential,
-        # Where the profiler lies is no fact, what it does is.
         **({} if profiler.is_none else {"profiler": [profiler.name, config.profiler.options]}),
     }
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in jobs})
