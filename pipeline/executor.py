@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -130,7 +129,7 @@ class _Execution:
         device = self.group.device
         if not device.is_gpu:
             return
-        journal = Journal(Path(self.group.config.gpu.lock_dir), device.uuid)
+        journal = Journal(self.group.gpu.lock_dir, device.uuid)
         with interrupts.held():
             try:
                 undone = replay(journal)
@@ -169,7 +168,7 @@ class _Execution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
-        lease.refuse_strangers(group.device, group.config.gpu.tolerate)
+        lease.refuse_strangers(group.device, group.gpu.tolerate)
         profiler: Profiler = factory.instance(group.profiler.build)
         stack.enter_context(dcgm_profiling.paused(group, profiler))
         sharing: Sharing = factory.instance(group.sharing)
@@ -207,7 +206,7 @@ class _Execution:
         group = self.group
         if self.executor.rehearsal is not None:
             programs = [str(start.starter.interpreter.python) for start in starts]
-            self.executor.rehearsal.charge(running.states, slots.slots, programs, group.config.gpu.job_memory_mib)
+            self.executor.rehearsal.charge(running.states, slots.slots, programs, group.gpu.job_memory_mib)
             if running.went_wrong:
                 return
         slots.verify(running.pids())

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +26,7 @@ from pipeline.paths import expanded
 from pipeline.schema import (
     Baseline,
     Config,
+    GpuConfig,
     GpuKind,
     ListenerConfig,
     Order,
@@ -32,6 +35,7 @@ from pipeline.schema import (
 )
 from pipeline.types import (
     Device,
+    GpuSettings,
     Group,
     Job,
     Limits,
@@ -120,7 +124,7 @@ def _refuse_other(group: Group, again: Group) -> None:
         ConfigError: says in what they differ.
     """
     words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's place", "sharing": "a program's place"}
-    names = [field.name for field in dataclasses.fields(Group) if field.name != "config"]
+    names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(
             f"two combinations of the sweep differ only in {' and '.join(differing)} ({group.name}), which does not "
@@ -303,12 +307,13 @@ def _group(
     sharing, listeners = _specs(config)
     if sequential:
         sharing = _SERIAL
+    gpu = _gpu_settings(config.gpu, sequential=sequential)
     pin_cpus = config.pin_cpus
     profiler = _profiler(config.profiler)
     settings = {
         "window": _window_facts(window),
         # On a simulated GPU, what is declared decides which groups run out of memory.
-        "device": [device.kind, device.name, *([config.gpu.job_memory_mib] if device.is_simulated else [])],
+        "device": [device.kind, device.name, *([gpu.job_memory_mib] if device.is_simulated else [])],
         "seed": config.seed,
         "pin_cpus": pin_cpus,
     }
@@ -317,7 +322,7 @@ def _group(
         "scenario": scenario,
         # Where a class or a program lies is no fact, what it is told to do is.
         "sharing": [(key, value) for key, value in sharing.options if key not in _PROGRAM_KEYS],
-        "exclusive_process": config.gpu.exclusive_process and not sequential,
+        "exclusive_process": gpu.exclusive_process,
         **({} if profiler.is_none else {"profiler": [profiler.name, config.profiler.options]}),
     }
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in jobs})
@@ -339,10 +344,25 @@ def _group(
         listeners=tuple(listeners),
         pin_cpus=pin_cpus,
         digest=_digest(facts),
-        config=config,
+        gpu=gpu,
+        config_text=functools.partial(_config_text, config),
         profiler=profiler,
         settings_digest=_digest(settings, packages),
     )
+
+
+def _gpu_settings(config: GpuConfig, *, sequential: bool) -> GpuSettings:
+    return GpuSettings(
+        admin=None if config.admin is None else tuple(config.admin),
+        lock_dir=Path(config.lock_dir),
+        tolerate=tuple(config.tolerate),
+        exclusive_process=config.exclusive_process and not sequential,
+        job_memory_mib=config.job_memory_mib,
+    )
+
+
+def _config_text(config: Config) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
 def _told_apart_by(sharing: Spec) -> list[str]:

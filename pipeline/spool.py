@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from pipeline import endings, layout, leftovers, spool_format
 from pipeline.errors import TrackingError
 from pipeline.paths import PROJECT_DIR
@@ -136,7 +134,7 @@ class Spool:
                 if not Path(script).is_relative_to(PROJECT_DIR):  # ours is told by the commit
                     run.add_artifact(name, Path(script).read_text(encoding="utf-8", errors="replace"))
             self._add_locks(folder, group)
-            run.add_artifact(layout.CONFIG, without_secrets(OmegaConf.to_yaml(OmegaConf.structured(group.config))))
+            run.add_artifact(layout.CONFIG, without_secrets(group.config_text()))
             spool_format.write(folder, run._record)
             with leftovers.scratch(run.spool_id):
                 self._sender.begin(folder)
@@ -258,17 +256,16 @@ def _group_params(group: Group) -> dict[str, str]:
 
 def _device_params(group: Group) -> dict[str, str]:
     """What the plan's digest tells groups apart by, beside the device itself: a report must not take two for one."""
-    gpu = group.config.gpu
     params = {}
     if group.device.is_gpu:
-        params["exclusive_process"] = str(gpu.exclusive_process and not group.sequential).lower()
+        params["exclusive_process"] = str(group.gpu.exclusive_process).lower()
     if group.device.is_simulated:
-        params["job_memory_mib"] = str(gpu.job_memory_mib)
+        params["job_memory_mib"] = str(group.gpu.job_memory_mib)
     return params
 
 
 def _group_json(group: Group) -> str:
-    record = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name != "config"}
+    record = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name != "config_text"}
     return json.dumps(record, indent=1, default=_plain)
 
 

@@ -7,12 +7,9 @@ says `wall`; wall-clock times are labels, never subtracted from each other.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pipeline.schema import Config
 
 
 class Result(enum.StrEnum):
@@ -189,6 +186,21 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSettings:
+    """What a user allows and asks for on the device; `pipeline.schema.GpuConfig` says what each setting means.
+
+    Attributes:
+        exclusive_process: never for a group whose jobs run one after another.
+    """
+
+    admin: tuple[str, ...] | None
+    lock_dir: Path
+    tolerate: tuple[str, ...]
+    exclusive_process: bool
+    job_memory_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """What one job sees, and what listeners sample for it.
 
@@ -236,7 +248,7 @@ class Group:
         digest: of workloads, sharing, window, device model, seed and block.
         skip_reason: why this group is recorded as `skipped` instead of run.
         profiler: what is put before the command of each job.
-        config: the configuration that asked for the group, for the record only.
+        config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
         settings_digest: of what groups must share to belong to one study, whatever they run and in whatever mode:
             window, seed, device model, pinned CPUs, packages.
     """
@@ -256,7 +268,8 @@ class Group:
     listeners: tuple[ListenerSpec, ...]
     pin_cpus: bool
     digest: str
-    config: Config
+    gpu: GpuSettings
+    config_text: Callable[[], str] = field(compare=False)
     skip_reason: str | None = None
     profiler: ProfilerSpec = ProfilerSpec()
     settings_digest: str = ""

@@ -10,8 +10,7 @@ from typing import Any
 from conftest import GPU
 
 from pipeline.launch_state import Ended, JobState, Said, Started
-from pipeline.schema import Config
-from pipeline.types import Group, Job, Limits, Spec, Window, WindowKind, Workload
+from pipeline.types import GpuSettings, Group, Job, Limits, Spec, Window, WindowKind, Workload
 
 S = 1_000_000_000
 
@@ -25,6 +24,11 @@ def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
         env=Spec(target="pipeline.env_current.CurrentEnv"),
         digest=f"digest-{name}",
     )
+
+
+def gpu_settings(**changes: Any) -> GpuSettings:
+    values: dict[str, Any] = {"admin": (), "lock_dir": Path("/var/tmp"), "tolerate": (), "exclusive_process": False}
+    return GpuSettings(**(values | {"job_memory_mib": 512} | changes))
 
 
 def group(
@@ -46,7 +50,8 @@ def group(
         "listeners": (),
         "pin_cpus": False,
         "digest": f"{block}-{sequential}-{names}-{kind}",
-        "config": Config(),
+        "gpu": gpu_settings(),
+        "config_text": lambda: "",
     }
     return Group(**(values | changes))
 

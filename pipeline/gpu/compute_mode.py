@@ -25,7 +25,7 @@ def refuse(group: Group, why: str) -> None:
     Raises:
         ConfigError: `gpu.exclusive_process` is set.
     """
-    if group.config.gpu.exclusive_process and not group.sequential:
+    if group.gpu.exclusive_process:
         raise ConfigError(f"gpu.exclusive_process is for scenario=mps and mps_percent: scenario={group.scenario} {why}")
 
 

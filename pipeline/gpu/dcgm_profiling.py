@@ -37,7 +37,7 @@ def commands(group: Group, profiler: Profiler) -> tuple[tuple[str, ...], ...]:
     program = dict(device.programs).get("dcgmi") if device.is_simulated else shutil.which("dcgmi")
     if program is None:
         return ()
-    if group.config.gpu.admin is None:
+    if group.gpu.admin is None:
         raise ConfigError(
             f"profiler={profiler.name} on {device.name} needs the counters that DCGM may hold, and gpu.admin=null "
             "forbids to pause it; leave the profiler out, or say gpu.admin=[]"
@@ -59,7 +59,7 @@ def paused(group: Group, profiler: Profiler) -> Iterator[None]:
         yield
         return
     program = words[0][0]
-    journal = Journal(Path(group.config.gpu.lock_dir), group.device.uuid)
+    journal = Journal(group.gpu.lock_dir, group.device.uuid)
     with journal.undoing("dcgm_profiling", program=program):
         if not _tell(program, "--pause"):
             _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler.name)

@@ -117,7 +117,7 @@ class Mig:
             )
         compute_mode.refuse(group, "cannot use it: no compute mode but the default is possible under MIG")
         compute_mode.refuse_one_process_only(group)
-        if group.config.gpu.admin is None:
+        if group.gpu.admin is None:
             raise ConfigError(
                 f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "
                 "allows it to root, gpu.admin=[sudo,-n] to others"
@@ -199,7 +199,7 @@ class Mig:
         control = Control(uuid=device.uuid, program=program, admin=programs.admin(device, group))
         before = control.read()
         _refuse_what_is_not_ours(device, before)
-        journal = Journal(Path(group.config.gpu.lock_dir), device.uuid)
+        journal = Journal(group.gpu.lock_dir, device.uuid)
         with UndoStack() as last, UndoStack() as stack:
             last.callback(_compare, control, before)
             if not before.is_on:

@@ -124,7 +124,7 @@ class MigMps(Mig):
             ConfigError, SharingError, JournalError, NvmlError: as `Mig.divided` and `Mps.prepare`.
         """
         program = programs.find(CONTROL, device, group, self._control_program)
-        journal = Journal(Path(group.config.gpu.lock_dir), device.uuid)
+        journal = Journal(group.gpu.lock_dir, device.uuid)
         with self.divided(device, group) as places, UndoStack() as stack:
             servers = [
                 stack.enter_context(daemon(place.visible_devices, scratch / f"mps-{number}", program, journal))

@@ -160,7 +160,7 @@ class Mps:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
         refuse_mig(group)
         compute_mode.refuse_prohibited(group)
-        gpu = group.config.gpu
+        gpu = group.gpu
         if gpu.exclusive_process and gpu.admin is None:
             raise ConfigError("gpu.exclusive_process changes a setting of the GPU, which gpu.admin=null forbids")
         for position in range(group.degree):
@@ -177,7 +177,7 @@ class Mps:
             SharingError: there is no nvidia-smi.
         """
         found = dict(group.device.details).get("compute_mode", "default")
-        if not group.config.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
+        if not group.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
             return ()
         device = group.device
         smi = programs.find("nvidia-smi", device, group, None)
@@ -196,9 +196,9 @@ class Mps:
         program = programs.find(CONTROL, device, group, self._program)
         for warning in self.warnings(group):
             log.warning("%s", warning)
-        journal = Journal(Path(group.config.gpu.lock_dir), device.uuid)
+        journal = Journal(group.gpu.lock_dir, device.uuid)
         with UndoStack() as stack:
-            if group.config.gpu.exclusive_process:
+            if group.gpu.exclusive_process:
                 smi = programs.find("nvidia-smi", device, group, None)
                 admin = programs.admin(device, group)
                 stack.enter_context(compute_mode.exclusive(device.uuid, smi, admin, journal))

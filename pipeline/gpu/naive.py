@@ -108,4 +108,4 @@ class Naive:
         pipes.mkdir()
         environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
         slot = Slot(visible_devices=device.uuid, environ=environ, gpu_uuid=device.uuid)
-        yield WholeDevice(tuple(slot for _ in group.jobs), device, group.config.gpu.tolerate)
+        yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)

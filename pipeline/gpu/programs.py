@@ -40,4 +40,4 @@ def find(name: str, device: Device, group: Group, configured: str | None) -> str
 
 def admin(device: Device, group: Group) -> tuple[str, ...]:
     """The prefix of commands that change settings. A simulated GPU has no use for one: nobody becomes root for it."""
-    return () if device.is_simulated else tuple(group.config.gpu.admin or ())
+    return () if device.is_simulated else group.gpu.admin or ()

@@ -468,10 +468,10 @@ def test_what_cannot_be_rehearsed_is_refused(make_plan, overrides, words):
 
 def test_a_simulated_device_needs_no_privilege_and_may_be_forbidden_to_change(make_plan):
     admin = {
-        given: make_plan(["gpu=simulated_h100_80gb", f"gpu.admin={given}"], device=SIMULATED).groups[0].config.gpu.admin
+        given: make_plan(["gpu=simulated_h100_80gb", f"gpu.admin={given}"], device=SIMULATED).groups[0].gpu.admin
         for given in ("[sudo,-n]", "null")
     }
-    assert admin == {"[sudo,-n]": [], "null": None}
+    assert admin == {"[sudo,-n]": (), "null": None}
 
 
 def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_plan):

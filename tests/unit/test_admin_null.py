@@ -99,8 +99,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
 
     # Nor does it happen if the plan were let through.
     group = machine.group(scenario, "[]", exclusive=exclusive)
-    gpu = dataclasses.replace(group.config.gpu, admin=None)
-    group = dataclasses.replace(group, config=dataclasses.replace(group.config, gpu=gpu))
+    group = dataclasses.replace(group, gpu=dataclasses.replace(group.gpu, admin=None))
     there = sorted(machine.folder.iterdir())
     with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids"), machine.prepared(group):
         pytest.fail("was not refused")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rows import gpu_settings
 from rows import group as make_group
 
 from pipeline.errors import ConfigError, SharingError
@@ -16,7 +17,6 @@ from pipeline.gpu.mig import Mig
 from pipeline.gpu.mps import Mps
 from pipeline.gpu.naive import Naive
 from pipeline.journal import Journal, replay
-from pipeline.schema import Config, GpuConfig
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.codes import NO_PERMISSION, DriverError
 from pipeline.simulation.install import installed, write_programs
@@ -41,7 +41,7 @@ class Machine:
     def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
         details = dict(self.device.details) | {"compute_mode": mode}
         device = dataclasses.replace(self.device, details=tuple(details.items()))
-        return make_group(*jobs, device=device, config=Config(gpu=GpuConfig(**gpu)))
+        return make_group(*jobs, device=device, gpu=gpu_settings(**gpu))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_beforehand(machine, sharing, jobs, gpu, words
 
 def test_a_job_alone_and_baselines_may_run(machine):
     Naive().check(machine.group("a", mode="exclusive_process"))
-    alone = dataclasses.replace(machine.group("a", "b", exclusive_process=True), sequential=True)
+    alone = dataclasses.replace(machine.group("a", "b", mode="exclusive_process"), sequential=True)
     Naive().check(alone)
 
 
@@ -126,7 +126,7 @@ def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path
         Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60, "M+C")
         with pytest.raises(SharingError, match=r"clients of an MPS server on .*: train \(pid"):
             slots.verify({0: os.getppid()})
-    tolerant = dataclasses.replace(group, config=Config(gpu=GpuConfig(tolerate=["train"])))
+    tolerant = dataclasses.replace(group, gpu=gpu_settings(tolerate=("train",)))
     (tmp_path / "no-mps").rmdir()
     with Naive().prepare(group.device, tolerant, tmp_path) as slots:
         slots.verify({0: os.getppid()})

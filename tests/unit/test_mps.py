@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from conftest import GPU
+from rows import gpu_settings, workload
 from rows import group as make_group
-from rows import workload
 
 from pipeline import processes
 from pipeline.errors import ConfigError, SharingError
@@ -31,7 +31,6 @@ from pipeline.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.journal import Journal, replay
 from pipeline.launch import Spawn
 from pipeline.paths import PROJECT_DIR
-from pipeline.schema import Config, GpuConfig
 from pipeline.simulation.mps_control import connect, write_program
 from pipeline.types import Group, Interpreter, Job, Slot
 
@@ -82,7 +81,7 @@ def prepared(folder: Path, group: Group, faults: tuple[str, ...] = (), sharing: 
 
 
 def group_in(folder: Path, *names: str, **changes: Any) -> Group:
-    return make_group(*names, config=Config(gpu=GpuConfig(lock_dir=str(folder))), **changes)
+    return make_group(*names, gpu=gpu_settings(lock_dir=folder), **changes)
 
 
 @contextmanager
@@ -469,7 +468,7 @@ def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere(folder, capl
     assert natural.warnings(bf16(H100, "fp32", degree=7)) == ()
     assert natural.warnings(bf16(GPU, degree=7)) == ()  # of which the capability is not known
     assert "fp16 and bf16" in natural.warnings(make_group(*"abcdefg", device=H100))[0]  # precision not known
-    group = dataclasses.replace(bf16(H100), config=Config(gpu=GpuConfig(lock_dir=str(folder))))
+    group = dataclasses.replace(bf16(H100), gpu=gpu_settings(lock_dir=folder))
     with prepared(folder, group, sharing=MpsPercent, active_thread_pct=40):
         assert "known to come out wrong" in caplog.text
 

@@ -277,6 +277,11 @@ def test_combinations_that_differ_only_in_limits_or_in_the_gpu_are_refused(make_
         planning.build_plan(configs, two, is_sweep=True)
 
 
+def test_only_jobs_that_run_together_get_the_exclusive_mode(make_plan):
+    plan = make_plan(["scenario=mps", "gpu.exclusive_process=true", "baseline=always"], device=GPU)
+    assert {group.scenario: group.gpu.exclusive_process for group in plan.groups} == {"mps": True, "serial": False}
+
+
 def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_plan, tmp_path, monkeypatch):
     (tmp_path / "data/cifar-10-batches-py").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -218,7 +218,7 @@ def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_p
     found = study(*(recorded(group, tmp_path) for group in plan.groups))
     assert len(plan.groups) == len(found.rows) == 3 and found.left_out == {}
     assert sorted(r.mode for r in found.rows) == ["MPS", "MPS exclusive_process=true", "serial"]
-    plain = next(group for group in plan.groups if not group.config.gpu.exclusive_process)
+    plain = next(group for group in plan.groups if not group.gpu.exclusive_process)
     assert recorded(plain, tmp_path, "exclusive_process").key == recorded(plain, tmp_path).key
 
 
@@ -233,7 +233,7 @@ def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) ->
     assert sorted({r.setting for r in found.rows}) == ["memory of a job 512 MiB", "memory of a job 600 MiB"]
     real = recorded(make_plan(["scenario=naive", "degree=2"], device=GPU).groups[0], tmp_path)
     assert [name for name, _ in real.settings] == [name for name, _ in every[0].settings]
-    newest, plain = max(zip(every, plan.groups, strict=True), key=lambda both: both[1].config.gpu.job_memory_mib)
+    newest, plain = max(zip(every, plan.groups, strict=True), key=lambda both: both[1].gpu.job_memory_mib)
     before = recorded(plain, tmp_path, "job_memory_mib")
     older = dataclasses.replace(before, start_ms=-1, facts={"plan": "4567"})
     assert list(study(older, newest).left_out) == ["older plan: memory of a job not recorded instead of 600 MiB"]
