@@ -11,13 +11,13 @@ if __name__ == "__main__":
     sender.start_early(sys.argv[1:])
 
 import hydra  # below, because the sender imports MLflow meanwhile
-from hydra._internal import utils as hydra_utils
 from omegaconf import DictConfig
 
-from pipeline import schema, words
+from pipeline import library_internals, schema, words
 
 schema.register()
-hydra_utils.run_and_report = lambda run: run()  # which prints over many lines what is said in one below
+library_internals.share_config_store()
+library_internals.let_hydra_raise()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

@@ -15,24 +15,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from pipeline import library_internals
 
-class StudySweeper(BasicSweeper):
+
+class StudySweeper(Sweeper):
     """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
 
     def __init__(self, blocks: list[dict[str, Any]], instead: dict[str, Any]) -> None:
-        super().__init__(max_batch_size=None, params=None)
         self.blocks, self.instead = blocks, instead
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Make the launcher that `hydra/launcher` names."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch every combination."""
@@ -49,7 +57,7 @@ class StudySweeper(BasicSweeper):
         for block in self.blocks or [{}]:
             grid = {**_left_by([*given, *instead], block), **instead}
             overrides = parser.parse_overrides([_as_override(*item) for item in grid.items()] + list(arguments))
-            jobs += [list(job) for batch in self.split_arguments(overrides, None) for job in batch]
+            jobs += library_internals.combinations(overrides)
         return jobs
 
 
@@ -114,7 +122,7 @@ class StudyLauncher(Launcher):
             self.composed[key] = config
         config = copy.deepcopy(self.composed[key])
         values = [o for o in parsed if o not in choices and not o.get_key_element().startswith("hydra.")]
-        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        library_internals.set_values(values, config)
         return config
 
     def chooses_a_group(self, override: Override) -> bool:

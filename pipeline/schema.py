@@ -430,9 +430,6 @@ class Config:
 def register() -> None:
     """Make the nodes known to Hydra, under the names that the YAML files extend."""
     store = ConfigStore.instance()
-    # Hydra copies its repository of configs for every question it asks, and with it this singleton, which it only
-    # reads. 90 such copies are half of the time of `--help`, and one is a tenth of every composition of a sweep.
-    setattr(ConfigStore, "__deepcopy__", lambda self, memo: self)  # noqa: B010
     store.store(name="config_schema", node=Config)
     for name, node in (
         ("scenario", ScenarioConfig),

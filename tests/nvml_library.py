@@ -14,6 +14,8 @@ from typing import Any
 
 import pynvml
 
+from pipeline.library_internals import nvml_answered_by
+
 MIB = 2**20
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER_UUID = "GPU-11199999-2222-3333-4444-666666666666"
@@ -202,16 +204,8 @@ def _list(processes: list[tuple[int, int]], count: Any, array: Any) -> int:
 @contextmanager
 def installed(library: NvmlLibrary) -> Iterator[NvmlLibrary]:
     """Put the library below pynvml; afterwards pynvml is as it was, and no session may be left open."""
-    cache: dict[str, Callable[..., Any]] = pynvml._nvmlGetFunctionPointer_cache
-    before = pynvml.nvmlLib, dict(cache)
-    cache.clear()
-    pynvml.nvmlLib = _Uncached(library)
-    try:
+    with nvml_answered_by(_Uncached(library)):
         yield library
-    finally:
-        pynvml.nvmlLib = before[0]
-        cache.clear()
-        cache.update(before[1])
     assert library.open_sessions == 0, "an NVML session was left open"
 
 

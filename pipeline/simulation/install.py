@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import library_internals
 from pipeline.simulation import mps_control
 
 if TYPE_CHECKING:
@@ -32,23 +33,14 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
 
     Sessions that are still open at the end are closed.
     """
-    import pynvml
-
     from pipeline.simulation.nvml_library import NvmlLibrary
 
     library = NvmlLibrary(state_file)
-    # pynvml keeps every function that it has looked up: those of another library must not be called.
-    cache = pynvml._nvmlGetFunctionPointer_cache
-    before = pynvml.nvmlLib, dict(cache)
-    cache.clear()
-    pynvml.nvmlLib = library
-    try:
-        yield library
-    finally:
-        library.close_all()
-        pynvml.nvmlLib = before[0]
-        cache.clear()
-        cache.update(before[1])
+    with library_internals.nvml_answered_by(library):
+        try:
+            yield library
+        finally:
+            library.close_all()
 
 
 def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") -> dict[str, Path]:
