@@ -22,7 +22,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.layout import DATABASE
+from listeners.dcgm import DcgmListener
+from listeners.gpm import GpmListener
+from listeners.nvml import NvmlListener
+from pipeline.fields import Fields
+from pipeline.layout import DATABASE, FIELDS
 from pipeline.series import Origin, Series, write_table
 from pipeline.spool_format import Clock
 from pipeline.store import open_store
@@ -63,6 +67,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
     """
     experiment_id = int(open_store(root).experiment_id(EXPERIMENT))
     artifacts = root.absolute() / "artifacts" / EXPERIMENT
+    fields = Fields([DcgmListener(1000).table, GpmListener(1000).table, NvmlListener(1000).table]).as_json()
     runs: list[tuple[Any, ...]] = []
     content: dict[str, list[tuple[Any, ...]]] = {"tags": [], "params": [], "latest_metrics": []}
 
@@ -114,6 +119,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         folder = artifacts / run_id / "artifacts"
         folder.mkdir(parents=True)
         write_table(_samples(num_samples), Clock(wall_ns=_START_MS * 1_000_000, monotonic_ns=0), folder)
+        (folder / FIELDS).write_text(fields, encoding="utf-8")
     with closing(sqlite3.connect(root / DATABASE)) as connection, connection:
         connection.executemany(f"INSERT INTO runs ({_RUN_COLUMNS}) VALUES ({','.join('?' * 13)})", runs)  # noqa: S608
         for table in ("tags", "params"):

@@ -19,10 +19,19 @@ from typing import ClassVar
 
 from pipeline.errors import ConfigError, ListenerError
 from pipeline.protocols import Sink, Watch
-from pipeline.types import Field, Sample
+from pipeline.types import Chart, Field, FieldTable, Sample, Summary
 
 _log = logging.getLogger(__name__)
 MIN_INTERVAL_MS = 200
+MEMORY_IN_USE = Chart(panel="memory", title="memory in use")
+_ACTIVITY = (
+    ("gract_ratio", "GRACT", "GRACT"),
+    ("smact_ratio", "SMACT", "SMACT"),
+    ("smocc_ratio", "SM occupancy", None),
+    ("tensor_active_ratio", "tensor core activity", None),
+    ("dram_active_ratio", "DRAM activity", "DRAM activity"),
+)
+GPU_UTILISATION = Chart(panel="activity", title="GPU utilisation (NVML)", unless="gract_ratio")
 # A reading that is under way when the end comes may take this long; beyond it the source hangs.
 _STOP_LIMIT_S = 10.0
 
@@ -66,6 +75,8 @@ class ThreadedListener(ABC):
     Attributes:
         name: how configuration and results call it.
         fields: every quantity that its samples can hold.
+        rank: of two listeners that give the same figure or series, the one of the higher rank is shown.
+        of_machine: whether its samples without a job are of the machine, not of the device.
         start_limit_s: how long the first sample may take.
 
     Args:
@@ -78,6 +89,8 @@ class ThreadedListener(ABC):
 
     name: ClassVar[str]
     fields: ClassVar[tuple[Field, ...]]
+    rank: ClassVar[int] = 0
+    of_machine: ClassVar[bool] = False
     start_limit_s: ClassVar[float] = 5.0
 
     def __init__(self, interval_ms: int, **options: object) -> None:
@@ -96,6 +109,11 @@ class ThreadedListener(ABC):
 
         Ends when `stop` is set and not before: a source that ends by itself is an exception.
         """
+
+    @property
+    def table(self) -> FieldTable:
+        """Its quantities as a record."""
+        return FieldTable(source=self.name, fields=self.fields, rank=self.rank, of_machine=self.of_machine)
 
     def pids(self) -> tuple[int, ...]:
         """The helper programs that it runs now, so that their CPU time can be accounted for."""
@@ -153,6 +171,27 @@ def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
         tick = max(tick, (now_ns - start_ns) // interval_ns) + 1
         if stop.wait((start_ns + tick * interval_ns - now_ns) / 1e9):
             return
+
+
+def activity_fields(source_ids: Iterable[str], scale: float = 1.0) -> tuple[Field, ...]:
+    """GRACT, SMACT, SM occupancy, tensor core and DRAM activity, of a source that has them under these names.
+
+    Args:
+        source_ids: how the source calls them, in this order.
+        scale: factor from the source's unit to a share between 0 and 1.
+    """
+    return tuple(
+        Field(
+            source_id=source_id,
+            name=name,
+            unit="ratio",
+            scale=scale,
+            summary=Summary.MEAN,
+            title=title,
+            chart=Chart(panel="activity", title=drawn) if drawn else None,
+        )
+        for source_id, (name, title, drawn) in zip(source_ids, _ACTIVITY, strict=True)
+    )
 
 
 def scaled(readings: Mapping[str, float], fields: Iterable[Field]) -> dict[str, float]:

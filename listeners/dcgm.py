@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from listeners.base import StopSignal, ThreadedListener, scaled
+from listeners.base import StopSignal, ThreadedListener, activity_fields, scaled
 from listeners.program import Program, running
 from pipeline import command
 from pipeline.errors import CommandError, ListenerError
@@ -73,12 +73,9 @@ class DcgmListener(ThreadedListener):
     """
 
     name = "dcgm"
+    rank = 4
     fields = (
-        Field(source_id="1001", name="gract_ratio", unit="ratio"),
-        Field(source_id="1002", name="smact_ratio", unit="ratio"),
-        Field(source_id="1003", name="smocc_ratio", unit="ratio"),
-        Field(source_id="1004", name="tensor_active_ratio", unit="ratio"),
-        Field(source_id="1005", name="dram_active_ratio", unit="ratio"),
+        *activity_fields(("1001", "1002", "1003", "1004", "1005")),
         Field(source_id="1006", name="fp64_active_ratio", unit="ratio"),
         Field(source_id="1007", name="fp32_active_ratio", unit="ratio"),
         Field(source_id="1008", name="fp16_active_ratio", unit="ratio"),

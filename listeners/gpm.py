@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from listeners.base import PollingListener, scaled
+from listeners.base import PollingListener, activity_fields, scaled
 from pipeline.errors import ListenerError
 from pipeline.gpu import nvml
 from pipeline.protocols import Watch
@@ -23,11 +23,16 @@ _log = logging.getLogger(__name__)
 _APART_S = 0.11
 
 _OF_INSTANCES = (
-    Field(source_id="NVML_GPM_METRIC_GRAPHICS_UTIL", name="gract_ratio", unit="ratio", scale=1e-2),
-    Field(source_id="NVML_GPM_METRIC_SM_UTIL", name="smact_ratio", unit="ratio", scale=1e-2),
-    Field(source_id="NVML_GPM_METRIC_SM_OCCUPANCY", name="smocc_ratio", unit="ratio", scale=1e-2),
-    Field(source_id="NVML_GPM_METRIC_ANY_TENSOR_UTIL", name="tensor_active_ratio", unit="ratio", scale=1e-2),
-    Field(source_id="NVML_GPM_METRIC_DRAM_BW_UTIL", name="dram_active_ratio", unit="ratio", scale=1e-2),
+    *activity_fields(
+        (
+            "NVML_GPM_METRIC_GRAPHICS_UTIL",
+            "NVML_GPM_METRIC_SM_UTIL",
+            "NVML_GPM_METRIC_SM_OCCUPANCY",
+            "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+            "NVML_GPM_METRIC_DRAM_BW_UTIL",
+        ),
+        scale=1e-2,
+    ),
     Field(source_id="NVML_GPM_METRIC_FP64_UTIL", name="fp64_active_ratio", unit="ratio", scale=1e-2),
     Field(source_id="NVML_GPM_METRIC_FP32_UTIL", name="fp32_active_ratio", unit="ratio", scale=1e-2),
     Field(source_id="NVML_GPM_METRIC_FP16_UTIL", name="fp16_active_ratio", unit="ratio", scale=1e-2),
@@ -51,6 +56,7 @@ class GpmListener(PollingListener):
     """
 
     name = "gpm"
+    rank = 3
     fields = (*_OF_INSTANCES, *_OF_WHOLE_GPU)
 
     @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from listeners.base import PollingListener, scaled
 from pipeline.protocols import Watch
-from pipeline.types import Field, Sample
+from pipeline.types import Chart, Field, Sample, Summary
 
 _MIB = 2**20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -201,17 +201,34 @@ class HostListener(PollingListener):
     """
 
     name = "host"
+    of_machine = True
     fields = (
-        Field(source_id="stat.cpu_s_per_s", name="cpu_pct", unit="% of one core", scale=100),
-        Field(source_id="stat.rss", name="rss_mib", unit="MiB", scale=_PAGE_BYTES / _MIB),
-        Field(source_id="smaps_rollup.Pss", name="pss_mib", unit="MiB", scale=1 / 1024),
+        Field(
+            source_id="stat.cpu_s_per_s",
+            name="cpu_pct",
+            unit="% of one core",
+            scale=100,
+            summary=Summary.MEAN,
+            figure="host_cpu_mean_pct",
+        ),
+        # Shared pages count once in PSS, and once for each process in RSS.
+        Field(
+            source_id="smaps_rollup.Pss",
+            name="pss_mib",
+            unit="MiB",
+            scale=1 / 1024,
+            summary=Summary.PEAK,
+            figure="host_memory_peak_mib",
+            is_live=True,
+        ),
+        Field(source_id="stat.rss", name="rss_mib", unit="MiB", scale=_PAGE_BYTES / _MIB, is_live=True),
         Field(source_id="stat", name="num_processes", unit="processes"),
         Field(source_id="stat.num_threads", name="num_threads", unit="threads"),
         Field(source_id="io.read_bytes_per_s", name="read_mib_per_s", unit="MiB/s", scale=1 / _MIB),
         Field(source_id="io.write_bytes_per_s", name="write_mib_per_s", unit="MiB/s", scale=1 / _MIB),
         Field(source_id="/proc/stat.busy_ratio", name="cpu_machine_pct", unit="% of all CPUs", scale=100),
         Field(source_id="/proc/loadavg.1", name="load_1min", unit="processes, mean of 1 min"),
-        Field(source_id="MemTotal-MemAvailable", name="memory_used_mib", unit="MiB", scale=1 / 1024),
+        Field(source_id="MemTotal-MemAvailable", name="memory_used_mib", unit="MiB", scale=1 / 1024, chart=Chart()),
         Field(source_id="MemAvailable", name="memory_available_mib", unit="MiB", scale=1 / 1024),
         Field(source_id="SwapTotal-SwapFree", name="swap_used_mib", unit="MiB", scale=1 / 1024),
         Field(source_id="diskstats.read", name="disk_read_mib_per_s", unit="MiB/s", scale=_SECTOR_BYTES / _MIB),

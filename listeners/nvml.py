@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from listeners.base import PollingListener, scaled
+from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, PollingListener, scaled
 from listeners.host import job_of
 from pipeline.errors import ListenerError
 from pipeline.gpu import nvml
 from pipeline.protocols import Watch
-from pipeline.types import Field, Sample
+from pipeline.types import Chart, Field, Sample, Summary
 
 _MIB = 2**20
 
@@ -25,14 +25,57 @@ class NvmlListener(PollingListener):
     """
 
     name = "nvml"
+    rank = 2
     fields = (
-        Field(source_id="nvmlDeviceGetMemoryInfo_v2.used", name="memory_used_mib", unit="MiB", scale=1 / _MIB),
-        Field(source_id="nvmlDeviceGetPowerUsage", name="power_w", unit="W", scale=1e-3),
-        Field(source_id="nvmlDeviceGetTotalEnergyConsumption", name="energy_j", unit="J", scale=1e-3),
-        Field(source_id="nvmlDeviceGetClockInfo(SM)", name="sm_clock_mhz", unit="MHz"),
-        Field(source_id="nvmlDeviceGetClockInfo(MEM)", name="memory_clock_mhz", unit="MHz"),
-        Field(source_id="nvmlDeviceGetTemperature", name="temperature_c", unit="degrees Celsius"),
-        Field(source_id="nvmlDeviceGetUtilizationRates.gpu", name="utilization_gpu_pct", unit="%"),
+        Field(
+            source_id="nvmlDeviceGetMemoryInfo_v2.used",
+            name="memory_used_mib",
+            unit="MiB",
+            scale=1 / _MIB,
+            summary=Summary.PEAK,
+            figure="memory_peak_mib",
+            title="peak memory of the GPU",
+            chart=MEMORY_IN_USE,
+        ),
+        Field(
+            source_id="nvmlDeviceGetPowerUsage",
+            name="power_w",
+            unit="W",
+            scale=1e-3,
+            summary=Summary.MEAN,
+            title="power of the GPU",
+            chart=Chart(),
+        ),
+        Field(
+            source_id="nvmlDeviceGetTotalEnergyConsumption",
+            name="energy_j",
+            unit="J",
+            scale=1e-3,
+            summary=Summary.GROWTH,
+            figure="energy_j",
+        ),
+        Field(
+            source_id="nvmlDeviceGetClockInfo(SM)",
+            name="sm_clock_mhz",
+            unit="MHz",
+            summary=Summary.MEAN,
+            title="SM clock",
+        ),
+        Field(source_id="nvmlDeviceGetClockInfo(MEM)", name="memory_clock_mhz", unit="MHz", summary=Summary.MEAN),
+        Field(
+            source_id="nvmlDeviceGetTemperature",
+            name="temperature_c",
+            unit="degrees Celsius",
+            summary=Summary.MAX,
+            title="highest temperature",
+        ),
+        Field(
+            source_id="nvmlDeviceGetUtilizationRates.gpu",
+            name="utilization_gpu_pct",
+            unit="%",
+            summary=Summary.MEAN,
+            chart=GPU_UTILISATION,
+        ),
         Field(source_id="nvmlDeviceGetUtilizationRates.memory", name="utilization_memory_pct", unit="%"),
         Field(
             source_id="nvmlDeviceGetCurrentClocksThrottleReasons",
@@ -40,7 +83,15 @@ class NvmlListener(PollingListener):
             unit="bit mask of nvml.h",
         ),
         Field(source_id="nvmlDeviceGetPerformanceState", name="pstate", unit="number of the performance state"),
-        Field(source_id="usedGpuMemory", name="process_memory_mib", unit="MiB", scale=1 / _MIB),
+        Field(
+            source_id="usedGpuMemory",
+            name="process_memory_mib",
+            unit="MiB",
+            scale=1 / _MIB,
+            summary=Summary.PEAK,
+            figure="memory_peak_mib",
+            is_live=True,
+        ),
     )
 
     @contextmanager

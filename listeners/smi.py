@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from listeners.base import StopSignal, ThreadedListener, scaled
+from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, ThreadedListener, scaled
 from listeners.program import Program, running
 from pipeline.errors import ListenerError
 from pipeline.protocols import Watch
-from pipeline.types import Field, Sample
+from pipeline.types import Chart, Field, Sample
 
 _log = logging.getLogger(__name__)
 _INVALID_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
@@ -35,10 +35,11 @@ class SmiListener(ThreadedListener):
     """
 
     name = "smi"
+    rank = 1
     fields = (
-        Field(source_id="power.draw", name="power_w", unit="W"),
-        Field(source_id="memory.used", name="memory_used_mib", unit="MiB"),
-        Field(source_id="utilization.gpu", name="utilization_gpu_pct", unit="%"),
+        Field(source_id="power.draw", name="power_w", unit="W", chart=Chart()),
+        Field(source_id="memory.used", name="memory_used_mib", unit="MiB", chart=MEMORY_IN_USE),
+        Field(source_id="utilization.gpu", name="utilization_gpu_pct", unit="%", chart=GPU_UTILISATION),
         Field(source_id="utilization.memory", name="utilization_memory_pct", unit="%"),
         Field(source_id="clocks.current.sm", name="sm_clock_mhz", unit="MHz"),
         Field(source_id="clocks.current.memory", name="memory_clock_mhz", unit="MHz"),

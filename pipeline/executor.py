@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import endings, factory, interrupts, layout, measure, phases, timeline
+from pipeline import endings, factory, interrupts, layout, measure, phases, sampled, timeline
 from pipeline.errors import CollocationError, ListenerError
+from pipeline.fields import Fields
 from pipeline.gpu import dcgm_profiling, lease
 from pipeline.interrupts import Interrupted, UndoStack
 from pipeline.inventory import Inventory
@@ -84,7 +85,7 @@ class Executor:
             row = measure.judge(group, execution.observation(interrupted is not None))
             row = dataclasses.replace(row, spool_id=run.spool_id)
             run.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
-            timeline.write(run, row, execution.history.samples)
+            timeline.write(run, row, execution.history.samples, execution.fields)
             run.close(row)
         if interrupted is not None:
             raise interrupted
@@ -100,6 +101,7 @@ class _Execution:
         self.reason: str | None = None
         self.history = History()
         self.sink = Tee(run.sink, self.history)
+        self.fields = Fields()
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
         self.tool_cpu_s = self.tool_wall_s = 0.0
@@ -144,6 +146,7 @@ class _Execution:
         return Observation(
             batches=self.batches,
             samples=self.history.samples,
+            fields=self.fields,
             reason=self.reason,
             interrupted=interrupted,
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
@@ -158,12 +161,11 @@ class _Execution:
 
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
-        idle_w = self.executor.idle_w
-        first = next((s.values for s in self.history.samples if s.source == "nvml" and s.job is None), {})
-        if "power_w" in first:
-            uuid = self.group.device.uuid
-            idle_w[uuid] = min(first["power_w"], idle_w.get(uuid, first["power_w"]))
-        return idle_w.get(self.group.device.uuid)
+        idle_w, uuid = self.executor.idle_w, self.group.device.uuid
+        read_w = sampled.first_power_w(self.history.samples, self.fields)
+        if read_w is not None:
+            idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
+        return idle_w.get(uuid)
 
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
@@ -174,9 +176,12 @@ class _Execution:
         sharing: Sharing = factory.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
         self.run.place(slots.slots)
-        watched = Watched(group.device, slots.slots, self.run.folder, self.history.samples)
-        for spec in group.listeners:
-            self._observe(spec, watched, stack)
+        listeners = [(spec, self._listener(spec)) for spec in group.listeners if not self._is_pointless(spec)]
+        self.fields = Fields(listener.table for _, listener in listeners)
+        self.run.add_artifact(layout.FIELDS, self.fields.as_json())
+        watched = Watched(group.device, slots.slots, self.run.folder, self.history.samples, self.fields)
+        for spec, listener in listeners:
+            self._observe(spec, listener, watched, stack)
         stack.enter_context(self.executor.view(group, watched))
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
@@ -236,16 +241,21 @@ class _Execution:
             self.tags[Tag.NO_REPORT] = f"{before}; {said}" if before else said
             log.warning("%s: %s", self.group.name, said)
 
-    def _observe(self, spec: ListenerSpec, watched: Watched, stack: UndoStack) -> None:
-        is_needed = spec.required is Required.YES or (spec.required is Required.IF_GPU and watched.device.is_gpu)
-        if not is_needed and not watched.device.is_gpu and spec.required is Required.IF_GPU:
-            self.tags[listener_tag(spec.name)] = "left out: no GPU"
-            return
+    def _listener(self, spec: ListenerSpec) -> Listener:
         listener: Listener = factory.instance(spec.build, interval_ms=spec.interval_ms)
+        return listener
+
+    def _is_pointless(self, spec: ListenerSpec) -> bool:
+        if spec.required is not Required.IF_GPU or self.group.device.is_gpu:
+            return False
+        self.tags[listener_tag(spec.name)] = "left out: no GPU"
+        return True
+
+    def _observe(self, spec: ListenerSpec, listener: Listener, watched: Watched, stack: UndoStack) -> None:
         try:
             stack.enter_context(listener.observe(watched, self.sink))
         except ListenerError as error:
-            if is_needed:
+            if spec.required is not Required.NO:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
             said = f"left out: {error}"

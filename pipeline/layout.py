@@ -47,6 +47,7 @@ PLAN = "plan.txt"
 PROVENANCE = "provenance.txt"
 PHASES = "phases.json"
 TIMELINE = "timeline.json"
+FIELDS = "fields.json"
 ORCHESTRATOR_ERROR = "orchestrator_error.txt"
 SCRIPT_PREFIX = "script-"
 

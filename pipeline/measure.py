@@ -9,32 +9,18 @@ import json
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
-from pipeline import endings, events, layout, phases
+from pipeline import endings, events, layout, phases, sampled
 from pipeline.events import Events
 from pipeline.launch_state import JobState
 from pipeline.observation import Observation
 from pipeline.tags import Tag
-from pipeline.types import Group, GroupResult, JobResult, Result, Sample, WindowKind
+from pipeline.types import Group, GroupResult, JobResult, Result, WindowKind
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
 MIN_OVERLAP_RATIO = 0.95
 COMPARED = ("throughput_samples_per_s", "makespan_s")
-# Figures of the whole device inside the window; of two sources of the same one, the later entry wins.
-_DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
-    ("nvml", "power_w", "power_mean_w", statistics.fmean),
-    ("nvml", "sm_clock_mhz", "sm_clock_mean_mhz", statistics.fmean),
-    ("nvml", "memory_clock_mhz", "memory_clock_mean_mhz", statistics.fmean),
-    ("nvml", "temperature_c", "temperature_max_c", max),
-    ("nvml", "utilization_gpu_pct", "utilization_gpu_mean_pct", statistics.fmean),
-    *(
-        (source, f"{name}_ratio", f"{name}_mean_ratio", statistics.fmean)
-        for source in ("gpm", "dcgm")
-        for name in ("gract", "smact", "smocc", "tensor_active", "dram_active")
-    ),
-)
-_DEVICE_SOURCES = {source for source, *_ in _DEVICE_FIGURES}
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
 
@@ -42,15 +28,18 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     """The row of a group."""
     jobs: list[JobResult] = []
     windows: list[tuple[int, int]] = []
+    read = sampled.readings(seen.samples)
     for batch in seen.batches:
         logs = [events.read(state.folder / layout.EVENTS) for state in batch]
         window = _window(group, batch, logs)
         if window is not None:
             windows.append(window)
-        jobs += [_job(group, state, log, window, seen) for state, log in zip(batch, logs, strict=True)]
+        jobs += [_job(group, state, log, window, seen, read) for state, log in zip(batch, logs, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
-    metrics |= _device_metrics(seen, windows, metrics)
+    of_device = sampled.figures(read.get(None, {}), seen.fields, windows)
+    rate = metrics.get("throughput_total_samples_per_s")
+    metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rate)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
@@ -99,7 +88,14 @@ def _end_ns(state: JobState, log: Events) -> int | None:
     return state.ended.at_ns if state.profiler is None else state.said.bye_ns
 
 
-def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | None, seen: Observation) -> JobResult:
+def _job(
+    group: Group,
+    state: JobState,
+    log: Events,
+    window: tuple[int, int] | None,
+    seen: Observation,
+    read: Mapping[int | None, sampled.Readings],
+) -> JobResult:
     metrics: dict[str, float] = {}
     end_ns = _end_ns(state, log)
     if log.started_ns is not None and end_ns is not None:
@@ -108,7 +104,7 @@ def _job(group: Group, state: JobState, log: Events, window: tuple[int, int] | N
         metrics |= _throughput(group, log, window)
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.seconds for epoch in log.epochs)
-    metrics |= _peaks(seen.samples, state.job.index, window)
+    metrics |= sampled.figures(read.get(state.job.index, {}), seen.fields, [window] if window is not None else [])
     spans = phases.of_job(state, log)
     metrics |= phases.job_metrics(spans)
     series: dict[str, list[tuple[int, int, float]]] = {}
@@ -176,21 +172,6 @@ def _throughput(group: Group, log: Events, window: tuple[int, int]) -> dict[str,
     return metrics
 
 
-def _peaks(samples: Sequence[Sample], index: int, window: tuple[int, int] | None) -> dict[str, float]:
-    """Peaks of a job's own samples: memory by the driver, and of the host (PSS, so that shared pages count once)."""
-    names = {"process_memory_mib": "memory_peak_mib", "pss_mib": "host_memory_peak_mib"}
-    peaks: dict[str, float] = {}
-    for sample in samples:
-        if sample.job == index:
-            for field, metric in names.items():
-                if field in sample.values:
-                    peaks[metric] = max(peaks.get(metric, 0.0), sample.values[field])
-    cpu = [s.values["cpu_pct"] for s in samples if s.job == index and "cpu_pct" in s.values and _inside(s.t_ns, window)]
-    if cpu:
-        peaks["host_cpu_mean_pct"] = statistics.fmean(cpu)
-    return peaks
-
-
 def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
     # What comparisons need of each job stays with the row, so that a resumed study need not read the children.
     metrics = {
@@ -218,53 +199,3 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
     return metrics
-
-
-def _device_metrics(
-    seen: Observation, windows: Sequence[tuple[int, int]], metrics: dict[str, float]
-) -> dict[str, float]:
-    """Energy, clocks, temperature, power and memory of the device inside the window."""
-    device = [s for s in seen.samples if s.source in _DEVICE_SOURCES and s.job is None and s.gi_id is None]
-    inside = [s for s in device if any(_inside(s.t_ns, window) for window in windows)]
-    found: dict[str, float] = {}
-    for source, field, metric, summarise in _DEVICE_FIGURES:
-        values = [s.values[field] for s in inside if s.source == source and field in s.values]
-        if values:
-            found[metric] = summarise(values)
-    nvml = [s for s in device if s.source == "nvml"]
-    # Memory peaks while models are built and kernels are tuned too, so the whole life of the group counts.
-    memory = [s.values["memory_used_mib"] for s in nvml if "memory_used_mib" in s.values]
-    if any(memory):  # else no sample met the jobs, which may be gone at once, out of memory
-        found["memory_peak_mib"] = max(memory)
-    return found | _energy(nvml, windows, seen.idle_w, metrics.get("throughput_total_samples_per_s"))
-
-
-def _energy(
-    nvml: Sequence[Sample], windows: Sequence[tuple[int, int]], idle_w: float | None, rate: float | None
-) -> dict[str, float]:
-    """Energy of the whole device over the windows, from the differences of its counter.
-
-    Jobs one after another have a window each; as with their times, what lies between two of them does not count.
-    """
-    total_j = total_s = 0.0
-    for window in windows:
-        counter = [(s.t_ns, s.values["energy_j"]) for s in nvml if "energy_j" in s.values and _inside(s.t_ns, window)]
-        if len(counter) < 2:
-            return {}
-        mean_w = (counter[-1][1] - counter[0][1]) / ((counter[-1][0] - counter[0][0]) / 1e9)
-        seconds = (window[1] - window[0]) / 1e9
-        total_j += mean_w * seconds
-        total_s += seconds
-    if not total_s:
-        return {}
-    found = {"energy_j": total_j}
-    if idle_w is not None:
-        found["power_idle_w"] = idle_w
-        found["energy_above_idle_j"] = total_j - idle_w * total_s
-    if rate:
-        found["energy_per_sample_j"] = total_j / (total_s * rate)
-    return found
-
-
-def _inside(t_ns: int, window: tuple[int, int] | None) -> bool:
-    return window is not None and window[0] <= t_ns <= window[1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.fields import Fields
 from pipeline.jobs import JobGroup
 from pipeline.launch_state import JobState
 from pipeline.types import Device, Sample, Slot, Span
@@ -18,6 +19,7 @@ class Watched:
     Attributes:
         folder: the group's files.
         samples: what the listeners have read until now.
+        fields: the quantities of the listeners.
         running: the jobs that run now, if any do.
     """
 
@@ -25,6 +27,7 @@ class Watched:
     slots: Sequence[Slot]
     folder: Path
     samples: Sequence[Sample]
+    fields: Fields
     running: JobGroup | None = None
 
     def pids(self) -> Mapping[int, int]:
@@ -39,6 +42,7 @@ class Observation:
     Attributes:
         batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
         samples: what the listeners read.
+        fields: the quantities of the listeners.
         reason: why the group ended early, in words, if that was no job.
         interrupted: whether the user ended it.
         idle_w: power of the device with nothing on it, if it was read.
@@ -48,6 +52,7 @@ class Observation:
 
     batches: Sequence[Sequence[JobState]]
     samples: Sequence[Sample]
+    fields: Fields = field(default_factory=Fields)
     reason: str | None = None
     interrupted: bool = False
     tool_cpu_s: float | None = None

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.types import Device, Group, GroupResult, Interpreter, Sample, Slot
+from pipeline.types import Device, FieldTable, Group, GroupResult, Interpreter, Sample, Slot
 
 
 class Slots(Protocol):
@@ -97,6 +97,11 @@ class Watch(Protocol):
 
 class Listener(Protocol):
     """A sampler. Built with its interval and its own options."""
+
+    @property
+    def table(self) -> FieldTable:
+        """Every quantity that its samples can hold."""
+        ...
 
     def pids(self) -> Sequence[int]:
         """Helper programs that run for it, so that their cost is accounted for."""

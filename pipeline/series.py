@@ -16,13 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.fields import Fields
 from pipeline.layout import SAMPLE_TABLES
 from pipeline.spool_format import ChildRecord, Clock
 
 COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
-MACHINE_SOURCE = "host"
-"""Its samples without a job are the machine's, not the device's, so they are not repeated on the children."""
-
 log = logging.getLogger(__name__)
 
 
@@ -88,13 +86,13 @@ def of_parent(samples: Mapping[Origin, Series]) -> dict[str, Series]:
     return {origin.metric: series for origin, series in samples.items() if origin.job is None}
 
 
-def of_child(samples: Mapping[Origin, Series], child: ChildRecord) -> dict[str, Series]:
+def of_child(samples: Mapping[Origin, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
     """The series of a job's run: its own, and those of the device or GPU instance that it ran on."""
     own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {
         origin.metric: series
         for origin, series in samples.items()
-        if child.is_gpu and origin.job is None and origin.source != MACHINE_SOURCE and origin.gi_id == child.gi_id
+        if child.is_gpu and fields.is_of_device(origin.source, origin.job) and origin.gi_id == child.gi_id
     }
     return {**shared, **own}
 

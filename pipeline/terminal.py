@@ -136,12 +136,8 @@ class _Drawer:
         return f"{(now.total - before.total) / elapsed_s:.1f}" if elapsed_s > 0 else "-"
 
     def _memory(self, index: int) -> str:
-        for sample in reversed(self.watched.samples[-200:]):
-            if sample.job == index:
-                for name in ("process_memory_mib", "pss_mib", "rss_mib"):
-                    if name in sample.values:
-                        return f"{sample.values[name]:.0f}"
-        return "-"
+        memory_mib = self.watched.fields.live_memory_mib(self.watched.samples[-200:], index)
+        return "-" if memory_mib is None else f"{memory_mib:.0f}"
 
 
 def make_view(progress: Progress) -> PlainView:

@@ -15,12 +15,14 @@ import argparse
 import json
 import platform
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import interrupts, layout, spool_format
 from pipeline.errors import CollocationError, TrackingError
+from pipeline.fields import Fields
 from pipeline.phases import WINDOW
 from pipeline.series import Series
 from pipeline.tags import Tag
@@ -30,7 +32,6 @@ from pipeline.words import counted
 if TYPE_CHECKING:
     from pipeline.spool import SpoolRun
 
-_COUNTERS = ("power_w", "memory_used_mib", "utilization_gpu_pct", "gract_ratio", "smact_ratio", "dram_active_ratio")
 _COUNTER_POINTS = 2000
 _GROUPS_TRACK, _FIRST_JOB_TRACK = 1, 2
 _TRACKS = 1000
@@ -38,25 +39,31 @@ _TRACKS = 1000
 Event = dict[str, Any]
 
 
-def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample]) -> None:
+def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> None:
     """Keep the timeline of a group that is over as its artifact.
 
     Args:
         run: its record, which is still open.
         row: how it ended, with its phases.
         samples: what the listeners read.
+        fields: the quantities of the listeners.
     """
     if any(span.job is None for span in row.spans):
-        spool_format.write_json(run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples))
+        spool_format.write_json(
+            run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples, fields)
+        )
 
 
-def trace_of(record: spool_format.Record, row: GroupResult, samples: Iterable[Sample]) -> dict[str, Any]:
+def trace_of(
+    record: spool_format.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
+) -> dict[str, Any]:
     """The trace of one group; instants count from its begin.
 
     Args:
         record: of the group: its clock and its start.
         row: how it ended; it has at least one phase of the group.
         samples: what the listeners read.
+        fields: the quantities of the listeners.
     """
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
@@ -78,7 +85,7 @@ def trace_of(record: spool_format.Record, row: GroupResult, samples: Iterable[Sa
             track = _FIRST_JOB_TRACK + job.job.index
             tracks.name(track, f"job {job.job.index}")
             _add_job(tracks, track, job, spans)
-    for name, t_ns, value in _counters(samples):
+    for name, t_ns, value in _counters(samples, fields):
         if begin_ns <= t_ns <= end_ns:
             tracks.counter(name, t_ns, value)
     return {
@@ -182,17 +189,18 @@ def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span])
             tracks.slice(track, name, since_ns, until_ns)
 
 
-def _counters(samples: Iterable[Sample]) -> Iterator[tuple[str, int, float]]:
-    """Readings of the whole device, thinned to what a screen can show."""
-    found: dict[str, Series] = {}
+def _counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
+    """Readings of the whole device and machine that are drawn, thinned to what a screen can show."""
+    drawn = {(source, field.name) for source, field in fields if field.chart is not None}
+    found: dict[tuple[str, str], Series] = defaultdict(Series)
     for sample in samples:
-        if sample.job is None and sample.gi_id is None:
-            for field in _COUNTERS:
-                if field in sample.values:
-                    found.setdefault(f"{sample.source}/{field}", Series()).append(sample.t_ns, sample.values[field])
-    for name, series in found.items():
+        if sample.is_of_whole:
+            for name, value in sample.values.items():
+                if (sample.source, name) in drawn:
+                    found[sample.source, name].append(sample.t_ns, value)
+    for (source, name), series in found.items():
         for _, t_ns, value in series.thinned(_COUNTER_POINTS):
-            yield name, t_ns, value
+            yield f"{source}/{name}", t_ns, value
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import layout, series, spool_format
+from pipeline import fields, layout, series, spool_format
 from pipeline.errors import TrackingError
+from pipeline.fields import Fields
 from pipeline.run_content import RunContent
 from pipeline.script_runs import read_script_runs
 from pipeline.series import Origin, Series
@@ -70,7 +71,13 @@ def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
         runs = _find_or_create_runs(store, folder, record)
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=folder) as scratch:
             upload = _Upload(
-                store, folder, record, series.read_samples(folder / layout.SAMPLES), Path(scratch), series_points
+                store=store,
+                folder=folder,
+                record=record,
+                samples=series.read_samples(folder / layout.SAMPLES),
+                fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
+                scratch=Path(scratch),
+                series_points=series_points,
             )
             for child in record.children:
                 upload.child(child, runs.children[child.index])
@@ -148,6 +155,7 @@ class _Upload:
     folder: Path
     record: Record
     samples: Mapping[Origin, Series]
+    fields: Fields
     scratch: Path
     series_points: int
 
@@ -156,7 +164,7 @@ class _Upload:
         self._add_metrics(content, child, child.series)
         for name, points in child.series.items():
             content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in points])
-        self._add_sampled(content, series.of_child(self.samples, child))
+        self._add_sampled(content, series.of_child(self.samples, child, self.fields))
         folder = self.folder / child.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
         for script in scripts:

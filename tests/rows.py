@@ -9,10 +9,19 @@ from typing import Any
 
 from conftest import GPU
 
+from listeners.dcgm import DcgmListener
+from listeners.gpm import GpmListener
+from listeners.host import HostListener
+from listeners.nvml import NvmlListener
+from listeners.smi import SmiListener
+from pipeline.fields import Fields
 from pipeline.launch_state import Ended, JobState, Said, Started
 from pipeline.types import GpuSettings, Group, Job, Limits, Spec, Window, WindowKind, Workload
 
 S = 1_000_000_000
+FIELDS = Fields(
+    listener(1000).table for listener in (DcgmListener, GpmListener, HostListener, NvmlListener, SmiListener)
+)
 
 
 def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:

@@ -5,33 +5,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from pipeline import fields, layout
 from pipeline.errors import ConfigError, TrackingError
+from pipeline.fields import Fields
 from pipeline.layout import SAMPLE_TABLES
 from pipeline.report import labels
 from pipeline.report.labels import jobs_label
 from pipeline.report.rows import Row, Study
 from pipeline.results import fetch
-from pipeline.series import MACHINE_SOURCE, Origin, Series, read_table
+from pipeline.series import Origin, Series, read_table
 from pipeline.store import open_named
-from pipeline.types import Result
+from pipeline.types import Field, Result
 
 POINTS = 1500
 """Samples a series that are drawn: more than a page is wide."""
 
 _MIX, _S = "M+2S", 1e9
 _PREFERRED = (labels.MPS, labels.NAIVE, labels.MIG)
-_ACTIVITY = {
-    "gract_ratio": ("GRACT", 1.0),
-    "smact_ratio": ("SMACT", 1.0),
-    "dram_active_ratio": ("DRAM activity", 1.0),
-    "utilization_gpu_pct": ("GPU utilisation (NVML)", 0.01),
-}
-_MEMORY = {"memory_used_mib": ("memory in use", 1.0)}
-# Of two sources of one quantity, the first is drawn.
-_SOURCES = ("dcgm", "gpm", "nvml", "smi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +102,15 @@ def read_group(row: Row) -> GroupSeries | None:
     Raises:
         TrackingError: its artifact cannot be read.
     """
-    path = _fetch(row.store, row.run_id)
-    if path is None:
-        return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
     begin = min(starts, default=None)
-    samples = _read(path)
+    samples, known = _fetch(row)
     if not samples:
         return None
     if begin is None:
         begin = min(series.t_ns[0] for series in samples.values())
-    activity, cut_activity = _lines(samples, _ACTIVITY, begin)
-    memory, cut_memory = _lines(samples, _MEMORY, begin)
+    activity, cut_activity = _lines(samples, known, "activity", begin)
+    memory, cut_memory = _lines(samples, known, "memory", begin)
     spans = tuple(
         Span(
             label=f"{job.index} {job.size or job.label}",
@@ -143,45 +132,43 @@ def read_group(row: Row) -> GroupSeries | None:
     )
 
 
-def _fetch(root_or_uri: Path | str, run_id: str) -> Path | None:
-    store = open_named(root_or_uri)
+def _fetch(row: Row) -> tuple[dict[Origin, Series], Fields]:
+    """The samples of the device and its instances that are drawn, and the quantities of the listeners.
+
+    Not those of the machine, nor of single processes.
+    """
+    store = open_named(row.store)
     try:
-        return fetch(store, run_id, SAMPLE_TABLES)
-    except TrackingError as error:
-        raise TrackingError(f"could not read the samples of run {run_id} from {root_or_uri}: {error}") from error
+        path, path_of_fields = (fetch(store, row.run_id, names) for names in (SAMPLE_TABLES, (layout.FIELDS,)))
+        if path is None or path_of_fields is None:
+            return {}, Fields()
+        known = fields.read(path_of_fields)
+        samples = read_table(path, {field.name for _, field in known if field.chart is not None and field.chart.panel})
+    except (TrackingError, OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors, too
+        raise TrackingError(f"could not read the samples of run {row.run_id} from {row.store}: {error}") from error
+    of_device = {origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)}
+    return of_device, known
 
 
-def _read(path: Path) -> dict[Origin, Series]:
-    """The samples of the device and its instances; not those of the machine, nor of single processes."""
-    try:
-        samples = read_table(path, {*_ACTIVITY, *_MEMORY})
-    except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors, too
-        raise TrackingError(f"could not read the samples in {path}: {error}") from error
-    return {
-        origin: series for origin, series in samples.items() if origin.job is None and origin.source != MACHINE_SOURCE
-    }
-
-
-def _lines(
-    samples: Mapping[Origin, Series], fields: dict[str, tuple[str, float]], begin: int
-) -> tuple[tuple[Line, ...], bool]:
+def _lines(samples: Mapping[Origin, Series], known: Fields, panel: str, begin: int) -> tuple[tuple[Line, ...], bool]:
     """A line a quantity and instance, from the best source that has it; whether any had to be thinned."""
-    found: dict[tuple[str, int | None], dict[str, Series]] = defaultdict(dict)
-    for origin, series in samples.items():
-        found[origin.field, origin.gi_id][origin.source] = series
-    has_finer = any(name == "gract_ratio" for name, _ in found)
+    found: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
+    names = {origin.field for origin in samples}
+    for source, field in known:
+        if field.chart is not None and field.chart.panel == panel and field.chart.unless not in names:
+            for origin, series in samples.items():
+                if (origin.source, origin.field) == (source, field.name):
+                    found[field.name].setdefault(origin.gi_id, (field, series))
     lines, was_cut = [], False
-    for name, (title, scale) in fields.items():
-        if name == "utilization_gpu_pct" and has_finer:
-            continue  # it says the same as GRACT, more coarsely
-        for key in sorted((key for key in found if key[0] == name), key=lambda key: (key[1] is not None, key[1] or 0)):
-            by_source = found[key]
-            source = min(by_source, key=lambda s: (_SOURCES.index(s) if s in _SOURCES else len(_SOURCES), s))
-            was_cut |= len(by_source[source].t_ns) > POINTS
-            points = list(by_source[source].thinned(POINTS))
+    for by_instance in found.values():
+        for gi_id, (field, series) in sorted(by_instance.items(), key=lambda item: (item[0] is not None, item[0] or 0)):
+            assert field.chart is not None
+            title, scale = field.chart.title, 0.01 if field.unit == "%" else 1.0
+            was_cut |= len(series.t_ns) > POINTS
+            points = list(series.thinned(POINTS))
             lines.append(
                 Line(
-                    label=title if key[1] is None else f"{title}, GPU instance {key[1]}",
+                    label=title if gi_id is None else f"{title}, GPU instance {gi_id}",
                     t_s=tuple((t_ns - begin) / _S for _, t_ns, _ in points),
                     values=tuple(value * scale for *_, value in points),
                 )

@@ -6,16 +6,16 @@ import dataclasses
 import itertools
 
 import pytest
-from rows import S, group, state, steps
+from rows import FIELDS, S, group, state, steps
 
-from pipeline import compare, measure
+from pipeline import compare, fields, measure, sampled
 from pipeline.launch_state import Ending
 from pipeline.observation import Observation
 from pipeline.types import GroupResult, JobResult, Result, Sample, WindowKind
 
 
 def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
-    return measure.judge(the_group, Observation(batches=[states], samples=seen.pop("samples", ()), **seen))
+    return measure.judge(the_group, Observation(batches=[states], **({"samples": (), "fields": FIELDS} | seen)))
 
 
 def nvml(t_s, **values) -> Sample:
@@ -75,13 +75,13 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
     energy = itertools.accumulate(w for _, w in watts)
     samples = [nvml(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
-    row = measure.judge(mix, Observation(batches=batches, samples=samples, idle_w=50.0))
+    row = measure.judge(mix, Observation(batches=batches, samples=samples, fields=FIELDS, idle_w=50.0))
     assert row.metrics["makespan_s"] == 11
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(1)
     assert row.metrics["energy_j"] == pytest.approx(4 * 100 + 7 * 300)
     assert row.metrics["energy_above_idle_j"] == pytest.approx(4 * 50 + 7 * 250)
     assert row.metrics["energy_per_sample_j"] == pytest.approx(2500 / 11)
-    without = measure.judge(mix, Observation(batches=batches, samples=samples[:6], idle_w=50.0))
+    without = measure.judge(mix, Observation(batches=batches, samples=samples[:6], fields=FIELDS, idle_w=50.0))
     assert "energy_j" not in without.metrics  # the second job was not sampled: no sum
     assert row.metrics["job_1_makespan_s"] == 7
 
@@ -173,6 +173,47 @@ def test_utilisation_is_the_mean_of_the_whole_gpu_inside_the_window(tmp_path):
     assert metrics["gract_mean_ratio"] == pytest.approx(0.7)
     assert metrics["smact_mean_ratio"] == pytest.approx(0.3)
     assert "dram_active_mean_ratio" not in metrics
+
+
+def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = [
+        Sample(source=source, t_ns=3 * S, values={"gract_ratio": value})
+        for source, value in (("gpm", 0.2), ("dcgm", 0.4), ("gpm", 0.6), ("smi", 0.8))
+    ]
+    assert judge(tmp_path, alone, good, samples=samples).metrics["gract_mean_ratio"] == pytest.approx(0.4)
+    assert judge(tmp_path, alone, good, samples=samples[::2]).metrics["gract_mean_ratio"] == pytest.approx(0.4)
+    assert judge(tmp_path, alone, good, samples=samples[:1]).metrics["gract_mean_ratio"] == pytest.approx(0.2)
+
+
+def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
+    pair = group("a", "b")
+    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
+    samples = [Sample(source="host", t_ns=0, values={"cpu_pct": 1000.0, "pss_mib": 900.0}, job=0)]
+    samples += [
+        Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_mib": 100.0}, job=0) for t in (3, 5)
+    ]
+    samples += [Sample(source="nvml", t_ns=5 * S, values={"process_memory_mib": 70.0}, job=1)]
+    first, second = judge(tmp_path, pair, *states, samples=samples).jobs
+    assert first.metrics["host_cpu_mean_pct"] == pytest.approx(160)
+    assert first.metrics["host_memory_peak_mib"] == 900
+    assert second.metrics["memory_peak_mib"] == 70
+    assert not {"memory_peak_mib", "host_cpu_mean_pct"} & (first.metrics.keys() & second.metrics.keys())
+
+
+def test_the_idle_power_is_that_of_the_first_sample_of_the_device():
+    samples = [Sample(source="smi", t_ns=0, values={"power_w": 1.0}), nvml(1, power_w=70.0), nvml(2, power_w=300.0)]
+    assert sampled.first_power_w(samples, FIELDS) == 70.0
+    assert sampled.first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
+    assert sampled.first_power_w(samples[:1], FIELDS) is None
+
+
+def test_fields_are_the_same_when_they_are_read_again(tmp_path):
+    (tmp_path / "fields.json").write_text(FIELDS.as_json())
+    assert fields.read(tmp_path / "fields.json").tables == FIELDS.tables
+    (tmp_path / "fields.json").write_text(FIELDS.as_json()[:100])
+    assert fields.read(tmp_path / "fields.json").tables == fields.read(tmp_path / "absent").tables == ()
 
 
 def test_what_was_not_read_is_missing(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import S
+from rows import FIELDS, S
 from rows import group as make_group
 from trace_format import problems
 
@@ -43,7 +43,7 @@ def trace_of(jobs: dict[int, list[tuple[str, float, float]]], samples=(), spans=
     of_jobs = [span for index, named in jobs.items() for span in spans_of(*named, job=index)]
     tags = {"collocation.window_start_ns": str(22 * S), "collocation.window_end_ns": str(28 * S)}
     row = GroupResult(group=made, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs))
-    return timeline.trace_of(record(), row, samples)
+    return timeline.trace_of(record(), row, samples, FIELDS)
 
 
 def slices(trace: dict[str, Any], track: int) -> dict[str, tuple[float, float]]:
@@ -103,7 +103,7 @@ def test_a_job_that_never_ended_has_no_track():
 def test_a_group_that_failed_before_its_launch_has_no_job():
     spans = tuple(spans_of(("setup", 1, 2), ("cleanup", 2, 3)))
     row = GroupResult(group=make_group("a"), result=Result.FAILED, reason="no MIG", spans=spans)
-    trace = timeline.trace_of(record(), row, ())
+    trace = timeline.trace_of(record(), row, (), FIELDS)
     assert problems(trace) == []
     assert slices(trace, 1).keys() == {"naive-a", "setup", "cleanup"}
 

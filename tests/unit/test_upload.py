@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from listeners.host import HostListener
 from pipeline import upload
+from pipeline.fields import Fields
 from pipeline.store import Store, open_store
 from tests.tracking_cases import (
     CLOCK,
@@ -120,6 +122,7 @@ def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
         file.write(sample("host", 1, {"cpu_pct": 10.0}))
         file.write(sample("host", 1, {"pss_mib": 100.0}, job=0))
         file.write('{"source": "nvml", "t_ns": 5, "va')
+    (folder / "artifacts" / "fields.json").write_text(Fields([HostListener(1000).table]).as_json())
     store = open_store(root)
     runs = upload.send(store, folder, series_points=10)
     assert runs is not None
