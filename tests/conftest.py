@@ -21,6 +21,7 @@ from pipeline.paths import PROJECT_DIR
 from pipeline.schema import Config
 from pipeline.types import Device, Plan
 
+pytest.register_assert_rewrite("tests.listener_contract")
 GPU = Device(
     kind="nvidia",
     uuid="GPU-11111111-2222-3333-4444-555555555555",
@@ -70,4 +71,4 @@ def sweep(**axes: list[object]) -> list[list[str]]:
     ]
 
 
-TOYS = Path(__file__).parent / "toys"
+TOYS, DATA = Path(__file__).parent / "toys", Path(__file__).parent / "data"

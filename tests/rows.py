@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import GPU
-
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from listeners.host import HostListener
@@ -17,6 +15,7 @@ from listeners.smi import SmiListener
 from pipeline.fields import Fields
 from pipeline.launch_state import Ended, JobState, Said, Started
 from pipeline.types import GpuSettings, Group, Job, Limits, Spec, Window, WindowKind, Workload
+from tests.conftest import GPU
 
 S = 1_000_000_000
 FIELDS = Fields(

@@ -170,3 +170,16 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
         time.sleep(0.005)
+
+
+class Recorded:
+    """Stands in the sender's place and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Path]] = []
+
+    def begin(self, folder):
+        self.asked.append(("begin", folder))
+
+    def send(self, folder):
+        self.asked.append(("send", folder))

@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packages import Channel, wheel
 
 from pipeline.paths import PROJECT_DIR
+from tests.packages import Channel, wheel
 
 pytest_plugins = ["tests.tracking_fixtures"]
 for name in ("rattler", "uv"):

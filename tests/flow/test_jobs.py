@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TOYS
-from rows import group
 
 from pipeline import measure, processes
 from pipeline.errors import LaunchError
@@ -22,6 +20,8 @@ from pipeline.launch import Spawn, Starter
 from pipeline.observation import Observation
 from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
 from pipeline.warm_start import ForkServer
+from tests.conftest import TOYS
+from tests.rows import group
 
 PYTHON = Interpreter(python=Path(sys.executable))
 PATIENT = Limits(ready_s=10, group_s=10, stop_s=5)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trace_format import problems
 
 from pipeline import processes
 from pipeline.paths import PROJECT_DIR
 from pipeline.simulation.state import StateFile
+from tests.trace_format import problems
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import GPU
-from rows import Gone, group
 
 from pipeline import plan as planning
 from pipeline import rehearsal
@@ -27,6 +25,8 @@ from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.state import Fault, StateFile
 from pipeline.types import Slot
+from tests.conftest import GPU
+from tests.rows import Gone, group
 from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import GPU, sweep
 
 from pipeline.errors import ConfigError
+from tests.conftest import GPU, sweep
 
 
 def test_a_mode_that_cannot_hold_a_single_group_refuses_it(make_plan):

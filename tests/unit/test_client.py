@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from job_server import JobServer, is_alive, wait_until
 
 from pipeline import layout
 from pipeline.paths import PROJECT_DIR
+from tests.job_server import JobServer, is_alive, wait_until
 from workloads import client
 
 # A grandchild that only SIGKILL ends, and says so once it does.
@@ -167,8 +167,8 @@ def test_a_killed_orchestrator_takes_the_whole_group_along(tmp_path):
     )
     orchestrator = f"""
 import sys
-sys.path[:0] = [{str(PROJECT_DIR)!r}, {str(PROJECT_DIR / "tests")!r}]
-from job_server import JobServer
+sys.path.insert(0, {str(PROJECT_DIR)!r})
+from tests.job_server import JobServer
 with JobServer() as server:
     server.start("-c", {job!r})
     assert server.receive() == {{"type": "ready"}}

@@ -6,11 +6,11 @@ import dataclasses
 import json
 
 import pytest
-from rows import group
 
 from pipeline import resume
 from pipeline.compare import Comparison, loss_difference
 from pipeline.types import GroupResult, JobResult, Plan, Result, WindowKind
+from tests.rows import group
 
 
 def row(the_group, *rates, result=Result.OK) -> GroupResult:

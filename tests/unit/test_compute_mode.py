@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rows import gpu_settings
-from rows import group as make_group
 
 from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import compute_mode, nvml
@@ -22,6 +20,8 @@ from pipeline.simulation.codes import NO_PERMISSION, DriverError
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Fault, StateFile
 from pipeline.types import Device, Group
+from tests.rows import gpu_settings
+from tests.rows import group as make_group
 
 
 @dataclasses.dataclass

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_listener_base import CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
 
 from listeners import dcgm, program
 from listeners.base import ThreadedListener
@@ -25,11 +24,12 @@ from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from listeners.host import read_process
 from pipeline.errors import ListenerError
+from pipeline.paths import PROJECT_DIR
 from pipeline.types import Device, Slot
+from tests.conftest import DATA
+from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
 from tests.nvml_library import UUID
 
-DATA = Path(__file__).parent.parent / "data"
-PROJECT = Path(__file__).parent.parent.parent
 # Short name and width of each field in DCGM 4.6.
 FIELDS = {
     **{str(1001 + place): (name, 5) for place, name in enumerate(["GRACT", "SMACT", "SMOCC", "TENSO", "DRAMA"])},
@@ -458,7 +458,7 @@ with listener.observe(Watch(), Sink()):
 
 def test_it_has_a_session_of_its_own_and_ends_when_nobody_reads(dcgmi: Dcgmi) -> None:
     listening: list[Any] = [sys.executable, "-c", LISTENING.format(uuid=UUID, program=dcgmi.write())]
-    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True, cwd=PROJECT_DIR) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         read = read_process(pid)

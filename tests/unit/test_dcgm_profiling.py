@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rows import group as make_group
 
 from pipeline import command
 from pipeline.errors import ConfigError, SharingError
@@ -20,6 +19,7 @@ from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Fault, StateFile
 from pipeline.types import Group
+from tests.rows import group as make_group
 
 
 @dataclasses.dataclass

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from packages import wheel
 
 from pipeline.env_venv import VenvEnv
 from pipeline.errors import ConfigError
 from pipeline.paths import PROJECT_DIR
 from pipeline.types import Interpreter
+from tests.packages import wheel
 
 pytest.importorskip("uv")
 

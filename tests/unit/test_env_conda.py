@@ -11,13 +11,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packages import VERSION, Channel, project, wheel
 
 from pipeline import env_conda_file, env_lock, words
 from pipeline.env_conda import CondaEnv
 from pipeline.errors import ConfigError
 from pipeline.paths import PROJECT_DIR
 from pipeline.types import EnvTool, Interpreter
+from tests.packages import VERSION, Channel, project, wheel
 
 pytest.importorskip("rattler")
 

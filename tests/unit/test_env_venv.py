@@ -8,13 +8,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packages import VERSION, project, wheel
 
 from pipeline import env_lock, env_probe, env_requirements
 from pipeline.env_current import CurrentEnv
 from pipeline.env_venv import VenvEnv
 from pipeline.errors import ConfigError
 from pipeline.types import Interpreter
+from tests.packages import VERSION, project, wheel
 
 pytest.importorskip("uv")
 OFFLINE = "--no-index\n--find-links wheels\n"

@@ -9,20 +9,19 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
-from test_listener_base import CPU, Collected, ListenerContract, OneDevice, wait_until
 
 from listeners.base import ThreadedListener
 from listeners.gpm import GpmListener
 from pipeline.errors import ListenerError
 from pipeline.types import Slot
+from tests.conftest import DATA
+from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, wait_until
 from tests.nvml_library import UUID, Gpu, NvmlLibrary, installed
 
-DATA = Path(__file__).parent.parent / "data"
 IDS: dict[str, int] = json.loads((DATA / "gpm_metric_ids.json").read_text())
 # Seven ResNets under MPS on an H100 80GB HBM3 (driver 580.159.04), in percent; the traffic is made up, in MiB/s.
 WHOLE = {1: 99.9, 2: 92.0, 3: 33.0, 5: 0.0, 10: 48.0, 11: 0.0, 12: 40.0, 13: 0.5, 20: 12.5, 21: 50.0, 60: 0.0, 61: 0.0}

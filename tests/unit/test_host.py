@@ -6,18 +6,16 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from test_listener_base import CPU, Collected, ListenerContract, OneDevice, wait_until
 
 from listeners import host
 from listeners.base import ThreadedListener
 from listeners.host import HostListener, JobProcesses, Process, growth, job_of, read_process
+from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 
 
 class TestHostListener(ListenerContract):
@@ -43,30 +41,6 @@ class TestHostListener(ListenerContract):
     @pytest.fixture
     def kill_source(self, remove_source: Callable[[], None]) -> Callable[[ThreadedListener], None]:
         return lambda _listener: remove_source()
-
-
-@contextmanager
-def job(script: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A toy job: a session leader that runs a Python script once it reads a line, and is killed as a group."""
-    waiting = f"import os, subprocess, sys, time\nprint('up', flush=True)\nsys.stdin.readline()\n{script}"
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-c", waiting, *argv],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    process.stdout.readline()
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
 
 
 BURN = "def burn(seconds):\n    while time.process_time() < seconds: pass\n"

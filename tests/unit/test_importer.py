@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from experiments import configs_of, planned
 
 from pipeline import importer, radt_table
 from pipeline.paths import PROJECT_DIR
+from tests.experiments import configs_of, planned
 
 HEADER = ["Experiment", "Workload", "Status", "Run", "Devices", "Collocation", "File", "Listeners", "Params"]
 MIXES = ["MS", "MSS", "MMS", "MSSS", "MMSS", "MMMS", "LS", "LSS", "LSSS", "LM", "LMS", "LMM", "LMSS", "LMSSS"]

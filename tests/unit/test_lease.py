@@ -10,15 +10,15 @@ import subprocess
 import sys
 
 import pytest
-from conftest import GPU
 
 from pipeline.errors import GpuBusyError
 from pipeline.gpu import lease
+from tests.conftest import GPU
 
 HOLDER = """
 import sys, time, subprocess
 from pathlib import Path
-from conftest import GPU
+from tests.conftest import GPU
 from pipeline.gpu import lease
 with lease.hold(GPU, Path(sys.argv[1])):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)

@@ -6,12 +6,12 @@ import dataclasses
 import itertools
 
 import pytest
-from rows import FIELDS, S, group, state, steps
 
 from pipeline import compare, fields, measure, sampled
 from pipeline.launch_state import Ending
 from pipeline.observation import Observation
 from pipeline.types import GroupResult, JobResult, Result, Sample, WindowKind
+from tests.rows import FIELDS, S, group, state, steps
 
 
 def judge(tmp_path, the_group, *states, **seen) -> GroupResult:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import group as make_group
 
 from pipeline import host, mig_table
 from pipeline.errors import CollocationError, ConfigError, SharingError
@@ -29,6 +28,7 @@ from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Fault, Gpu, StateFile
 from pipeline.types import Device, Group, Job
+from tests.rows import group as make_group
 
 FOREIGN = 14  # profile id of 2g on A100 and H100
 

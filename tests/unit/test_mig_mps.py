@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rows import group as make_group
 
 from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import mps, nvml
@@ -22,6 +21,7 @@ from pipeline.simulation.clients import Clients
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import StateFile
 from pipeline.types import Group
+from tests.rows import group as make_group
 
 
 @pytest.fixture

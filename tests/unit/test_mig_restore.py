@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import group as make_group
 
 from pipeline import command, mig_table
 from pipeline.gpu import mig_control, nvml, profiles
@@ -28,6 +27,7 @@ from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Gpu, GpuInstance, State, StateFile
 from pipeline.types import Group
+from tests.rows import group as make_group
 
 Places = tuple[tuple[int, int], ...]  # profile id and start of each instance
 

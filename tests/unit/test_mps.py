@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GPU
-from rows import gpu_settings, workload
-from rows import group as make_group
 
 from pipeline import processes
 from pipeline.errors import ConfigError, SharingError
@@ -33,6 +30,9 @@ from pipeline.launch import Spawn
 from pipeline.paths import PROJECT_DIR
 from pipeline.simulation.mps_control import connect, write_program
 from pipeline.types import Group, Interpreter, Job, Slot
+from tests.conftest import GPU
+from tests.rows import gpu_settings, workload
+from tests.rows import group as make_group
 
 H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
 CLIENT = """

@@ -18,9 +18,10 @@ import pytest
 from pipeline import processes
 from pipeline.paths import PROJECT_DIR
 from pipeline.simulation.mps_control import connect, write_program
+from tests.conftest import DATA
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-RECORDED = Path(__file__).parents[1] / "data/h100_mps"
+RECORDED = DATA / "h100_mps"
 CLIENT = """
 import os, time
 from pipeline.simulation.mps_control import connect

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pynvml
 import pytest
-from test_host import go, job
-from test_listener_base import CPU, Collected, ListenerContract, OneDevice, wait_until
 
 from listeners.base import ThreadedListener
 from listeners.nvml import NvmlListener
 from pipeline.errors import ListenerError
+from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 from tests.nvml_library import MIB, NvmlLibrary, installed
 
 

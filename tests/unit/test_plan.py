@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import GPU, inventory_of, sweep
 
 from pipeline import inventory
 from pipeline import plan as planning
@@ -16,6 +15,7 @@ from pipeline.gpu import nvml
 from pipeline.inventory import take as take_inventory
 from pipeline.paths import PROJECT_DIR
 from pipeline.types import WindowKind
+from tests.conftest import DATA, GPU, inventory_of, sweep
 
 SYNTHETIC = "data.source=synthetic_device"
 
@@ -258,7 +258,7 @@ def test_the_text_of_a_plan_is_stable(make_plan):
         device=GPU,
     )
     text = "\n".join(" ".join(line.split()[:-1]) for line in planning.describe(plan).splitlines()[1:])
-    assert text == (Path(__file__).parent.parent / "data/plan_golden.txt").read_text().rstrip("\n")
+    assert text == (DATA / "plan_golden.txt").read_text().rstrip("\n")
 
 
 def test_combinations_that_differ_only_in_paths_are_refused(make_plan, tmp_path):

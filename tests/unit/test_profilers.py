@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import GPU
-from rows import group as make_group
 
 from pipeline import compare, profiler_nsight
 from pipeline.errors import ConfigError
 from pipeline.profiler_none import NoProfiler
 from pipeline.profiler_nsight import Ncu, Nsys
 from pipeline.types import ProfilerSpec, Spec
+from tests.conftest import GPU
+from tests.rows import group as make_group
 
 
 def program(folder: Path, name: str) -> Path:

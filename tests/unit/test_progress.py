@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from rows import group
 
 from pipeline import go_on, terminal
 from pipeline.progress import Progress
 from pipeline.types import GroupResult, Result, WindowKind
 from pipeline.words import counted, duration
+from tests.rows import group
 
 
 class Clock:

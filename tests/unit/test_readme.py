@@ -8,10 +8,10 @@ import re
 import shlex
 
 import pytest
-from conftest import GPU
 from omegaconf import OmegaConf
 
 from pipeline.paths import PROJECT_DIR
+from tests.conftest import GPU
 
 README = PROJECT_DIR / "README.md"
 PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import GPU, inventory_of
 from omegaconf import OmegaConf, open_dict
 
 from pipeline import layout, reproduce
@@ -14,6 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.recorded import RecordedGroup
 from pipeline.recorded_config import config_of
 from pipeline.reproduce_differences import find, lock_difference
+from tests.conftest import GPU, inventory_of
 
 
 def recorded(text: str) -> RecordedGroup:

@@ -8,16 +8,16 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from report_rows import collocation_study, copies, job, params, row, study
 
-from pipeline.report import figures, paper, report_tables, tables, verdicts
 from pipeline.report.answer import answer, missing
 from pipeline.report.drawing import COLORS, STAMP
 from pipeline.report.page import Content, for_page, render
-from pipeline.report.rows import Row, Study
+from pipeline.report.rows import Row
 from pipeline.report.series import GroupSeries, Line, Span, choose_group
 from pipeline.report.table_format import Table
 from pipeline.types import Result, WindowKind
+from tests.report_content import content_of
+from tests.report_rows import collocation_study, copies, job, params, row, study
 
 VOID = {"meta", "br", "link", "img", "hr"}
 TIMELINE = GroupSeries(
@@ -32,15 +32,6 @@ TIMELINE = GroupSeries(
     ),
     thinned_to=0,
 )
-
-
-def content_of(found: Study, timeline: GroupSeries | None = None) -> Content:
-    cells = tables.cells(found)
-    claims = verdicts.verdicts(cells)
-    winners = verdicts.winners(cells, claims)
-    every = report_tables.every_table(found, cells, claims, winners, paper.compare(cells, winners))
-    drawn = figures.every_figure(found, cells, timeline)
-    return Content(study=found, cells=cells, verdicts=claims, winners=winners, tables=every, figures=drawn)
 
 
 @pytest.fixture(scope="module")

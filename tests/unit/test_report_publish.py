@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from report_rows import copies, study
-from test_report_page import content_of
 
 from pipeline.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.page import Content
+from tests.report_content import content_of
+from tests.report_rows import copies, study
 
 STEPS = ("write_bytes", "write_text", "replace", "unlink", "mkdir")
 

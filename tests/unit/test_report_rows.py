@@ -8,15 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import GPU
-from report_rows import copies, job, params, row, study
-from test_spool import Recorded
 
 from pipeline import spool_format
 from pipeline.report import labels, rows, tables
 from pipeline.report.rows import study_of
 from pipeline.spool import Spool
 from pipeline.types import Group, Result
+from tests.conftest import GPU
+from tests.report_rows import copies, job, params, row, study
+from tests.tracking_cases import Recorded
 
 
 def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_no_finding() -> None:

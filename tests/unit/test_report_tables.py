@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from report_rows import copies, job, params, row, study
 
 from pipeline.report import labels, report_tables, tables
 from pipeline.report.rows import Row
 from pipeline.report.table_format import with_interval
 from pipeline.report.tables import Cell
 from pipeline.types import Result, WindowKind
+from tests.report_rows import copies, job, params, row, study
 
 
 def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:

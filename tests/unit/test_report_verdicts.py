@@ -8,7 +8,6 @@ import io
 import re
 
 import pytest
-from report_rows import collocation_study, copies, study
 
 from pipeline.report import paper, report_tables, tables, verdicts
 from pipeline.report.paper import Agreement
@@ -16,6 +15,7 @@ from pipeline.report.rows import Row
 from pipeline.report.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.verdicts import Decision, Verdict
 from pipeline.types import Result
+from tests.report_rows import collocation_study, copies, study
 
 
 def judged(rows: list[Row]) -> list[Verdict]:

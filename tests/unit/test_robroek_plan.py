@@ -5,18 +5,17 @@ After a wanted change: `python -m pytest tests/unit/test_robroek_plan.py --rewri
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from experiments import planned
 
 from pipeline.gpu import partitions, profiles
 from pipeline.types import Group, Plan, WindowKind
+from tests.conftest import DATA
+from tests.experiments import planned
 
 EXPERIMENTS = {"resnet_bs128": 39, "resnet_bs32": 39, "cait": 39, "efficientnet": 39, "mixes": 42}
 GPUS = ("a100_40gb", "h100_80gb")
 pytestmark = pytest.mark.slow
-GOLDEN = Path(__file__).parent.parent / "data/robroek_plan_golden.txt"
+GOLDEN = DATA / "robroek_plan_golden.txt"
 
 
 def instances_of(group: Group) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_server import JobServer, wait_until
 
 from pipeline.paths import PROJECT_DIR
+from tests.job_server import JobServer, wait_until
 
 SCRIPT_WORKLOAD = PROJECT_DIR / "workloads" / "script.py"
 

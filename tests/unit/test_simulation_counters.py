@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from test_listener_base import Collected, OneDevice
 
 from listeners.base import ThreadedListener
 from listeners.dcgm import DcgmListener
@@ -24,8 +23,9 @@ from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.nvml_library import NvmlLibrary
 from pipeline.simulation.state import Fault, StateFile
 from pipeline.types import Slot
+from tests.conftest import DATA
+from tests.listener_contract import Collected, OneDevice
 
-DATA = Path(__file__).parents[1] / "data"
 Dcgmi = Callable[..., tuple[int, str]]
 NO_ENGINE = "Unable to connect to host engine"
 

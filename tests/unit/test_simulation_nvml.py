@@ -17,9 +17,10 @@ from pipeline.simulation.clients import Clients
 from pipeline.simulation.install import installed
 from pipeline.simulation.nvml_library import NvmlLibrary
 from pipeline.simulation.state import Fault, StateFile
+from tests.conftest import DATA
 
 MIB = 2**20
-RECORDING = (Path(__file__).parents[1] / "data" / "h100" / "nvml_mps.txt").read_text().splitlines()
+RECORDING = (DATA / "h100" / "nvml_mps.txt").read_text().splitlines()
 # The three processes of the recording, in the order in which they came. Their memory there is from two instants.
 PROCESSES = ((538, "python3", 900, "M+C"), (539, "python3", 900, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
 

@@ -24,8 +24,9 @@ from pipeline.simulation.clients import Clients
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Fault, StateFile
 from pipeline.types import Sample
+from tests.conftest import DATA
 
-RECORDINGS = Path(__file__).parents[1] / "data" / "h100"
+RECORDINGS = DATA / "h100"
 PROCESSES = ((538, "python3", 744, "M+C"), (539, "python3", 744, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
 Smi = Callable[..., tuple[int, str]]
 

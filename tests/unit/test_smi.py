@@ -12,15 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_listener_base import CONF, CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
 
 from listeners.base import ThreadedListener
 from listeners.host import read_process
 from listeners.smi import SmiListener
 from pipeline.errors import ListenerError
+from tests.conftest import DATA
+from tests.listener_contract import CONF, CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
 from tests.nvml_library import UUID
-
-DATA = Path(__file__).parent.parent / "data"
 
 
 def _recorded() -> tuple[dict[str, str], dict[str, str]]:

@@ -6,11 +6,11 @@ import ast
 import shutil
 
 import pytest
-from conftest import GPU
 
 from pipeline import inventory, resume
 from pipeline.paths import PROJECT_DIR
 from pipeline.source_digest import module_file, source_digest
+from tests.conftest import GPU
 
 MOVED = "from pipeline.gpu.naive import Naive\n\nclass Moved(Naive):\n    pass\n"
 

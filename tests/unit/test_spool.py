@@ -5,27 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from rows import group
 
 from pipeline import leftovers, spool_format
 from pipeline.spool import Spool
 from pipeline.types import GroupResult, JobResult, Result, Sample, Slot
-
-
-class Recorded:
-    """Stands in the sender's place and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Path]] = []
-
-    def begin(self, folder):
-        self.asked.append(("begin", folder))
-
-    def send(self, folder):
-        self.asked.append(("send", folder))
+from tests.rows import group
+from tests.tracking_cases import Recorded
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GPU
 
 from pipeline import host, leftovers, processes
 from pipeline import journal as journals
@@ -28,6 +27,7 @@ from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.mps_control import write_program
 from pipeline.simulation.state import Fault, Gpu, StateFile
+from tests.conftest import GPU
 
 PROFILE_2G = 14
 

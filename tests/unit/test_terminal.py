@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from rows import group
-
 from pipeline import terminal
 from pipeline.types import GroupResult, Result, WindowKind
+from tests.rows import group
 
 
 def test_the_table_shows_what_there_is():

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import FIELDS, S
-from rows import group as make_group
-from trace_format import problems
 
 from pipeline import timeline
 from pipeline.spool_format import Clock, Record, RunRecord
 from pipeline.types import GroupResult, JobResult, Result, Sample, Span
+from tests.rows import FIELDS, S
+from tests.rows import group as make_group
+from tests.trace_format import problems
 
 
 def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) -> Record:

@@ -9,10 +9,10 @@ import time
 
 import pytest
 import torch
-from job_server import JobServer, wait_until
 
 from pipeline import schema
 from pipeline.paths import PROJECT_DIR
+from tests.job_server import JobServer, wait_until
 from workloads import canary, client, train_timm
 from workloads.epochs import NonFiniteLossError
 from workloads.steps import LossRecord, StepClock, compiled_step

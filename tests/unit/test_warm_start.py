@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_server import is_alive, wait_until
-from rows import workload
 
 from pipeline import processes, warm_start
 from pipeline.errors import LaunchError
@@ -26,6 +24,8 @@ from pipeline.launch_environ import inherited_environ
 from pipeline.paths import PROJECT_DIR
 from pipeline.types import Interpreter
 from pipeline.warm_start import ForkServer, WarmStart
+from tests.job_server import is_alive, wait_until
+from tests.rows import workload
 
 PYTHON = Interpreter(python=Path(sys.executable))
 FACTS = """
@@ -243,9 +243,9 @@ def test_neither_server_nor_jobs_outlive_a_killed_orchestrator(tmp_path, asked):
     marks = [uuid.uuid4().hex for _ in range(2)]
     code = f"""
 import sys
-sys.path[:0] = [{str(PROJECT_DIR)!r}, {str(PROJECT_DIR / "tests")!r}]
+sys.path.insert(0, {str(PROJECT_DIR)!r})
 from pathlib import Path
-from unit.test_warm_start import *
+from tests.unit.test_warm_start import *
 first, second = (sleeps(mark, Path({str(tmp_path)!r})) for mark in {marks})
 def send():
     server._control.sendall((json.dumps(second) + "\\n").encode())
