@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import ConfigError
@@ -11,9 +11,14 @@ from pipeline.types import Spec
 
 
 def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
-    """The class that a structured config names in `_target_`, with the config's other keys as its arguments."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}  # type: ignore[arg-type]
-    target = values.pop("_target_")
+    """The class that a config, structured or a mapping, names in `_target_`, with its other keys as its arguments.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
+    if (target := values.pop("_target_", None)) is None:
+        raise ConfigError(f"the configuration {values} has no _target_, the class that it is for")
     return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
 
 

@@ -117,8 +117,8 @@ def env_of(config: Config, workload: WorkloadConfig) -> Spec:
     options = dict(spec.options)
     if "file" not in options:
         raise ConfigError(
-            f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but jobs run with "
-            "the orchestrator's own interpreter; say env=conda or env=venv"
+            f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but the kind of "
+            "environment that is chosen is built from no file; say env=conda or env=venv"
         )
     return dataclasses.replace(spec, options=tuple((options | {"file": workload.env_file}).items()))
 

@@ -56,6 +56,8 @@ def config_of(group: RecordedGroup) -> tuple[DictConfig, list[str]]:
 def _typed(base: type[T], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
     """The values as the node of the schema that has these keys, or the fewest keys beside them."""
     fitting = [(_keys(node) - set(values), node) for node in _kinds(base) if set(values) <= _keys(node)]
+    if not fitting and base is schema.EnvConfig:
+        return OmegaConf.create(values)  # a kind without a node of its own
     if not fitting:
         raise ConfigError(
             f"{where}: this version of the project knows no kind of it with the keys {', '.join(sorted(values))}; "

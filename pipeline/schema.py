@@ -269,7 +269,10 @@ class GpuConfig:
 
 @dataclass
 class EnvConfig:
-    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`, further keys its arguments."""
+    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`, further keys its arguments.
+
+    A kind needs no node of its own: without one, the keys of its YAML are taken as they are.
+    """
 
     _target_: str = MISSING
 
@@ -408,7 +411,7 @@ class Config:
     mix: list[str] | None = None
     gpu: GpuConfig = field(default_factory=GpuConfig)
     listeners: dict[str, ListenerConfig] = field(default_factory=dict)
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: Any = MISSING
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     window: WindowConfig = field(default_factory=WindowConfig)

@@ -47,7 +47,7 @@ def run(tmp_path, template_store) -> Callable[..., tuple[int, str, str]]:
 
     def to_the_end(*arguments: str) -> tuple[int, str, str]:
         here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
-        if any(argument.startswith("env=") for argument in arguments):
+        if {"env=conda", "env=venv"} & set(arguments):
             here.append(f"env.cache_root={tmp_path}/cache")
         done = subprocess.run(
             [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, *here],
@@ -77,6 +77,15 @@ def jobs(tmp_path):
         return found
 
     return read
+
+
+def run_of_group(folder: Path, name: str) -> list[str]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("collocation")
+    found = client.search_runs([experiment.experiment_id], f"tags.`mlflow.runName` = '{name}'")
+    return [run.info.run_id for run in found]
 
 
 def printed(artifacts: dict[str, str]) -> dict[str, object]:
@@ -123,18 +132,14 @@ def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(ru
     sizes = [f"workload@sizes.{size}=script" for size in "SM"]
     files = [f"sizes.{size}.{key}" for size in "SM" for key in ("script=train.py", f"env_file={size}.yml")]
     assert run(*sizes, *files, "mix=[M,S]", "scenario=naive", "env=conda")[0] == 0
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("collocation")
-    (original,) = client.search_runs([experiment.experiment_id], "tags.`mlflow.runName` = 'naive-M+S'")
+    (original,) = run_of_group(tmp_path, "naive-M+S")
     before = jobs()
     # Neither the files nor the cache are there any more, and the channel has something newer.
     for size in "SM":
         (tmp_path / f"{size}.yml").unlink()
     shutil.rmtree(tmp_path / "cache")
     channel.add_module("rich", "0.9")
-    status, _, err = run(f"reproduce={original.info.run_id}")
+    status, _, err = run(f"reproduce={original}")
     assert status == 0, err
     assert "is not built yet" in err
     assert "differs: packages" not in err and "differs: the plan" not in err
@@ -165,6 +170,39 @@ def test_a_script_in_a_virtual_environment_runs_with_its_packages(run, jobs, tmp
     ((_, artifacts),) = jobs()
     assert printed(artifacts)["rich"] == "0.3" and not printed(artifacts)["mlflow"]
     assert "rich==0.3\n" in artifacts["environment.txt"]
+
+
+# A kind that nothing else knows: a class, and a YAML whose keys are its arguments.
+KIND = """
+import dataclasses
+from pipeline.env_current import CurrentEnv
+class PaintedEnv(CurrentEnv):
+    def __init__(self, colours):
+        self.colours = colours
+    def preview(self):
+        return dataclasses.replace(super().preview(), environ=(("COLOURS", ",".join(self.colours)),))
+    resolve = preview
+"""
+
+
+def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, jobs, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "painted.py").write_text(KIND)
+    (tmp_path / "conf/env").mkdir(parents=True)
+    (tmp_path / "conf/env/painted.yaml").write_text("_target_: painted.PaintedEnv\ncolours: [blue]\n")
+    kinds = f"--config-dir={tmp_path}/conf"
+    script = [kinds, "workload=script", "workload.script=train.py", "degree=1"]
+    (tmp_path / "train.py").write_text("import os; print(os.environ['COLOURS'])")
+    status, _, err = run(*script, "env=painted", "env.colours=[deep,red]")
+    assert status == 0, err
+    (original,) = run_of_group(tmp_path, "naive-1x-script")
+    assert run(kinds, f"reproduce={original}")[0] == 0
+    found = [*jobs(), *jobs("collocation-reproductions")]
+    assert [files["stdout.log"] for _, files in found] == ["deep,red\n"] * 2
+    status, _, err = run(*script, "env=painted", "+env.size=3")
+    assert status == 2 and "_target_=painted.PaintedEnv does not take these arguments" in err
+    status, _, err = run(*script, "env=painted", "workload.env_file=painted.py")
+    assert status == 2 and "is built from no file" in err
 
 
 def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(run, jobs):
