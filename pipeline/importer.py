@@ -212,9 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.importer",
         description="Turn the experiment of another tool into one of this project.",
-        epilog="exit status: 0 every row was taken, 1 some were not and are listed, 2 nothing was written",
+        epilog="exit status: 0 every row was imported, 1 some were not and are listed, 2 nothing was written",
     )
-    parser.add_argument("tool", choices=["radt"], help="who the table was written for")
+    parser.add_argument("tool", choices=["radt"], help="the tool that the table was written for")
     parser.add_argument("table", type=Path, help="CSV file")
     parser.add_argument("--name", help="name of the experiment (default: the name of the table)")
     parser.add_argument("--out", metavar="DIR", help="write DIR/experiment/NAME.yaml; - prints it (default: conf)")
@@ -245,13 +245,15 @@ def _import(args: argparse.Namespace) -> int:
     if absent:
         sys.stderr.write(f"note: listeners without a counterpart here are left out: {', '.join(absent)}\n")
     if num_groups == 0:
-        raise ConfigError(f"none of the {num_rows} rows of {args.table} can be taken; nothing was written")
+        raise ConfigError(f"none of the {num_rows} rows of {args.table} can be imported; nothing was written")
     if args.out == "-":
         sys.stdout.write(text)
         where = "printed"
     else:
         where = _write(text, name, args)
-    sys.stderr.write(f"{num_rows - len(refused)} of {num_rows} rows taken, {counted(num_groups, 'group')}; {where}\n")
+    sys.stderr.write(
+        f"{num_rows - len(refused)} of {num_rows} rows imported, {counted(num_groups, 'group')}; {where}\n"
+    )
     return 1 if refused else 0
 
 

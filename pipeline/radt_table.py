@@ -99,7 +99,8 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
         if wrong:
             lines = ", ".join(str(each.line) for each in wrong)
             refused += [
-                Refused(line=row.line, reason=f"runs together with line {lines}, which cannot be taken") for row in rows
+                Refused(line=row.line, reason=f"runs together with line {lines}, which cannot be imported")
+                for row in rows
             ]
     return groups, sorted(refused, key=lambda each: each.line)
 
@@ -207,7 +208,9 @@ def _group(rows: Sequence[Row]) -> RowGroup:
         return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(asked))
     unknown = sorted({each for each in asked if not _is_known(each)})
     if unknown:
-        raise ValueError(f"Collocation {', '.join(unknown)} of its group is not known: -, MPS or a MIG profile")
+        raise ValueError(
+            f"Collocation {', '.join(unknown)} of its group is not known; it must be -, MPS or a MIG profile"
+        )
     raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(asked)))}: jobs share a GPU in one way")
 
 

@@ -96,8 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--loader-workers", type=_count, default=2, help="loader processes; 0 loads in this one")
     flag("--threads", type=_positive, help="CPU threads of torch (default: its own choice)")
     flag("--autotune", default="in_turn", choices=["in_turn", "together", "off"],
-         help="let cuDNN try its algorithms: one job after another, while the other jobs do, or not")  # fmt: skip
-    flag("--warmup-steps", type=_count, default=10, help="real steps before the run, which they do not change")
+         help="let cuDNN try its algorithms: one job after another, all at once, or not at all")  # fmt: skip
+    flag("--warmup-steps", type=_count, default=10, help="warm-up steps before the run, undone before it begins")
     flag("--canary", action=on_off, default=True, help="check first that products and convolutions come out right")
     flag("--validate", action=on_off, default=False, help="measure the accuracy; synthetic data has none")
     flag("--seed", type=_count, default=0)
@@ -130,7 +130,7 @@ def main() -> None:
     args = parse()
     with client.attach() as job:
         if args.epochs == 0 and not job.attached:
-            build_parser().error("--epochs 0 trains until told to stop, and by hand nobody says it")
+            build_parser().error("--epochs 0 trains until told to stop, which needs the orchestrator; give a number")
         run(args, job)
 
 

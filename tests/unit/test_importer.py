@@ -73,7 +73,7 @@ def arguments_to_run(tmp_path: Path, *more: str) -> list[str]:
 def test_the_published_table_is_198_groups(tmp_path, capsys):
     table = published_table(tmp_path / "published.csv")
     assert importer.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported"]) == 0
-    assert "618 of 618 rows taken, 198 groups" in capsys.readouterr().err
+    assert "618 of 618 rows imported, 198 groups" in capsys.readouterr().err
     groups, refused = radt_table.read(table)
     assert not refused
     assert Counter(group.scenario for group in groups) == {"naive": 62, "mps": 62, "mig": 74}
