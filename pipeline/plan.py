@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import check, command_line, factory
 from pipeline.errors import ConfigError
 from pipeline.inventory import Inventory, chosen_workloads, env_of
+from pipeline.modes import is_program, mode_of
 from pipeline.paths import expanded
 from pipeline.schema import (
     Baseline,
@@ -53,8 +54,6 @@ from pipeline.words import counted
 _WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
 # Paths say where things lie on this machine, not what is computed.
 _PATH_KEYS = frozenset({"data_root", "cache_root"})
-_PROGRAM_KEYS = frozenset({"program", "mps_program"})
-_NAMING_OPTIONS = ("active_thread_pct", "profile", "profiles", "pinned_mem_limit", "priority", "instance_of")
 _SERIAL = Spec(target="pipeline.gpu.naive.Naive")
 
 
@@ -321,7 +320,7 @@ def _group(
         "workloads": [job.workload.digest for job in jobs],
         "scenario": scenario,
         # Where a class or a program lies is no fact, what it is told to do is.
-        "sharing": [(key, value) for key, value in sharing.options if key not in _PROGRAM_KEYS],
+        "sharing": [(key, value) for key, value in sharing.options if not is_program(key)],
         "exclusive_process": gpu.exclusive_process,
         **({} if profiler.is_none else {"profiler": [profiler.name, config.profiler.options]}),
     }
@@ -330,7 +329,9 @@ def _group(
     label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
     return Group(
         number=0,
-        name="-".join([scenario, label, *_told_apart_by(sharing), *([] if profiler.is_none else [profiler.name])]),
+        name="-".join(
+            [scenario, label, *_naming_options(scenario, sharing), *([] if profiler.is_none else [profiler.name])]
+        ),
         experiment=config.tracking.experiment,
         scenario=scenario,
         sharing=sharing,
@@ -365,10 +366,13 @@ def _config_text(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def _told_apart_by(sharing: Spec) -> list[str]:
+def _naming_options(scenario: str, sharing: Spec) -> list[str]:
     """The options of a scenario that were given, so that groups of a sweep over them have names of their own."""
-    given = [(key, value) for key, value in sharing.options if key in _NAMING_OPTIONS and value not in (None, "auto")]
-    return [f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in given]
+    return [
+        f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for key, value in mode_of(scenario).naming(sharing.options)
+        if value not in (None, "auto", ())
+    ]
 
 
 def _window_facts(window: Window) -> list[object]:

@@ -216,7 +216,9 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
                 **_environment_param(job, interpreters),
                 **dict(job.workload.params),
             },
-            tags=common | {Tag.ROLE: JOB, Tag.WORKLOAD_DIGEST: job.workload.digest},
+            tags=common
+            | {Tag.ROLE: JOB, Tag.WORKLOAD_DIGEST: job.workload.digest}
+            | ({Tag.SIZE: job.size} if job.size else {}),
             index=job.index,
             gi_id=None,
             is_gpu=group.device.is_gpu,
@@ -248,10 +250,14 @@ def _group_params(group: Group) -> dict[str, str]:
         "pin_cpus": str(group.pin_cpus).lower(),
         "profiler": group.profiler.name,
         **_device_params(group),
-        **{f"scenario.{key}": str(value) for key, value in group.sharing.options if value is not None},
+        **{f"scenario.{key}": _text(value) for key, value in group.sharing.options if value is not None},
     }
     shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
     return params | {key: value for key, value in shared if key not in params}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _device_params(group: Group) -> dict[str, str]:

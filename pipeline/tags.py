@@ -17,6 +17,7 @@ class Tag(StrEnum):
     STUDY = f"{PREFIX}study"
     SPOOL_ID = f"{PREFIX}spool_id"
     INDEX = f"{PREFIX}index"
+    SIZE = f"{PREFIX}size"
     BLOCK = f"{PREFIX}block"
     SCENARIO = f"{PREFIX}scenario"
     PROFILER = f"{PREFIX}profiler"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.report import figures, paper, report_tables, tables, verdicts
 from pipeline.report.page import Content
-from pipeline.report.rows import Study
+from pipeline.report.records import Study
 from pipeline.report.series import GroupSeries
 
 

@@ -7,8 +7,10 @@ import math
 import random
 from typing import Any
 
+from pipeline.modes import mode_of
 from pipeline.report import labels
-from pipeline.report.rows import JobRow, Row, Study, study_of
+from pipeline.report.records import JobRow, Row, Study
+from pipeline.report.rows import study_of
 from pipeline.types import Result, WindowKind
 
 GPU = "NVIDIA H100 80GB HBM3"
@@ -88,8 +90,10 @@ def row(
         "key": key,
         "name": f"{scenario}-{names}",
         "scenario": scenario,
-        "mode": "",
-        "family": labels.FAMILIES[scenario],
+        "sharing": mode_of(scenario),
+        "detail": "",
+        "profiles": (),
+        "options": options,
         "workloads": tuple(one.label for one in jobs),
         "sizes": tuple(one.size for one in jobs),
         "setting": "",
@@ -99,7 +103,7 @@ def row(
         "reason": "" if result is Result.OK else f"why it is {result}",
         "flag": "",
         "metrics": (total if result in (Result.OK, Result.WRONG_RESULTS) else {}) | changes.pop("metrics", {}),
-        "params": {"scenario": scenario, "seed": "0", **{f"scenario.{k}": v for k, v in options.items()}},
+        "params": {"scenario": scenario, "seed": "0"},
         "window": window,
         "device": device,
         "gpu_uuid": "GPU-1",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.report import labels
+from pipeline.modes import SERIAL
 from pipeline.report.metrics import BEST_SOLO
-from pipeline.report.rows import Study
+from pipeline.report.records import Study
 from pipeline.report.statistics import MIN_BLOCKS
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Winner
@@ -81,14 +81,14 @@ def _who_won(winners: Sequence[Winner], cells: Sequence[Cell]) -> list[str]:
 
 
 def _way(mode: str) -> str:
-    return "one after another" if mode == labels.SERIAL else mode
+    return "one after another" if mode == SERIAL.label else mode
 
 
 def _gain(winner: Winner, cells: Sequence[Cell]) -> str:
     """`2.18 times (2.16 to 2.23): 3 ResNets under MPS; over the best step mode alone it is 0.55 times`."""
     assert winner.speedup is not None
     fastest = winner.mode or winner.tied[0]
-    under = "" if fastest == labels.SERIAL else f" under {fastest}"
+    under = "" if fastest == SERIAL.label else f" under {fastest}"
     text = f"{times_in_words(winner.speedup)}: {jobs_in_words(winner.case, winner.degree)}{under}"
     if winner.mode is None:
         text += f", not told apart from {listed(winner.tied[1:])}" if len(winner.tied) > 1 else ", no verdict"

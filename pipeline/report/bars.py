@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.report.drawing import FAINT, INK, PAPER, WARNING, color_of, plain, text_on
+from pipeline.modes import Mode
+from pipeline.report.drawing import FAINT, INK, PAPER, WARNING, plain, text_on
 from pipeline.report.statistics import Estimate
 from pipeline.report.tables import Cell
 from pipeline.types import Result
@@ -32,13 +33,13 @@ class Bar:
     """One bar.
 
     Attributes:
-        family: gives the colour.
+        sharing: gives the colour.
         detail: written into it: the MIG profile, the share of MPS.
         estimates: its height; two are drawn beside each other, the second one lighter (SMACT beside GRACT).
         finding: why there is no height; empty where there is one.
     """
 
-    family: str
+    sharing: Mode
     detail: str
     estimates: tuple[Estimate | None, ...]
     finding: str = ""
@@ -46,12 +47,11 @@ class Bar:
 
 def bar_of(cell: Cell, *estimates: Estimate | None) -> Bar:
     """The bar of a cell: its estimates if it may be shown as a figure, else what it came to."""
-    detail = cell.mode.removeprefix(cell.family.removesuffix(" %")).strip()
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
     finding = ""
     if not any(known):
         finding = NOT_MEASURED if cell.is_ranked or cell.finding is Result.OK else FINDINGS[cell.finding]
-    return Bar(family=cell.family, detail=plain(detail, 24), estimates=known, finding=finding)
+    return Bar(sharing=cell.sharing, detail=plain(cell.detail, 24), estimates=known, finding=finding)
 
 
 def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> None:
@@ -79,9 +79,9 @@ def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:
         if estimate is None:
             continue
         at = left + number * part + part / 2
-        style: dict[str, Any] = {"facecolor": color_of(bar.family), "edgecolor": FAINT, "linewidth": 0.6}
+        style: dict[str, Any] = {"facecolor": bar.sharing.colour, "edgecolor": FAINT, "linewidth": 0.6}
         if number:
-            style |= {"facecolor": PAPER, "edgecolor": color_of(bar.family), "hatch": "////", "linewidth": 0.9}
+            style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
         axes.bar(at, estimate.median, part, **style)
         if estimate.low is not None and estimate.high is not None:
             below, above = max(0.0, estimate.median - estimate.low), max(0.0, estimate.high - estimate.median)
@@ -96,7 +96,7 @@ def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:
             ha="center",
             va="bottom",
             fontsize=6.5,
-            color=text_on(bar.family),
+            color=text_on(bar.sharing),
         )
 
 
@@ -127,15 +127,15 @@ def _box(axes: Axes, bar: Bar, left: float, width: float) -> None:
     )
     # The colour of its mode, as a strip below the axis.
     axes.add_patch(
-        Rectangle((left, -0.018), width * 0.94, 0.018, transform=across, facecolor=color_of(bar.family), clip_on=False)
+        Rectangle((left, -0.018), width * 0.94, 0.018, transform=across, facecolor=bar.sharing.colour, clip_on=False)
     )
 
 
-def legend_of(axes: Axes, families: Sequence[str], *, second: tuple[str, str] | None = None) -> list[Any]:
+def legend_of(axes: Axes, modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:
     """Handles of a legend: one a mode, and what the full and the hatched bar are where there are two."""
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=color_of(f), edgecolor=FAINT, linewidth=0.6, label=plain(f)) for f in families]
+    handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=plain(m.label)) for m in modes]
     if second is not None:
         handles.append(Patch(facecolor=FAINT, edgecolor=FAINT, label=second[0]))
         handles.append(Patch(facecolor=PAPER, edgecolor=FAINT, hatch="////", label=second[1]))

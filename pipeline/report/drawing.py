@@ -1,20 +1,20 @@
 """How every figure of a report looks, and how it is written: the only module that imports matplotlib's machinery.
 
-One palette for all figures: sharing modes that colour-blind readers tell apart, and whose grey values differ in print.
+One palette for all figures: sharing modes (`pipeline.modes`) that colour-blind readers tell apart, and whose grey
+values differ in print.
 The page replaces the colours by its own for dark screens (`THEME`), so a figure uses no others.
 """
 
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.report import labels
+from pipeline.modes import MODES, SPARE_COLOURS, Mode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,24 +24,17 @@ STAMP = "simulated, says nothing about a real GPU"
 
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
 _ON_LIGHT = "#1c1c1b"  # on a bar of a light colour, whatever the page's theme is
-COLORS = {
-    labels.SERIAL: "#cfcfcb",
-    labels.NAIVE: "#ddaa33",
-    labels.MPS: "#004488",
-    labels.MPS_PERCENT: "#6699cc",
-    labels.MIG: "#bb5566",
-    labels.MIG_MPS: "#ee99aa",
-}
-"""Source: Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast"."""
+OTHER = SPARE_COLOURS[0][0]
+MODE_COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS)
+"""On light and on dark pages."""
 
-OTHER = "#997700"
 THEME = {
     INK: "ink",
     FAINT: "faint",
     PAPER: "paper",
     WARNING: "warning",
-    OTHER: "other",
-    **{color: re.sub(r"\W+", "-", family.lower().replace("%", "percent")) for family, color in COLORS.items()},
+    **{colour: f"other-{number}" if number else "other" for number, (colour, _) in enumerate(SPARE_COLOURS)},
+    **{mode.colour: mode.name.replace("_", "-") for mode in MODES.values()},
 }
 """Colour to the name of the variable by which the page replaces it."""
 
@@ -155,14 +148,9 @@ def panels_of(number: int, height: float) -> tuple[Figure, list[Axes]]:
     return figure, panels[:number]
 
 
-def color_of(family: str) -> str:
-    """The colour of a kind of sharing, the same in every figure."""
-    return COLORS.get(family, OTHER)
-
-
-def text_on(family: str) -> str:
-    """The colour of text on a bar of that kind."""
-    return PAPER if family in (labels.MPS, labels.MIG) else _ON_LIGHT
+def text_on(mode: Mode) -> str:
+    """The colour of text on a bar of a mode."""
+    return PAPER if mode.has_light_text else _ON_LIGHT
 
 
 def plain(text: str, longest: int = 80) -> str:

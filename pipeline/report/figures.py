@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.report import labels
+from pipeline.modes import SERIAL
 from pipeline.report.bars import Bar, bar_of, grouped_bars, legend_of
 from pipeline.report.drawing import FAINT, Drawn, draw, in_lines, new_figure, panels_of, plain, say_missing
 from pipeline.report.gain import paint_gain
 from pipeline.report.metrics import ENERGY_PER_SAMPLE, MEMORY, METRICS, SPEEDUP, Scale
-from pipeline.report.rows import Study
+from pipeline.report.records import Study
 from pipeline.report.series import GroupSeries
 from pipeline.report.statistics import Estimate, estimate
-from pipeline.report.tables import Case, Cell
+from pipeline.report.tables import Case, Cell, modes_in
 from pipeline.report.timeline_figure import paint_timeline
 from pipeline.words import counted
 
@@ -123,13 +123,6 @@ def _cases(cells: Sequence[Cell], *, is_mix: bool) -> list[Case]:
     return list(dict.fromkeys(cell.case for cell in cells if cell.case.is_mix is is_mix))
 
 
-def _families(cells: Sequence[Cell]) -> list[str]:
-    """In the order of legends; unknown ones last."""
-    found = {cell.family for cell in cells}
-    known = [family for family in labels.FAMILIES.values() if family in found]
-    return known + sorted(found - set(known))
-
-
 def _by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
     degrees = sorted({cell.degree for cell in cells})
     return [(counted(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
@@ -177,7 +170,7 @@ def _paint_workload(cells: Sequence[Cell]) -> Figure:
         say_missing(second, "not measured: it takes\nlistener gpm or dcgm")
     second.set_title("GRACT and SMACT")
     _panel(third, ran, MEMORY)
-    handles = legend_of(second, _families(ran), second=("GRACT", "SMACT") if has_activity else None)
+    handles = legend_of(second, modes_in(ran), second=("GRACT", "SMACT") if has_activity else None)
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=8)
     return figure
 
@@ -210,7 +203,7 @@ def _paint_mixes(cells: Sequence[Cell]) -> Figure:
     width = max(7.0, min(16.0, 1.5 + 0.95 * len(cases)))
     figure = new_figure(width, 6.2 if has_seconds else 3.6)
     panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
-    shared = [cell for cell in cells if cell.family != labels.SERIAL]
+    shared = [cell for cell in cells if cell.sharing != SERIAL]
     ratio = panels[0]
     grouped_bars(ratio, [(c.label, [bar_of(x, _time_against_serial(x)) for x in shared if x.case == c]) for c in cases])
     ratio.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
@@ -223,8 +216,8 @@ def _paint_mixes(cells: Sequence[Cell]) -> Figure:
         grouped_bars(panels[1], seconds)
         panels[1].set_ylabel("total time (s)")
     _slant(panels, cases)
-    families = _families(cells if has_seconds else shared)
-    figure.legend(handles=legend_of(ratio, families), loc="outside lower left", ncols=len(families), fontsize=8)
+    modes = modes_in(cells if has_seconds else shared)
+    figure.legend(handles=legend_of(ratio, modes), loc="outside lower left", ncols=len(modes), fontsize=8)
     return figure
 
 
@@ -255,6 +248,6 @@ def _paint_energy(cells: Sequence[Cell]) -> Figure:
         axes.set_title("mixes", fontsize=8)
         axes.set_ylabel("J per sample")
         axes.tick_params(axis="x", labelrotation=90 if len(cases) > 3 else 0)
-    families = _families(ran)
-    figure.legend(handles=legend_of(panels[0], families), loc="outside lower left", ncols=len(families), fontsize=8)
+    modes = modes_in(ran)
+    figure.legend(handles=legend_of(panels[0], modes), loc="outside lower left", ncols=len(modes), fontsize=8)
     return figure

@@ -6,19 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.modes import SERIAL, Mode
 from pipeline.report import labels
 from pipeline.report.bars import FINDINGS
-from pipeline.report.drawing import FAINT, INK, PAPER, color_of, in_lines, panels_of
+from pipeline.report.drawing import FAINT, INK, PAPER, in_lines, panels_of
 from pipeline.report.metrics import SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.statistics import Estimate, estimate
-from pipeline.report.tables import Case, Cell, speed_ratios
+from pipeline.report.tables import Case, Cell, modes_in, speed_ratios
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_MARKERS = {labels.NAIVE: "o", labels.MPS: "s", labels.MIG: "^", labels.MPS_PERCENT: "D", labels.MIG_MPS: "v"}
-_STEP_MODE_WORDS = ("CUDA graph", "compiled")
 
 
 def paint_gain(cells: Sequence[Cell]) -> Figure:
@@ -56,8 +54,9 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
     axes.axhline(1, color=FAINT, linewidth=0.8)
     reached = 1.0
     failed: Counter[int] = Counter()
-    for family in [family for family in labels.FAMILIES.values() if family != labels.SERIAL]:
-        reached = max(reached, _line(axes, family, [cell for cell in mine if cell.family == family], failed))
+    for mode in modes_in(mine):
+        if mode != SERIAL:
+            reached = max(reached, _line(axes, mode, [cell for cell in mine if cell.sharing == mode], failed))
     for label, gain in _other_step_modes(case, cells):
         axes.axhline(gain.median, color=INK, linewidth=1.1, linestyle=":", label=f"alone, {label}")
         reached = max(reached, gain.median)
@@ -69,7 +68,7 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
     axes.grid(axis="y")
 
 
-def _line(axes: Axes, family: str, cells: Sequence[Cell], failed: Counter[int]) -> float:
+def _line(axes: Axes, mode: Mode, cells: Sequence[Cell], failed: Counter[int]) -> float:
     """Draw one mode; how high it gets. What has no figure is written beside its degree, where `failed` counts."""
     points: list[tuple[int, Estimate]] = []
     for degree in sorted({cell.degree for cell in cells}):
@@ -79,7 +78,7 @@ def _line(axes: Axes, family: str, cells: Sequence[Cell], failed: Counter[int]) 
             points.append((degree, max(known, key=lambda found: found.median)))
         elif all(not cell.is_ranked for cell in here):
             axes.annotate(
-                f"{family} {FINDINGS.get(here[0].finding, '')}".strip(),
+                f"{mode.label} {FINDINGS.get(here[0].finding, '')}".strip(),
                 (degree, 0),
                 xytext=(-10 - 10 * failed[degree], 3),
                 textcoords="offset points",
@@ -100,20 +99,20 @@ def _line(axes: Axes, family: str, cells: Sequence[Cell], failed: Counter[int]) 
         [degree for degree, _ in points],
         [found.median for _, found in points],
         [[max(0.0, value) for value in below], [max(0.0, value) for value in above]],
-        color=color_of(family),
-        marker=_MARKERS.get(family, "o"),
+        color=mode.colour,
+        marker=mode.marker,
         markersize=4.5,
         linewidth=1.5,
         elinewidth=0.9,
         capsize=2,
-        label=family,
+        label=mode.label,
     )
     return max(found.median for _, found in points)
 
 
 def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
     """What the same workload does alone in each other step mode, over what it does alone in this one."""
-    alone = [cell for cell in cells if cell.degree == 1 and cell.family == labels.SERIAL]
+    alone = [cell for cell in cells if cell.degree == 1 and cell.sharing == SERIAL]
     own = next((cell for cell in alone if cell.case == case), None)
     if own is None:
         return []
@@ -124,6 +123,6 @@ def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Esti
             continue
         ratios, _ = speed_ratios(other, own, (THROUGHPUT, TOTAL_TIME))
         if ratios:
-            words = [word for word in _STEP_MODE_WORDS if word in other.case.workloads[0]]
-            found.append((words[0] if words else "eager", estimate(ratios)))
+            word = labels.value_in_words(labels.STEP_MODE, other.case.programs[0].step_mode) or "eager"
+            found.append((word, estimate(ratios)))
     return found

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-SERIAL, NAIVE, MPS, MPS_PERCENT, MIG, MIG_MPS = "serial", "naive", "MPS", "MPS %", "MIG", "MIG+MPS"
-FAMILIES = {
-    "serial": SERIAL,
-    "naive": NAIVE,
-    "mps": MPS,
-    "mps_percent": MPS_PERCENT,
-    "mig": MIG,
-    "mig_mps": MIG_MPS,
-}
-"""By scenario: the kind of sharing, whatever its options are. In the order of legends and tables."""
+from pipeline.modes import PERCENTAGE, PROFILE, Mode
 
 STEP_MODE = "step_mode"
 # What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
 _PREFIXES = ("job.", "place.")
-_WORDS: dict[str, dict[str, str | None]] = {
-    STEP_MODE: {"eager": None, "compile": "compiled", "cuda_graph": "CUDA graph"},
-    "source": {"disk": None, "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
-    "precision": {"fp32": None},
+_WORDS = {
+    STEP_MODE: {"eager": "", "compile": "compiled", "cuda_graph": "CUDA graph"},
+    "source": {"disk": "", "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
+    "precision": {"fp32": ""},
 }
 _SIZE_ORDER = ("L", "M", "S")
-# Options that say where something lies or how it is looked up, not how the GPU is shared.
-_SILENT_OPTIONS = frozenset({"program", "mps_program", "profile", "profiles", "size_profile", "num_instances"})
-_PERCENTAGE = "mps_active_thread_percentage"
+_ASKED_PROFILES = {"profile", "profiles"}
+_LIMIT = "active_thread_pct"
 
 
 def own_params(params: Mapping[str, str]) -> dict[str, str]:
@@ -46,13 +36,14 @@ def workload_label(name: str, params: Mapping[str, str], *, without: str | None 
         without: a param to leave out.
     """
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
-    words = []
-    for key in ("precision", STEP_MODE, "source"):
-        value = params.get(key)
-        if value is not None and key != without:
-            word = _WORDS[key].get(value, value)
-            words += [word] if word else []
-    return f"{label} ({', '.join(words)})" if words else label
+    found = [value_in_words(key, params.get(key)) for key in ("precision", STEP_MODE, "source") if key != without]
+    words = ", ".join(filter(None, found))
+    return f"{label} ({words})" if words else label
+
+
+def value_in_words(key: str, value: str | None) -> str:
+    """The word for a param in a label: `CUDA graph`, `data on the GPU`; empty for what is so by default."""
+    return _WORDS[key].get(value, value) if value else ""
 
 
 def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:
@@ -75,59 +66,62 @@ def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:
     return " + ".join(f"{names[name]} {name}" if names[name] > 1 else name for name in sorted(names))
 
 
-def mode_label(scenario: str, options: Mapping[str, str], places: Sequence[Mapping[str, str]]) -> str:
-    """The sharing mode as a paper prints it: `MPS 25 %`, `MIG 2g.10gb`, `MIG 3g+2g+1g`, `MIG+MPS 2x3g.40gb`.
+def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+    """What a paper prints behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty if nothing.
 
     Args:
-        scenario: its name in the configuration.
+        mode: the kind of sharing.
         options: of the scenario, as they were recorded.
         places: where each job ran (`mig_profile`, `gi_id`, ...); empty if the group never got there.
     """
-    family = FAMILIES.get(scenario, scenario)
-    words = [MPS if family == MPS_PERCENT else family]
-    profiles = [place["mig_profile"] for place in places if "mig_profile" in place]
-    if family == MIG:
-        words += [_profiles(profiles)] if profiles else _asked_profiles(options)
-    elif family == MIG_MPS:
-        instances = {place["gi_id"]: place["mig_profile"] for place in places if {"gi_id", "mig_profile"} <= set(place)}
-        words += [_profiles(instances.values(), counted=True)] if instances else _asked_profiles(options)
-    shares = [place[_PERCENTAGE] for place in places if _PERCENTAGE in place]
+    words = []
+    said = {_LIMIT}
+    if mode.placed_by == PROFILE:
+        said |= _ASKED_PROFILES
+        profiles = profiles_of(mode, options, places)
+        is_placed = any(PROFILE in place for place in places)
+        words.append(_slices_in_words(profiles, counted=mode.counts_instances) if is_placed else "+".join(profiles))
+    shares = [place[PERCENTAGE] for place in places if PERCENTAGE in place]
     if shares:
-        words.append(f"{'+'.join(dict.fromkeys(shares) if len(set(shares)) == 1 else shares)} %")
-    elif options.get("active_thread_pct"):
-        words.append(f"{in_words(options['active_thread_pct'])} %")
-    elif family == MPS_PERCENT:
-        words.append("equal shares")
-    said = _SILENT_OPTIONS | {"active_thread_pct"}
-    words += [f"{key}={in_words(value)}" for key, value in sorted(options.items()) if key not in said]
-    return " ".join(words)
+        words.append(f"{'+'.join(shares[:1] if len(set(shares)) == 1 else shares)} %")
+    elif options.get(_LIMIT):
+        words.append(f"{in_words(options[_LIMIT])} %")
+    else:
+        words.append(mode.unlimited)
+    words += [f"{key}={in_words(value)}" for key, value in mode.naming(sorted(options.items())) if key not in said]
+    return " ".join(filter(None, words))
 
 
-def is_placed(scenario: str, places: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the places say what `mode_label` wants to know."""
-    wanted = {MIG: "mig_profile", MIG_MPS: "mig_profile", MPS_PERCENT: _PERCENTAGE}.get(FAMILIES.get(scenario, ""))
-    return wanted is None or (bool(places) and all(wanted in place for place in places))
+def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """The MIG profiles of the instances, the largest first; those asked for of a group that never got there."""
+    if mode.placed_by != PROFILE:
+        return ()
+    # Jobs of one instance count once.
+    found = {place.get("gi_id", position): place[PROFILE] for position, place in enumerate(places) if PROFILE in place}
+    if found:
+        return tuple(sorted(found.values(), key=_size, reverse=True))
+    asked = options.get("profiles") or options.get("profile", "auto")
+    return () if asked == "auto" else tuple(asked) if isinstance(asked, list) else (str(asked),)
 
 
-def _profiles(profiles: Iterable[str], *, counted: bool = False) -> str:
-    every = sorted(profiles, key=_slices, reverse=True)
-    if len(set(every)) == 1:
-        return f"{len(every)}x{every[0]}" if counted else every[0]
-    slices = [profile.split(".")[0] for profile in every]
+def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the places say what `mode_detail` wants to know."""
+    return not mode.placed_by or (bool(places) and all(mode.placed_by in place for place in places))
+
+
+def _slices_in_words(profiles: Sequence[str], *, counted: bool) -> str:
+    if len(set(profiles)) == 1:
+        return f"{len(profiles)}x{profiles[0]}" if counted else profiles[0]
+    slices = [profile.split(".")[0] for profile in profiles]
     # Two profiles of as many slices (1g.10gb, 1g.20gb) are told apart by their full names only.
-    return "+".join(slices if len(set(slices)) == len(set(every)) else every)
+    return "+".join(slices if len(set(slices)) == len(set(profiles)) else profiles)
 
 
-def _slices(profile: str) -> tuple[int, str]:
+def _size(profile: str) -> tuple[int, str]:
     found = re.match(r"(\d+)g", profile)
     return (int(found[1]) if found else 0, profile)
 
 
-def _asked_profiles(options: Mapping[str, str]) -> list[str]:
-    asked = options.get("profiles") or options.get("profile", "auto")
-    return [] if asked == "auto" else [in_words(asked)]
-
-
-def in_words(value: str) -> str:
-    """A recorded value; a tuple, `('3g', '1g')`, as `3g+1g`."""
-    return "+".join(re.findall(r"[^\s(),']+", value)) if value.startswith("(") else value
+def in_words(value: object) -> str:
+    """A recorded value; several as `3g+1g`."""
+    return "+".join(map(in_words, value)) if isinstance(value, list) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from pipeline.report.rows import Study
+from pipeline.report.records import Study
 from pipeline.report.statistics import MARGIN, MIN_BLOCKS, MIN_FOR_INTERVAL
 
 _NAMES = {

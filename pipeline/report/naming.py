@@ -6,34 +6,35 @@ import dataclasses
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from pipeline.modes import modes_of
 from pipeline.report import labels
-
-if TYPE_CHECKING:
-    from pipeline.report.rows import JobRow, Row
+from pipeline.report.records import JobRow, Row
 
 
 def named(rows: Sequence[Row]) -> list[Row]:
     """The rows with labels that tell them apart."""
     names = _workload_names([job for row in rows for job in row.jobs])
-    places: dict[str, list[Mapping[str, str]]] = {}
+    modes = modes_of(row.scenario for row in rows)
+    # A group that failed before it was placed is called as in the blocks in which it was placed.
+    placed: dict[str, Row] = {}
     for row in rows:
-        of_row = [job.place for job in row.jobs]
-        if row.key not in places or labels.is_placed(row.scenario, of_row):
-            places[row.key] = of_row
+        if row.key not in placed or labels.is_placed(row.sharing, [job.place for job in row.jobs]):
+            placed[row.key] = row
     renamed = []
     for row in rows:
         jobs = tuple(
             dataclasses.replace(job, label=names[job.digest][0], base_label=names[job.digest][1]) for job in row.jobs
         )
+        places = [job.place for job in placed[row.key].jobs]
         renamed.append(
             dataclasses.replace(
                 row,
                 jobs=jobs,
                 workloads=tuple(job.label for job in jobs),
-                # A group that failed before it was placed is called as in the blocks in which it was placed.
-                mode=labels.mode_label(row.scenario, row.options, places[row.key]),
+                sharing=modes[row.scenario],
+                detail=labels.mode_detail(row.sharing, row.options, places),
+                profiles=labels.profiles_of(row.sharing, row.options, places),
             )
         )
     return _with_differences(_with_order(_with_settings(renamed)))
@@ -78,16 +79,16 @@ def _with_differences(rows: Sequence[Row]) -> list[Row]:
     alike: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         alike[*_same_jobs(row), row.mode].setdefault(row.key, row)
-    modes: dict[str, str] = {}
-    for called, by_key in alike.items():
+    details: dict[str, str] = {}
+    for by_key in alike.values():
         keys = sorted(by_key) if len(by_key) > 1 else []
-        of_each = [{"scenario": by_key[key].scenario} | by_key[key].options for key in keys]
+        of_each = [{"scenario": by_key[key].scenario, **by_key[key].options} for key in keys]
         words = labels.telling_apart([{k: labels.in_words(v) for k, v in of.items()} for of in of_each])
         for key, word in zip(keys, words, strict=True):
             # No words for it: a few digits of the group's key, as of a program that differs in nothing that is said.
             unsaid = "" if words.count(word) == 1 else f"({hashlib.sha256(key.encode()).hexdigest()[:6]})"
-            modes[key] = " ".join(filter(None, (str(called[-1]), word, unsaid)))
-    return [dataclasses.replace(row, mode=modes.get(row.key, row.mode)) for row in rows]
+            details[key] = " ".join(filter(None, (by_key[key].detail, word, unsaid)))
+    return [dataclasses.replace(row, detail=details.get(row.key, row.detail)) for row in rows]
 
 
 def _same_jobs(row: Row) -> tuple[object, ...]:

@@ -11,15 +11,15 @@ from typing import Any
 
 from pipeline.report import methods
 from pipeline.report.answer import answer, missing, question
-from pipeline.report.drawing import STAMP, THEME, Drawn, plain
+from pipeline.report.drawing import MODE_COLOURS, STAMP, THEME, Drawn, plain
 from pipeline.report.paper import Agreement
-from pipeline.report.rows import Study
+from pipeline.report.records import Study
 from pipeline.report.table_format import MISSING, Table, Value, shown, with_interval
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Verdict, Winner
 
 TEMPLATE = "page.html.jinja"
-_PAPER, _WINNERS = "paper", "winners"  # tables that stand elsewhere
+_WINNERS = "winners"  # stands among the verdicts
 _IN_WORDS, _MIND = "in words", "mind"
 _NOT_MEASURED = Agreement.NOT_MEASURED.value
 _TAG = re.compile("<[^<>]*>")  # colours are replaced within tags only: a run may be named like one
@@ -64,6 +64,7 @@ def render(content: Content) -> str:
         sections.setdefault(figure.section, []).append(view)
     text = environment.get_template(TEMPLATE).render(
         title=plain(study.experiment, 120),
+        colours=[(THEME[light], light, dark) for light, dark in MODE_COLOURS],
         stamp=STAMP if study.is_simulated else "",
         question=question(study),
         answer=answer(study, content.cells, content.winners),
@@ -71,9 +72,8 @@ def render(content: Content) -> str:
         winners=content.winners,
         verdicts=content.verdicts,
         sections=sections,
-        tables=[for_page(t) for t in content.tables if not t.is_for_machines and t.name not in (_PAPER, _WINNERS)],
-        paper=[_measured(for_page(t)) for t in content.tables if t.name == _PAPER],
-        num_not_measured=sum(_NOT_MEASURED in row for t in content.tables if t.name == _PAPER for row in t.rows),
+        tables=[for_page(t) for t in content.tables if not (t.is_for_machines or t.about or t.name == _WINNERS)],
+        papers=[(_measured(for_page(t)), _num_not_measured(t)) for t in content.tables if t.about],
         machine_tables=[t for t in content.tables if t.is_for_machines],
         methods=methods.methods(),
         provenance=methods.provenance(study),
@@ -112,7 +112,7 @@ def for_page(table: Table) -> Table:
         tuple(_with_interval(row[i], row[i + 1], row[i + 2]) if has_interval else row[i] for i, has_interval in picks)
         for row in table.rows
     )
-    return Table(name=table.name, title=table.title, columns=tuple(columns), rows=rows, note=table.note)
+    return dataclasses.replace(table, columns=tuple(columns), rows=rows)
 
 
 def by_case(table: Table) -> list[tuple[str | None, list[tuple[Value, ...]]]]:
@@ -122,8 +122,12 @@ def by_case(table: Table) -> list[tuple[str | None, list[tuple[Value, ...]]]]:
     return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
 
 
+def _num_not_measured(table: Table) -> int:
+    return sum(_NOT_MEASURED in row for row in table.rows)
+
+
 def _measured(table: Table) -> Table:
-    """The paper's findings that this study has something to say about."""
+    """The findings that this study has something to say about."""
     rows = [row for row in table.rows if _NOT_MEASURED not in row]
     if not rows or table.columns[-1] != _MIND:
         return dataclasses.replace(table, rows=tuple(rows))

@@ -1,25 +1,27 @@
-"""The paper's findings beside ours: whether they agree, and by how much they do not."""
+"""The findings of publications beside ours: whether they agree, and by how much they do not."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pipeline.report import labels, paper_findings
+from pipeline.modes import MIG, SERIAL
 from pipeline.report.metrics import MEMORY, SPEEDUP, Scale
-from pipeline.report.paper_findings import FINDINGS, Finding
+from pipeline.report.publication import Finding, Publication, publications
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Winner
 from pipeline.report.wording import finding_in_words, interval_in_words
 from pipeline.types import Result, WindowKind
 
-_UNDER_OTHER_STEPS = ("CUDA graph", "compiled")
+_SYNTHETIC = ("synthetic_host", "synthetic_device")
 
 
 class Agreement(enum.StrEnum):
-    """How our figure stands to the paper's range."""
+    """How our figure stands to the publication's range."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -28,7 +30,7 @@ class Agreement(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class FindingCheck:
     """A finding beside what one cell of ours shows.
 
     Attributes:
@@ -36,9 +38,10 @@ class Comparison:
         ours: our figure in the finding's metric; `None` for an out-of-memory, and where nothing was measured.
         ours_in_words: the same as text.
         difference: by how much ours lies outside the range; why it is undecided.
-        note: what is not the same as in the paper: the GPU, the length of the work, the data.
+        note: what is not the same as in the publication: the GPU, the length of the work, the data.
     """
 
+    publication: Publication
     finding: Finding
     case_label: str
     degree: int | None
@@ -50,96 +53,113 @@ class Comparison:
     note: str
 
 
-def compare(cells: Sequence[Cell], winners: Sequence[Winner] = ()) -> list[Comparison]:
-    """Each finding of the paper with every cell of ours that it speaks of; one entry if there is none.
+def compare(cells: Sequence[Cell], winners: Sequence[Winner] = ()) -> list[FindingCheck]:
+    """Each finding of each publication with every cell of ours that it speaks of; one entry if there is none.
 
     Args:
         cells: of a study.
         winners: of the same, for the findings about the fastest mode of a mix.
     """
-    made: list[Comparison] = []
-    for finding in FINDINGS:
-        found: list[Comparison | None]
-        if finding.metric == paper_findings.BEST_MODE:
-            mine = [winner for winner in winners if _mix(winner.case.label) in finding.mixes]
-            found = [_best_mode(finding, winner, cells) for winner in mine]
-        else:
-            found = [_compared(finding, cell, cells) for cell in _spoken_of(finding, cells)]
-        made += [comparison for comparison in found if comparison is not None] or [_absent(finding)]
+    made: list[FindingCheck] = []
+    for publication in publications():
+        for finding in publication.findings:
+            about = _About(publication, finding, cells, winners)
+            found = [check for check in CHECKS[finding.kind](about) if check is not None]
+            made += found or [_absent(about)]
     return made
 
 
-def _spoken_of(finding: Finding, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells that a finding speaks of; of what grows with the degree, the highest degree of each case and mode."""
-    found = [cell for cell in cells if _speaks_of(finding, cell)]
-    if finding.metric != paper_findings.MEMORY_GROWTH:
-        return found
-    highest = {(cell.case, cell.family): cell for cell in found if cell.values}  # cells are ordered by degree
-    return list(highest.values())
+class _About(NamedTuple):
+    """A finding, and what there is to compare it with."""
+
+    publication: Publication
+    finding: Finding
+    cells: Sequence[Cell]
+    winners: Sequence[Winner]
+
+    def spoken_of(self) -> list[Cell]:
+        """The cells that the finding speaks of."""
+        return [cell for cell in self.cells if _speaks_of(self.publication, self.finding, cell)]
 
 
-def _speaks_of(finding: Finding, cell: Cell) -> bool:
-    if cell.is_derived or cell.family not in finding.families or not _has_degree(finding, cell):
+def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
+    if cell.is_derived or cell.sharing.name not in finding.modes or not _has_degree(finding, cell):
         return False
-    if cell.family == labels.MIG:
-        if finding.profile is not None and not cell.mode.startswith(f"{labels.MIG} {finding.profile}"):
+    if cell.sharing == MIG:
+        if finding.profile is not None and finding.profile not in [profile.split(".")[0] for profile in cell.profiles]:
             return False
-    elif cell.mode != cell.family:
-        return False  # MPS with limits, say, which the paper does not have
+    elif cell.detail:
+        return False  # MPS with limits, say, of which no finding speaks
     if finding.mixes or cell.case.is_mix:
-        return cell.case.is_mix and _mix(cell.case.label) in finding.mixes
-    words = cell.case.workloads[0].split()
-    if any(mode in cell.case.workloads[0] for mode in _UNDER_OTHER_STEPS):
-        return False
-    return words[0] in finding.workloads and (finding.batch_size is None or f"bs{finding.batch_size}" in words)
+        return cell.case.is_mix and cell.case.mix in finding.mixes
+    (program,) = cell.case.programs
+    return (
+        program.step_mode in ("", "eager")
+        and program.name in (finding.workloads or publication.workloads)
+        and finding.batch_size in (None, program.batch_size)
+    )
 
 
 def _has_degree(finding: Finding, cell: Cell) -> bool:
     return cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
 
 
-def _mix(label: str) -> str:
-    """The label of a mix without the setting behind it."""
-    return label.split(" [")[0]
+def _quantity(about: _About) -> list[FindingCheck | None]:
+    name = about.finding.quantity
+    return [_in_range(about, cell, list(cell.values.get(name, {}).values())) for cell in about.spoken_of()]
 
 
-def _compared(finding: Finding, cell: Cell, cells: Sequence[Cell]) -> Comparison | None:
-    if cell.finding in (Result.SKIPPED, Result.WRONG_RESULTS):
+def _against(about: _About) -> list[FindingCheck | None]:
+    """Speed over that of another mode, within a block."""
+    return [
+        _in_range(about, cell, _ratios(cell, _find(about.cells, cell, cell.degree, about.finding.against), SPEEDUP))
+        for cell in about.spoken_of()
+    ]
+
+
+def _memory_growth(about: _About) -> list[FindingCheck | None]:
+    """Of what grows with the degree, the highest degree of each case and mode."""
+    highest = {(cell.case, cell.sharing): cell for cell in about.spoken_of() if cell.values}  # ordered by degree
+    found = []
+    for cell in highest.values():
+        ratios = _ratios(cell, _find(about.cells, cell, 1, SERIAL.name), MEMORY)
+        found.append(_in_range(about, cell, [ratio / cell.degree for ratio in ratios], Scale.PEAK))
+    return found
+
+
+def _out_of_memory(about: _About) -> list[FindingCheck | None]:
+    return [_ran_out(about, cell) for cell in about.spoken_of()]
+
+
+def _ran_out(about: _About, cell: Cell) -> FindingCheck | None:
+    if _says_nothing(cell):
         return None
-    ran_out = cell.results[Result.OOM] > 0
-    if finding.metric == paper_findings.OOM:
-        if not ran_out and not cell.values:
-            return None  # it failed otherwise, which says nothing
-        ours_in_words = Result.OOM.value if ran_out else Result.OK.value
-        agreement = Agreement.AGREES if ran_out else Agreement.DIFFERS
-        return _entry(finding, cell, None, ours_in_words, agreement, "" if ran_out else "it fits here")
-    if ran_out and finding.degree is None:
-        return None  # nothing is said of degrees that do not fit
-    if ran_out:
-        return _entry(finding, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
-    values = _values(finding.metric, cell, cells)
+    if cell.results[Result.OOM]:
+        return _check(about, cell, None, Result.OOM.value, Agreement.AGREES)
+    if not cell.values:
+        return None  # it failed otherwise, which says nothing
+    return _check(about, cell, None, Result.OK.value, Agreement.DIFFERS, "it fits here")
+
+
+def _in_range(about: _About, cell: Cell, values: Sequence[float], scale: Scale = Scale.POSITIVE) -> FindingCheck | None:
+    if _says_nothing(cell):
+        return None
+    if cell.results[Result.OOM]:
+        if about.finding.degree is None:
+            return None  # nothing is said of degrees that do not fit
+        return _check(about, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
     if not values:
         return None
-    ours = estimate(values, Scale.PEAK if finding.metric == paper_findings.MEMORY_GROWTH else Scale.POSITIVE)
-    agreement, difference = _against_range(finding, ours)
-    return _entry(finding, cell, ours, _in_words(ours), agreement, difference)
+    ours = estimate(values, scale)
+    return _check(about, cell, ours, _in_words(ours), *_against_range(about.finding, ours))
 
 
-def _values(metric: str, cell: Cell, cells: Sequence[Cell]) -> list[float]:
-    """The metric in each block; ratios between two cells are taken within a block."""
-    if metric == paper_findings.MEMORY_GROWTH:
-        solo = _find(cells, cell, 1, labels.SERIAL)
-        ratios = _ratios(cell, solo, MEMORY)
-        return [ratio / cell.degree for ratio in ratios]
-    if metric == paper_findings.AGAINST_NAIVE:
-        return _ratios(cell, _find(cells, cell, cell.degree, labels.NAIVE), SPEEDUP)
-    if metric == paper_findings.AGAINST_MIG:
-        return _ratios(cell, _find(cells, cell, cell.degree, labels.MIG), SPEEDUP)
-    return list(cell.values.get(metric, {}).values())
+def _says_nothing(cell: Cell) -> bool:
+    return cell.finding in (Result.SKIPPED, Result.WRONG_RESULTS)
 
 
-def _find(cells: Sequence[Cell], cell: Cell, degree: int, family: str) -> Cell | None:
-    found = (other for other in cells if (other.case, other.degree, other.family) == (cell.case, degree, family))
+def _find(cells: Sequence[Cell], cell: Cell, degree: int, mode: str) -> Cell | None:
+    found = (other for other in cells if (other.case, other.degree, other.sharing.name) == (cell.case, degree, mode))
     return next((other for other in found if other.is_ranked), None)
 
 
@@ -165,45 +185,51 @@ def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
     return Agreement.DIFFERS, difference
 
 
-def _best_mode(finding: Finding, winner: Winner, cells: Sequence[Cell]) -> Comparison:
-    mine = [cell for cell in cells if (cell.case, cell.degree) == (winner.case, winner.degree)]
-    family_of = {cell.mode: cell.family for cell in mine}
-    families = {family_of.get(mode, mode) for mode in winner.tied}
-    if families <= set(finding.families):
+def _fastest(about: _About) -> list[FindingCheck | None]:
+    return [_is_fastest(about, winner) for winner in about.winners if winner.case.mix in about.finding.mixes]
+
+
+def _is_fastest(about: _About, winner: Winner) -> FindingCheck | None:
+    mine = [cell for cell in about.cells if (cell.case, cell.degree) == (winner.case, winner.degree)]
+    name_of = {cell.mode: cell.sharing.name for cell in mine}
+    fastest, expected = {name_of.get(mode, mode) for mode in winner.tied}, set(about.finding.modes)
+    if fastest <= expected:
         agreement, difference = Agreement.AGREES, ""
-    elif families & set(finding.families):
+    elif expected - set(name_of.values()):
+        return _absent(about)  # a mode that the finding names did not run
+    elif fastest & expected:
         agreement, difference = Agreement.UNDECIDED, f"not told apart: {', '.join(winner.tied)}"
     else:
         agreement, difference = Agreement.DIFFERS, f"fastest here: {', '.join(winner.tied)}"
-    entry = _entry(finding, mine[0], None, " or ".join(winner.tied), agreement, difference)
-    missing = set(finding.families) - set(family_of.values())
-    if agreement is not Agreement.AGREES and missing:
-        return _absent(finding)
-    return entry
+    check = _check(about, mine[0], None, " or ".join(winner.tied), agreement, difference)
+    return dataclasses.replace(check, mode="")
 
 
-def _entry(
-    finding: Finding, cell: Cell, ours: Estimate | None, in_words: str, agreement: Agreement, difference: str
-) -> Comparison:
-    return Comparison(
-        finding=finding,
+def _check(
+    about: _About, cell: Cell, ours: Estimate | None, in_words: str, agreement: Agreement, difference: str = ""
+) -> FindingCheck:
+    return FindingCheck(
+        publication=about.publication,
+        finding=about.finding,
         case_label=cell.case.label,
         degree=cell.degree,
-        mode=cell.mode if finding.metric != paper_findings.BEST_MODE else "",
+        mode=cell.mode,
         ours=ours,
         ours_in_words=in_words,
         agreement=agreement,
         difference=difference,
-        note=_note(cell),
+        note=_note(about.publication, cell),
     )
 
 
-def _absent(finding: Finding) -> Comparison:
-    return Comparison(
+def _absent(about: _About) -> FindingCheck:
+    finding = about.finding
+    return FindingCheck(
+        publication=about.publication,
         finding=finding,
-        case_label=", ".join(finding.mixes) or _workloads(finding),
+        case_label=", ".join(finding.mixes or finding.workloads) or "any workload",
         degree=finding.degree,
-        mode=", ".join(finding.families),
+        mode=", ".join(finding.mode_labels),
         ours=None,
         ours_in_words="",
         agreement=Agreement.NOT_MEASURED,
@@ -212,23 +238,29 @@ def _absent(finding: Finding) -> Comparison:
     )
 
 
-def _workloads(finding: Finding) -> str:
-    return "any workload" if finding.workloads == paper_findings.WORKLOADS else ", ".join(finding.workloads)
-
-
-def _note(cell: Cell) -> str:
+def _note(publication: Publication, cell: Cell) -> str:
     """What a reader must mind: all of it shifts the figures."""
     differs = []
     if cell.is_simulated:
         differs.append("simulated, so it says nothing about a GPU")
-    elif paper_findings.GPU not in cell.device:
-        differs.append(f"{cell.device} instead of an {paper_findings.GPU}")
+    elif publication.gpu not in cell.device:
+        differs.append(f"{cell.device} instead of an {publication.gpu}")
     if cell.window is WindowKind.STEADY:
-        differs.append("steady window instead of 5 epochs")
-    if any(made in " ".join(cell.case.workloads) for made in ("data on the GPU", "host-made data")):
+        differs.append(f"steady window instead of {publication.epochs} epochs")
+    if any(program.source in _SYNTHETIC for program in cell.case.programs):
         differs.append("synthetic data instead of images from disk")
     return "; ".join(differs)
 
 
 def _in_words(ours: Estimate) -> str:
     return f"{ours.median:.2f}{interval_in_words(ours, '.2f')}"
+
+
+CHECKS: dict[str, Callable[[_About], list[FindingCheck | None]]] = {
+    "quantity": _quantity,
+    "against": _against,
+    "memory_growth": _memory_growth,
+    "out_of_memory": _out_of_memory,
+    "fastest": _fastest,
+}
+"""By the kind of a finding."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.compare import in_turn
-from pipeline.report.rows import JobRow, Row
+from pipeline.report.records import JobRow, Row
 from pipeline.types import Result, WindowKind
 
 RECORDED = (

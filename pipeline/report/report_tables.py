@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
 from pipeline.report.metrics import GROUPS, METRICS, SPEEDUP, THROUGHPUT, TOTAL_TIME
-from pipeline.report.paper import Comparison
-from pipeline.report.rows import Row, Study
+from pipeline.report.paper import FindingCheck
+from pipeline.report.records import Row, Study
 from pipeline.report.statistics import Estimate
 from pipeline.report.table_format import Table, Value, shown, with_interval
 from pipeline.report.tables import Cell, cases_of
@@ -27,7 +28,7 @@ def every_table(
     cells: Sequence[Cell],
     verdicts: Sequence[Verdict],
     winners: Sequence[Winner],
-    comparisons: Sequence[Comparison],
+    checks: Sequence[FindingCheck],
 ) -> list[Table]:
     """All tables that have a row, in the order of a report."""
     tables = [
@@ -36,7 +37,7 @@ def every_table(
         *(group_table(study, cells, *group) for group in GROUPS),
         result_table(study, cells),
         ending_table(study, cells),
-        paper_table(study, comparisons),
+        *publication_tables(study, checks),
         drift_table(study),
         case_table(study),
         block_table(study),
@@ -70,20 +71,8 @@ def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         name="verdicts",
         title="Verdicts: each mode against serial, naive and MPS",
         columns=(
-            *(
-                "case",
-                "jobs",
-                "mode",
-                "against",
-                "ratio",
-                "low",
-                "high",
-                "blocks",
-                "p",
-                "p adjusted",
-                "p equal adjusted",
-            ),
-            *("verdict", "blocks needed", "in words"),
+            *("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks", "p", "p adjusted"),
+            *("p equal adjusted", "verdict", "blocks needed", "in words"),
         ),
         rows=tuple(
             (
@@ -239,43 +228,37 @@ def block_table(study: Study) -> Table:
     )
 
 
-def paper_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
-    """The paper's own numbers beside ours."""
-    return Table(
-        name="paper",
-        title="The paper's numbers and ours",
-        columns=(
-            "finding",
-            "source",
-            "case",
-            "jobs",
-            "mode",
-            "paper",
-            "ours",
-            "low",
-            "high",
-            "agreement",
-            "by how much",
-            "mind",
-        ),
-        rows=tuple(
-            (
-                comparison.finding.text,
-                "first-hand" if comparison.finding.is_first_hand else "second-hand",
-                comparison.case_label,
-                comparison.degree,
-                comparison.mode,
-                comparison.finding.range_in_words,
-                comparison.ours_in_words,
-                *((None, None) if comparison.ours is None else (comparison.ours.low, comparison.ours.high)),
-                comparison.agreement.value,
-                comparison.difference,
-                comparison.note,
-            )
-            for comparison in comparisons
-        ),
-        note=_note(study),
-    )
+def publication_tables(study: Study, checks: Sequence[FindingCheck]) -> list[Table]:
+    """The numbers of each publication beside ours."""
+    return [
+        Table(
+            name=publication.table,
+            title=publication.title,
+            about=publication.about,
+            columns=(
+                *("finding", "source", "case", "jobs", "mode", "paper", "ours", "low", "high", "agreement"),
+                *("by how much", "mind"),
+            ),
+            rows=tuple(
+                (
+                    check.finding.text,
+                    "first-hand" if check.finding.is_first_hand else "second-hand",
+                    check.case_label,
+                    check.degree,
+                    check.mode,
+                    check.finding.range_in_words,
+                    check.ours_in_words,
+                    *_three(check.ours)[1:],
+                    check.agreement.value,
+                    check.difference,
+                    check.note,
+                )
+                for check in found
+            ),
+            note=_note(study),
+        )
+        for publication, found in itertools.groupby(checks, key=lambda check: check.publication)
+    ]
 
 
 def results_in_words(cell: Cell) -> str:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import results
 from pipeline.errors import ConfigError
-from pipeline.report import labels, naming, selection
-from pipeline.report.selection import Block
+from pipeline.modes import mode_of
+from pipeline.report import naming, selection
+from pipeline.report.records import JobRow, Row, Study
 from pipeline.tags import GROUP, JOB, Tag, facts_of
 from pipeline.types import Result, WindowKind
 
@@ -27,148 +28,6 @@ _FACTS = (
 )
 _OPTION, _EXCLUSIVE = "scenario.", "exclusive_process"
 _JOB_FACTS = ("torch", "timm", "cuda", "cudnn", "cublas")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """One job of a group.
-
-    Attributes:
-        label: of its workload; equal labels are equal programs.
-        base_label: the label without the step mode: what eager, compiled and CUDA-graph runs share.
-        digest: of its workload.
-        size: the mix letter, if any.
-        params: all params of its run.
-        place: where it ran (`device`, `gi_id`, `mig_profile`, ...).
-        start_ns, end_ns: of its work; monotonic clock.
-    """
-
-    index: int
-    run_id: str
-    name: str
-    label: str
-    base_label: str
-    digest: str
-    size: str | None
-    result: Result | None
-    reason: str
-    metrics: Mapping[str, float]
-    params: Mapping[str, str]
-    place: Mapping[str, str]
-    start_ns: int | None
-    end_ns: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One group of a study, run once.
-
-    Attributes:
-        digest: of the group in its block.
-        key: the same for this group in every block.
-        mode: label of the sharing mode (`naive`, `MPS 25 %`, `MIG 2g.10gb`).
-        family: its kind, whatever the options: one of `labels.FAMILIES`.
-        workloads: label of each job's workload.
-        sizes: mix letter of each job, or `None`.
-        setting: what tells the settings of this row (window, seed, ...) from others of its jobs; else empty.
-        settings: these settings by name, all of which rows must share to be compared.
-        is_mix: whether its jobs differ.
-        is_sequential: whether its jobs ran one after another.
-        flag: what is doubtful about a row that is `ok`, such as an overlap below the limit.
-        start_ms, end_ms: wall clock, since the epoch.
-        start: name of the start of the orchestrator that it belongs to.
-        facts: provenance by name, as the run's tags have it.
-        store: that holds its run.
-    """
-
-    run_id: str
-    digest: str
-    key: str
-    name: str
-    scenario: str
-    mode: str
-    family: str
-    workloads: tuple[str, ...]
-    sizes: tuple[str | None, ...]
-    setting: str
-    settings: tuple[tuple[str, str], ...]
-    block: int
-    result: Result
-    reason: str
-    flag: str
-    metrics: Mapping[str, float]
-    params: Mapping[str, str]
-    window: WindowKind
-    device: str
-    gpu_uuid: str
-    boot_id: str
-    is_simulated: bool
-    start_ms: int
-    end_ms: int | None
-    start: str
-    jobs: tuple[JobRow, ...]
-    facts: Mapping[str, str]
-    store: Path | str = ""
-
-    @property
-    def plan(self) -> str:
-        """What tells its plan from others: of several starts where they name it (a resumed study), else of one."""
-        return self.facts.get("plan") or self.start
-
-    @property
-    def degree(self) -> int:
-        """How many jobs there are."""
-        return len(self.workloads)
-
-    @property
-    def is_mix(self) -> bool:
-        """Whether the jobs differ."""
-        return len(set(self.workloads)) > 1
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether this is a serial baseline."""
-        return self.family == labels.SERIAL
-
-    @property
-    def options(self) -> dict[str, str]:
-        """Options of the scenario, and what the GPU was made to be for it, by name."""
-        return {key.removeprefix(_OPTION): value for key, value in _options(self.params).items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """What an experiment holds of its newest plan.
-
-    Attributes:
-        rows: one a group and block, in the order of block and start.
-        blocks: each repeat, and how many of its groups have a result.
-        left_out: number of runs that are not among the rows, by reason.
-        num_planned: how many groups the newest plan of each store has in all its blocks; `None` where no run says.
-        facts: by name, every value that the rows have (versions, commands, commits).
-    """
-
-    experiment: str
-    rows: tuple[Row, ...]
-    blocks: tuple[Block, ...]
-    left_out: Mapping[str, int]
-    num_planned: int | None
-    facts: Mapping[str, tuple[str, ...]]
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Names of the devices."""
-        return tuple(dict.fromkeys(row.device for row in self.rows))
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether anything here comes from a simulated GPU."""
-        return any(row.is_simulated for row in self.rows)
-
-    @property
-    def num_complete_blocks(self) -> int:
-        """Blocks in which every group of the study has a result."""
-        return sum(block.num_missing == 0 for block in self.blocks)
 
 
 def read(stores: Sequence[Path | str], experiment: str) -> Study:
@@ -234,7 +93,7 @@ def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
 
 
 def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
-    """A run as a row, with labels that may not yet tell it from others; `None` if it has no result."""
+    """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = facts_of(tags)
     if run.info.status == "RUNNING" or facts.get("result") not in set(Result) or "digest" not in facts:
@@ -251,8 +110,10 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
         key=repr((scenario, sorted(options.items()), [job.digest for job in jobs], settings)),
         name=run.info.run_name,
         scenario=scenario,
-        mode="",
-        family=labels.FAMILIES.get(scenario, scenario),
+        sharing=mode_of(scenario),
+        detail="",
+        profiles=(),
+        options=options,
         workloads=tuple(job.label for job in jobs),
         sizes=tuple(job.size for job in jobs),
         setting="",
@@ -277,10 +138,15 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     )
 
 
-def _options(params: Mapping[str, str]) -> dict[str, str]:
-    """The params that say how the GPU is shared. False is as good as absent: older runs lack `exclusive_process`."""
-    options = {key: value for key, value in params.items() if key.startswith(_OPTION)}
+def _options(params: Mapping[str, str]) -> dict[str, object]:
+    """How the GPU is shared. False is as good as absent: a CPU has no `exclusive_process`."""
+    options = {key[len(_OPTION) :]: _value(text) for key, text in params.items() if key.startswith(_OPTION)}
     return options | ({_EXCLUSIVE: "true"} if params.get(_EXCLUSIVE) == "true" else {})
+
+
+def _value(text: str) -> object:
+    """A param as data: several values are recorded as JSON."""
+    return json.loads(text) if text.startswith("[") else text
 
 
 def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -301,17 +167,15 @@ def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tupl
 
 def _job(run: Any) -> JobRow:
     tags, params = run.data.tags, run.data.params
-    facts = facts_of(tags)
-    index, workload = int(facts.get("index", "0")), params.get("workload", "")
-    size = run.info.run_name.removeprefix(f"{index}-").removesuffix(workload).removesuffix("-")
+    facts, workload = facts_of(tags), params.get("workload", "")
     return JobRow(
-        index=index,
+        index=int(facts.get("index", "0")),
         run_id=run.info.run_id,
         name=run.info.run_name,
         label=workload,
         base_label=workload,
         digest=facts.get("workload_digest", ""),
-        size=size or None,
+        size=facts.get("size"),
         result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
         reason=facts.get("reason", ""),
         metrics={key: value for key, value in run.data.metrics.items() if not key.startswith("system/")},

@@ -5,32 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pipeline.report import labels
+from pipeline.report.records import Block, Row
 from pipeline.types import Result
-
-if TYPE_CHECKING:
-    from pipeline.report.rows import Row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One repeat on one kind of device.
-
-    Attributes:
-        num_groups: groups that have a row.
-        num_expected: groups that any block has.
-        num_missing: those of them that this one has no finding of.
-    """
-
-    number: int
-    device: str
-    gpu_uuid: str
-    boot_id: str
-    num_groups: int
-    num_expected: int
-    num_missing: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +19,6 @@ class Selection:
     blocks: tuple[Block, ...]
     left_out: Mapping[str, int]
 
-
-Origin = tuple[str, str]
-"""GPU UUID and boot."""
 
 _UNKNOWN = "not recorded"
 
@@ -61,15 +36,15 @@ def choose(rows: Sequence[Row]) -> Selection:
     chosen: list[Row] = []
     found: list[Block] = []
     for (number, device), members in sorted(blocks.items()):
-        origin, kept = _of_one_origin(members, expected[device], left_out)
+        (gpu_uuid, boot_id), kept = _of_one_boot(members, expected[device], left_out)
         chosen += kept
         findings = {row.key for row in kept if row.result.is_finding}
         found.append(
             Block(
                 number=number,
                 device=device,
-                gpu_uuid=origin[0],
-                boot_id=origin[1],
+                gpu_uuid=gpu_uuid,
+                boot_id=boot_id,
                 num_groups=len(kept),
                 num_expected=len(expected[device]),
                 num_missing=len(expected[device] - findings),
@@ -131,11 +106,13 @@ def _difference(row: Row, newest: set[tuple[tuple[str, str], ...]]) -> str:
     return "; ".join(f"{key} {value} instead of {new}" for key, value, new in differing)
 
 
-def _of_one_origin(members: Sequence[Row], expected: set[str], left_out: Counter[str]) -> tuple[Origin, list[Row]]:
-    """The rows of a block that come from one GPU and one boot: a complete set if there is one, else the largest."""
-    by_origin: dict[Origin, dict[str, Row]] = defaultdict(dict)
+def _of_one_boot(
+    members: Sequence[Row], expected: set[str], left_out: Counter[str]
+) -> tuple[tuple[str, str], list[Row]]:
+    """GPU and boot of a block, and its rows from there: a complete set if there is one, else the largest."""
+    by_boot: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in members:  # newest first
-        mine = by_origin[row.gpu_uuid, row.boot_id]
+        mine = by_boot[row.gpu_uuid, row.boot_id]
         dropped = row
         newer = mine.setdefault(row.key, row)
         if newer is row:
@@ -146,13 +123,13 @@ def _of_one_origin(members: Sequence[Row], expected: set[str], left_out: Counter
         if dropped.result is not Result.INTERRUPTED:
             left_out["run again: the newest finding of the same group counts"] += 1
 
-    def rank(origin: Origin) -> tuple[bool, int, int]:
-        rows = by_origin[origin].values()
+    def rank(boot: tuple[str, str]) -> tuple[bool, int, int]:
+        rows = by_boot[boot].values()
         findings = {row.key for row in rows if row.result.is_finding}
         return (findings >= expected, len(findings), max(row.start_ms for row in rows))
 
-    best = max(sorted(by_origin), key=rank)
-    for origin, rows in by_origin.items():
-        if origin != best:
+    best = max(sorted(by_boot), key=rank)
+    for boot, rows in by_boot.items():
+        if boot != best:
             left_out["another GPU or boot than the rest of its block"] += len(rows)
-    return best, list(by_origin[best].values())
+    return best, list(by_boot[best].values())

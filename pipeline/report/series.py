@@ -11,9 +11,9 @@ from pipeline import fields, layout
 from pipeline.errors import ConfigError, TrackingError
 from pipeline.fields import Fields
 from pipeline.layout import SAMPLE_TABLES
-from pipeline.report import labels
+from pipeline.modes import MIG, MPS, NAIVE, Mode
 from pipeline.report.labels import jobs_label
-from pipeline.report.rows import Row, Study
+from pipeline.report.records import Row, Study
 from pipeline.results import fetch
 from pipeline.series import Origin, Series, read_table
 from pipeline.store import open_named
@@ -23,7 +23,7 @@ POINTS = 1500
 """Samples a series that are drawn: more than a page is wide."""
 
 _MIX, _S = "M+2S", 1e9
-_PREFERRED = (labels.MPS, labels.NAIVE, labels.MIG)
+_PREFERRED = (MPS, NAIVE, MIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class JobSpan:
     """From when to when a job worked. Unit: seconds since the first one began."""
 
     label: str
@@ -56,11 +56,11 @@ class GroupSeries:
     """
 
     name: str
-    family: str
+    sharing: Mode
     block: int
     activity: tuple[Line, ...]
     memory_mib: tuple[Line, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[JobSpan, ...]
     thinned_to: int
 
 
@@ -92,8 +92,8 @@ def choose_group(study: Study, wanted: str | None = None) -> Row | None:
 
 
 def _preference(row: Row) -> tuple[Any, ...]:
-    family = _PREFERRED.index(row.family) if row.family in _PREFERRED else len(_PREFERRED)
-    return (row.is_sequential, -row.degree, family, row.block, row.name, row.run_id)
+    place = _PREFERRED.index(row.sharing) if row.sharing in _PREFERRED else len(_PREFERRED)
+    return (row.is_sequential, -row.degree, place, row.block, row.name, row.run_id)
 
 
 def read_group(row: Row) -> GroupSeries | None:
@@ -112,7 +112,7 @@ def read_group(row: Row) -> GroupSeries | None:
     activity, cut_activity = _lines(samples, known, "activity", begin)
     memory, cut_memory = _lines(samples, known, "memory", begin)
     spans = tuple(
-        Span(
+        JobSpan(
             label=f"{job.index} {job.size or job.label}",
             start_s=(job.start_ns - begin) / _S,
             end_s=(job.end_ns - begin) / _S,
@@ -123,7 +123,7 @@ def read_group(row: Row) -> GroupSeries | None:
     )
     return GroupSeries(
         name=row.name,
-        family=row.family,
+        sharing=row.sharing,
         block=row.block,
         activity=activity,
         memory_mib=memory,

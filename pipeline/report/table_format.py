@@ -39,6 +39,7 @@ class Table:
         columns: heads, with units.
         rows: one value a column; `None` is missing.
         note: what a reader must know of it; a table of simulated figures says so here.
+        about: of a table that compares with a publication: what that is.
         is_for_machines: it has too many columns for a page; its content is in other tables too.
     """
 
@@ -47,6 +48,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     note: str = ""
+    about: str = ""
     is_for_machines: bool = False
 
     @property

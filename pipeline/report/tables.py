@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pipeline.modes import SERIAL, Mode
 from pipeline.report import labels, quantities
 from pipeline.report.metrics import METRICS, TOTAL_TIME
-from pipeline.report.rows import Row, Study
+from pipeline.report.records import Program, Row, Study
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.types import Result, WindowKind
 
@@ -24,6 +25,8 @@ class Case:
         workloads: labels of all jobs, sorted; of copies, that of one.
         base_workloads: the same without the step mode: what eager, compiled and CUDA-graph cases share.
         setting: what tells the settings (window, seed, device) from others of the study.
+        mix: the sizes of a mix as its label has them, `M+2S`; empty if they name several mixes of the study.
+        programs: of each of the workloads, in their order.
     """
 
     is_mix: bool
@@ -31,6 +34,8 @@ class Case:
     workloads: tuple[str, ...]
     base_workloads: tuple[str, ...]
     setting: str = ""
+    mix: str = field(default="", compare=False)
+    programs: tuple[Program, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,9 @@ class Cell:
     """A case at a degree in a mode, over the blocks.
 
     Attributes:
-        family: kind of the mode, for colours and order (`labels.FAMILIES`).
+        mode, detail: label of the mode, and what of it stands behind the kind of sharing.
+        sharing: the kind of sharing.
+        profiles: of MIG instances, the largest first.
         is_derived: this did not run as such: serial copies are counted as `degree` times the solo run.
         results: how often each result came out, over the blocks.
         values: quantity by name, then by block; of rows that ended `ok` only.
@@ -53,9 +60,11 @@ class Cell:
     case: Case
     degree: int
     mode: str
-    family: str
+    sharing: Mode
     window: WindowKind
     device: str
+    detail: str = ""
+    profiles: tuple[str, ...] = ()
     is_simulated: bool = False
     is_derived: bool = False
     results: Counter[Result] = field(default_factory=Counter)
@@ -89,42 +98,37 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Like `cells`, of rows."""
     baselines = quantities.baselines_of(rows)
     cases = cases_of(rows)
-    members: dict[tuple[Case, int, str, str], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
+    members: dict[tuple[Case, int, str, Mode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in rows:
         mine = baselines.get(quantities.baseline_key(row), quantities.Baselines())
-        members[cases[row.run_id], row.degree, row.mode, row.family].append((row, quantities.quantities(row, mine)))
-    solos = {case: found for (case, degree, _, family), found in members.items() if (degree, family) == _SOLO}
-    collocated = {(case, degree) for case, degree, _, family in members if not case.is_mix and degree > 1}
+        members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, mine)))
+    solos = {case: found for (case, degree, _, sharing), found in members.items() if (degree, sharing) == (1, SERIAL)}
+    collocated = {(case, degree) for case, degree, _, _ in members if not case.is_mix and degree > 1}
     made = [_cell(*key, found) for key, found in members.items()]
     for case, degree in collocated:
-        if case in solos and (case, degree, labels.SERIAL, labels.SERIAL) not in members:
+        if case in solos and (case, degree, SERIAL.label, SERIAL) not in members:
             serial = [
                 (row, quantities.serial_quantities(row, degree, baselines[quantities.baseline_key(row)]))
                 if row.result is Result.OK
                 else (row, {})
                 for row, _ in solos[case]
             ]
-            made.append(_cell(case, degree, labels.SERIAL, labels.SERIAL, serial, is_derived=True))
+            made.append(_cell(case, degree, SERIAL.label, SERIAL, serial, is_derived=True))
     return sorted(made, key=_order)
-
-
-_SOLO = (1, labels.SERIAL)
-_FAMILY_ORDER = list(labels.FAMILIES.values())
 
 
 def case_of(row: Row) -> Case:
     """What a row is a repeat of, whatever its degree and mode."""
-    workloads = tuple(sorted(row.workloads)) if row.is_mix else row.workloads[:1]
-    base = tuple(job.base_label for job in row.jobs)
+    jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
     label = labels.jobs_label(row.workloads, row.sizes)
-    if row.setting:
-        label += f" [{row.setting}]"
     return Case(
-        label=label,
+        label=f"{label} [{row.setting}]" if row.setting else label,
         is_mix=row.is_mix,
-        workloads=workloads,
-        base_workloads=tuple(sorted(base)) if row.is_mix else base[:1],
+        workloads=tuple(job.label for job in jobs),
+        base_workloads=tuple(sorted(job.base_label for job in jobs)),
         setting=row.setting,
+        mix=label if row.is_mix else "",
+        programs=tuple(job.program for job in jobs),
     )
 
 
@@ -137,9 +141,14 @@ def cases_of(rows: Sequence[Row]) -> dict[str, Case]:
     return {
         run_id: case
         if len(sharing[case.label]) == 1
-        else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}")
+        else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}", mix="")
         for run_id, case in cases.items()
     }
+
+
+def modes_in(cells: Sequence[Cell]) -> list[Mode]:
+    """The kinds of sharing of cells, in the order of legends."""
+    return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
 
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[float], str]:
@@ -160,15 +169,14 @@ def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[fl
 
 
 def _order(cell: Cell) -> tuple[object, ...]:
-    family = _FAMILY_ORDER.index(cell.family) if cell.family in _FAMILY_ORDER else len(_FAMILY_ORDER)
-    return (cell.case, cell.degree, family, cell.mode)
+    return (cell.case, cell.degree, cell.sharing.order, cell.mode)
 
 
 def _cell(
     case: Case,
     degree: int,
     mode: str,
-    family: str,
+    sharing: Mode,
     found: Sequence[tuple[Row, dict[str, float]]],
     *,
     is_derived: bool = False,
@@ -177,7 +185,9 @@ def _cell(
         case=case,
         degree=degree,
         mode=mode,
-        family=family,
+        sharing=sharing,
+        detail=found[0][0].detail,
+        profiles=found[0][0].profiles,
         window=found[0][0].window,
         device=found[0][0].device,
         is_simulated=any(row.is_simulated for row, _ in found),

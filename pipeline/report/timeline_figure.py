@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.report.drawing import COLORS, FAINT, INK, OTHER, color_of, new_figure, plain, say_missing, text_on
-from pipeline.report.labels import MIG, MPS, MPS_PERCENT, NAIVE
+from pipeline.modes import MIG, MPS, MPS_PERCENT, NAIVE
+from pipeline.report.drawing import FAINT, INK, OTHER, new_figure, plain, say_missing, text_on
 from pipeline.report.series import GroupSeries, Line
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Lines over time are no modes, but the page knows no other colours: the palette, told apart by dashes as well.
 _LINES = (
-    (COLORS[MPS], "-"), (COLORS[NAIVE], "-"), (COLORS[MIG], "--"), (COLORS[MPS_PERCENT], "-."),
+    (MPS.colour, "-"), (NAIVE.colour, "-"), (MIG.colour, "--"), (MPS_PERCENT.colour, "-."),
     (OTHER, ":"), (INK, "--"), (FAINT, "-"),
 )  # fmt: skip
 
@@ -58,11 +58,11 @@ def _spans(axes: Axes, group: GroupSeries) -> None:
         say_missing(axes, "no job recorded when it worked")
         return
     for number, span in enumerate(group.spans):
-        axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=color_of(group.family),
+        axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=group.sharing.colour,
                   edgecolor=FAINT, linewidth=0.5)  # fmt: skip
         label = plain(span.label + ("" if span.result in ("ok", "") else f" ({span.result})"), 40)
         axes.annotate(label, (span.start_s, number), xytext=(3, 0), textcoords="offset points", va="center",
-                      fontsize=6.5, color=text_on(group.family))  # fmt: skip
+                      fontsize=6.5, color=text_on(group.sharing))  # fmt: skip
     axes.set_yticks([])
     axes.invert_yaxis()
     axes.set_ylabel("jobs", rotation=0, ha="right", va="center")

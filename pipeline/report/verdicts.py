@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.report import labels, statistics
+from pipeline.modes import MPS, NAIVE, SERIAL, Mode
+from pipeline.report import statistics
 from pipeline.report.metrics import BEST_SOLO, SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, blocks_needed, corrected, paired
 from pipeline.report.tables import Case, Cell, speed_ratios
@@ -21,14 +22,10 @@ from pipeline.report.wording import finding_in_words, jobs_in_words, listed, tim
 from pipeline.words import counted
 
 LEVEL = 1 - statistics.CONFIDENCE
-REFERENCES = (labels.SERIAL, labels.NAIVE, labels.MPS)
+REFERENCES = (SERIAL, NAIVE, MPS)
 """What each mode is compared with, as far as it comes after it in this order."""
 
-_AS_FAST_AS = {
-    labels.SERIAL: "one after another",
-    labels.NAIVE: "naive sharing",
-    labels.MPS: "MPS",
-}
+_AS_FAST_AS = {SERIAL.label: "one after another", NAIVE.label: "naive sharing", MPS.label: "MPS"}
 
 
 class Decision(enum.StrEnum):
@@ -58,7 +55,6 @@ class Verdict:
     case: Case
     degree: int
     mode: str
-    family: str
     against: str
     metric: str
     ratio: Estimate | None
@@ -118,10 +114,10 @@ def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
         judged[verdict.case, verdict.degree].append(verdict)
     for place, here in _by_place(cells).items():
         speeds = {cell.mode: cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates}
-        is_serial_unranked = any(cell.mode == labels.SERIAL and not cell.is_ranked for cell in here)
-        if speeds and labels.SERIAL not in speeds and not is_serial_unranked:
+        is_serial_unranked = any(cell.mode == SERIAL.label and not cell.is_ranked for cell in here)
+        if speeds and SERIAL.label not in speeds and not is_serial_unranked:
             n = max(estimate.n for estimate in speeds.values())
-            speeds[labels.SERIAL] = Estimate(median=1.0, low=1.0, high=1.0, n=n)  # the unit of all the others
+            speeds[SERIAL.label] = Estimate(median=1.0, low=1.0, high=1.0, n=n)  # the unit of all the others
         if len(speeds) > 1:
             made.append(_winner(here, speeds, judged[place]))
     return made
@@ -136,17 +132,18 @@ def _by_place(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
 
 
 def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
-    if cell.mode == labels.SERIAL:
+    if cell.mode == SERIAL.label:
         return []
     if not cell.is_ranked:
-        return [_Pair(cell=cell, against=labels.SERIAL, metric="", num_blocks=0, test=None)]
+        return [_Pair(cell=cell, against=SERIAL.label, metric="", num_blocks=0, test=None)]
     others = {other.mode: other for other in here}
     found = []
-    for against in REFERENCES:
+    for reference in REFERENCES:
+        against = reference.label
         other = others.get(against)
-        if not _comes_after(cell, against) or (other is not None and not other.is_ranked):
+        if not _comes_after(cell, reference) or (other is not None and not other.is_ranked):
             continue
-        if against == labels.SERIAL and SPEEDUP in cell.values:
+        if against == SERIAL.label and SPEEDUP in cell.values:
             # Already a ratio to the baseline of its block, also where that is no cell of its own (steady mixes).
             ratios, metric = list(cell.values[SPEEDUP].values()), SPEEDUP
         elif other is not None:
@@ -166,11 +163,8 @@ def _known(p: float | None) -> float:
     return p
 
 
-def _comes_after(cell: Cell, reference: str) -> bool:
-    order = list(labels.FAMILIES.values())
-    if cell.family not in order:
-        return cell.mode != reference
-    return cell.mode != reference and order.index(cell.family) >= order.index(reference)
+def _comes_after(cell: Cell, reference: Mode) -> bool:
+    return cell.mode != reference.label and cell.sharing.order >= reference.order
 
 
 def _verdict(pair: _Pair, adjusted: tuple[float, float] | None, num_tests: int) -> Verdict:
@@ -185,7 +179,6 @@ def _verdict(pair: _Pair, adjusted: tuple[float, float] | None, num_tests: int) 
         case=cell.case,
         degree=cell.degree,
         mode=cell.mode,
-        family=cell.family,
         against=pair.against,
         metric=pair.metric,
         ratio=None if test is None else test.ratio,
@@ -218,7 +211,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     if verdict.ratio is None:
         return f"{what} under {verdict.mode}: {finding_in_words(cell)}."
     against = _AS_FAST_AS[verdict.against]
-    if verdict.against == labels.SERIAL and verdict.degree == 1:
+    if verdict.against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
     times, blocks = times_in_words(verdict.ratio), counted(verdict.num_blocks, "block")
     if verdict.decision in (Decision.BETTER, Decision.WORSE):
@@ -246,7 +239,7 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
     tied = tuple(mode for mode in order if mode not in beaten)
     mode = best if len(tied) == 1 else None
     what, speedup = jobs_in_words(case, degree), speeds[best]
-    if mode == labels.SERIAL:
+    if mode == SERIAL.label:
         sentence = f"{what}: one after another is fastest."
     elif mode is not None:
         sentence = f"{what}: {mode} is fastest, {times_in_words(speedup)} as fast as one after another."

@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pipeline.modes import MPS, NAIVE, SERIAL
 from pipeline.report.answer import answer, missing
-from pipeline.report.drawing import COLORS, STAMP
+from pipeline.report.drawing import STAMP
 from pipeline.report.page import Content, for_page, render
-from pipeline.report.rows import Row
-from pipeline.report.series import GroupSeries, Line, Span, choose_group
+from pipeline.report.records import Row
+from pipeline.report.series import GroupSeries, JobSpan, Line, choose_group
 from pipeline.report.table_format import Table
 from pipeline.types import Result, WindowKind
 from tests.report_content import content_of
@@ -22,13 +23,13 @@ from tests.report_rows import collocation_study, copies, job, params, row, study
 VOID = {"meta", "br", "link", "img", "hr"}
 TIMELINE = GroupSeries(
     name="mps-M+2S",
-    family="MPS",
+    sharing=MPS,
     block=1,
     activity=(Line(label="GRACT", t_s=(0.0, 1.0), values=(0.9, 0.5)),),
     memory_mib=(Line(label="memory in use", t_s=(0.0, 1.0), values=(9000.0, 4000.0)),),
     spans=(
-        Span(label="0 M", start_s=0.0, end_s=9.0, result="ok"),
-        Span(label="1 S", start_s=0.0, end_s=4.0, result="oom"),
+        JobSpan(label="0 M", start_s=0.0, end_s=9.0, result="ok"),
+        JobSpan(label="1 S", start_s=0.0, end_s=4.0, result="oom"),
     ),
     thinned_to=0,
 )
@@ -133,7 +134,7 @@ def test_what_has_no_figure_is_a_labelled_box(whole: Content) -> None:
 
 def test_each_mode_has_its_colour_in_every_figure(whole: Content, page: str) -> None:
     for name in ("workload-resnet26", "mixes", "gain", "energy"):
-        assert COLORS["naive"] in svg_of(whole, name) and COLORS["MPS"] in svg_of(whole, name)
+        assert NAIVE.colour in svg_of(whole, name) and MPS.colour in svg_of(whole, name)
     assert "var(--mps)" in page and "prefers-color-scheme: dark" in page
 
 
@@ -211,7 +212,7 @@ def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:
         for scenario, seconds in (("serial", 30.0), ("mps", 20.0))
     ]
     svg = svg_of(content_of(study(*rows)), "mixes")
-    assert "total time (s)" in svg and COLORS["serial"] in svg
+    assert "total time (s)" in svg and SERIAL.colour in svg
 
 
 def test_intervals_stand_in_one_column_on_the_page() -> None:

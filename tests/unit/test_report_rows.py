@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline import spool_format
+from pipeline.modes import mode_of
 from pipeline.report import labels, rows, tables
+from pipeline.report.records import Row
 from pipeline.report.rows import study_of
 from pipeline.spool import Spool
 from pipeline.types import Group, Result
@@ -171,18 +173,19 @@ def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> 
         ("mps", {"pinned_mem_limit": "10G"}, [{}], "MPS pinned_mem_limit=10G"),
         ("mps_percent", {}, [{"mps_active_thread_percentage": "25"}] * 2, "MPS 25 %"),
         ("mps_percent", {}, [{"mps_active_thread_percentage": p} for p in ("25", "50")], "MPS 25+50 %"),
-        ("mps_percent", {"active_thread_pct": "(25, 50)"}, [], "MPS 25+50 %"),
+        ("mps_percent", {"active_thread_pct": [25, 50]}, [], "MPS 25+50 %"),
         ("mps_percent", {}, [], "MPS equal shares"),
         ("mig", {"profile": "auto"}, [{"mig_profile": "2g.10gb"}] * 3, "MIG 2g.10gb"),
         ("mig", {}, [{"mig_profile": p} for p in ("1g.5gb", "3g.20gb", "2g.10gb")], "MIG 3g+2g+1g"),
         ("mig", {}, [{"mig_profile": p} for p in ("1g.10gb", "1g.20gb")], "MIG 1g.20gb+1g.10gb"),
         ("mig", {"profile": "3g"}, [], "MIG 3g"),
-        ("mig", {"profile": "auto", "size_profile": "(('S', '1g'),)"}, [], "MIG"),
+        ("mig", {"profile": "auto", "size_profile": [["S", "1g"]]}, [], "MIG"),
         ("mig_mps", {}, [{"mig_profile": "3g.40gb", "gi_id": g} for g in ("1", "2", "1")], "MIG+MPS 2x3g.40gb"),
     ],
 )
 def test_modes_are_called_as_in_a_paper(scenario, options, places, label) -> None:
-    assert labels.mode_label(scenario, options, places) == label
+    mode = mode_of(scenario)
+    assert f"{mode.word} {labels.mode_detail(mode, options, places)}".strip() == label
 
 
 def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
@@ -194,7 +197,7 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
         assert found.is_mix == (sizes != "MM")
 
 
-def recorded(group: Group, root: Path, *forgotten: str) -> rows.Row:
+def recorded(group: Group, root: Path, *forgotten: str) -> Row:
     """A group as a report reads it back from what was recorded of it, without the params that are forgotten."""
 
     def run(record: spool_format.RunRecord | spool_format.ChildRecord, number: int) -> Any:
@@ -220,6 +223,18 @@ def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_p
     assert sorted(r.mode for r in found.rows) == ["MPS", "MPS exclusive_process=true", "serial"]
     plain = next(group for group in plan.groups if not group.gpu.exclusive_process)
     assert recorded(plain, tmp_path, "exclusive_process").key == recorded(plain, tmp_path).key
+
+
+def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(make_plan, tmp_path) -> None:
+    mix = ["mix=[M,S]", "data.source=synthetic_device", "scenario=mig", "scenario.profiles=[4g,1g]"]
+    (found,) = study(recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
+    assert (found.sizes, found.mode, found.profiles) == (("M", "S"), "MIG 4g+1g", ("4g", "1g"))
+    (case,) = {cell.case for cell in tables.cells(study(found))}
+    assert case.mix == "M+S"
+    assert [(one.name, one.batch_size, one.step_mode) for one in case.programs] == [
+        ("resnet26_cifar10", 128, "eager"),
+        ("resnet50_imagenet64", 128, "eager"),
+    ]
 
 
 def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipeline.modes import MIG, MPS, NAIVE, SERIAL
 from pipeline.report import statistics
 from pipeline.report.metrics import SPEEDUP, Scale
 from pipeline.report.statistics import corrected, estimate, paired
@@ -18,7 +19,7 @@ from pipeline.report.verdicts import Decision, Verdict, verdicts
 from pipeline.types import Result, WindowKind
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
-FAMILIES = ("serial", "naive", "MPS", "MIG")
+MODES = (SERIAL, NAIVE, MPS, MIG)
 NUM_PAIRS = 6
 NUM_TABLES = 2500
 CLAIMS = (Decision.BETTER, Decision.WORSE)
@@ -39,14 +40,14 @@ def claims(study: NDArray[np.float64]) -> list[Verdict]:
     cells = []
     for number, case in enumerate(study):
         label = f"case {number}"
-        for mode, family in enumerate(FAMILIES):
-            ratios = {block: float(rates[mode] / rates[0]) for block, rates in enumerate(case, start=1)}
+        for index, mode in enumerate(MODES):
+            ratios = {block: float(rates[index] / rates[0]) for block, rates in enumerate(case, start=1)}
             cells.append(
                 Cell(
                     case=Case(label=label, is_mix=False, workloads=(label,), base_workloads=(label,)),
                     degree=7,
-                    mode=family,
-                    family=family,
+                    mode=mode.label,
+                    sharing=mode,
                     window=WindowKind.STEADY,
                     device="H100",
                     results=Counter({Result.OK: NUM_BLOCKS}),
@@ -93,21 +94,21 @@ def compared(case: int, ratios: NDArray[np.float64]) -> list[Cell]:
         Cell(
             case=Case(label=f"case {case}", is_mix=False, workloads=(f"{case}",), base_workloads=(f"{case}",)),
             degree=7,
-            mode=mode,
-            family=mode,
+            mode=mode.label,
+            sharing=mode,
             window=WindowKind.STEADY,
             device="H100",
             results=Counter({Result.OK: len(ratios)}),
             values={SPEEDUP: {block: float(value) for block, value in enumerate(values, start=1)}},
         )
-        for mode, values in (("serial", np.ones(len(ratios))), ("naive", ratios))
+        for mode, values in ((SERIAL, np.ones(len(ratios))), (NAIVE, ratios))
     ]
 
 
 @pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7)])
 def test_a_difference_of_10_percent_is_found(noise: float, power: float) -> None:
     """Power of each claim, after the correction over 48 of them, with five blocks."""
-    every = [v for study in studies(noise, (1.0, 1.0, 1.0, 1.1), 200) for v in claims(study) if v.family == "MIG"]
+    every = [v for study in studies(noise, (1.0, 1.0, 1.0, 1.1), 200) for v in claims(study) if v.mode == "MIG"]
     found = [v.decision is Decision.BETTER for v in every]
     assert len(found) == 200 * NUM_CASES * 3 and Decision.WORSE not in {v.decision for v in every}
     print(f"noise {noise:.1%} of a run: found {np.mean(found):.3f} of the differences")

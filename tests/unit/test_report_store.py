@@ -141,13 +141,13 @@ def test_three_thousand_runs_are_read_and_judged_in_seconds(root: Path) -> None:
             for s, d in modes
         ],
     )
-    began = time.monotonic()
+    began = time.process_time()  # not the clock: other tests run beside this one
     study = rows.read([root], EXPERIMENT)
-    reading_s = time.monotonic() - began
+    reading_s = time.process_time() - began
     cells = tables.cells(study)
     found = verdicts.verdicts(cells)
     paper.compare(cells, verdicts.winners(cells, found))
-    judging_s = time.monotonic() - began - reading_s
+    judging_s = time.process_time() - began - reading_s
     num_runs = len(study.rows) + sum(row.degree for row in study.rows)
     print(f"{num_runs} runs: read in {reading_s:.1f} s, judged in {judging_s:.1f} s")
     assert num_runs == 4000 and len(found) == 40 * 4

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pipeline.report import labels, report_tables, tables
-from pipeline.report.rows import Row
+from pipeline.report.records import Row
 from pipeline.report.table_format import with_interval
 from pipeline.report.tables import Cell
 from pipeline.types import Result, WindowKind

@@ -9,9 +9,12 @@ import re
 
 import pytest
 
+from pipeline.modes import MODES
 from pipeline.report import paper, report_tables, tables, verdicts
+from pipeline.report.metrics import METRICS
 from pipeline.report.paper import Agreement
-from pipeline.report.rows import Row
+from pipeline.report.publication import FOLDER, publications
+from pipeline.report.records import Row
 from pipeline.report.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.verdicts import Decision, Verdict
 from pipeline.types import Result
@@ -130,7 +133,7 @@ def test_the_paper_agrees_differs_or_was_not_measured(whole) -> None:
     compared = paper.compare(whole[0], whole[2])
     by_text = {(c.finding.text, c.case_label.split()[0], c.mode): c for c in compared}
 
-    def of(start: str, case: str) -> paper.Comparison:
+    def of(start: str, case: str) -> paper.FindingCheck:
         (found,) = [c for (text, label, _), c in by_text.items() if text.startswith(start) and label == case]
         return found
 
@@ -150,8 +153,20 @@ def test_the_paper_agrees_differs_or_was_not_measured(whole) -> None:
     }
     memory = [c for c in compared if c.finding.text.startswith("memory grows")]
     assert {c.degree for c in memory} == {7} and len(memory) == 4
-    assert {c.finding for c in compared} == set(paper.FINDINGS)
+    assert {c.finding for c in compared} == {f for publication in publications() for f in publication.findings}
     assert "CUDA graph" not in " ".join(c.case_label for c in compared)
+
+
+def test_a_publication_speaks_of_what_there_is() -> None:
+    for publication in publications():
+        for finding in publication.findings:
+            assert set(finding.modes) <= MODES.keys(), finding.text
+            assert finding.kind in paper.CHECKS and set(finding.workloads) <= set(publication.workloads), finding.text
+            assert (finding.quantity in METRICS) == (finding.kind == "quantity"), finding.text
+            assert (finding.against in MODES) == (finding.kind == "against"), finding.text
+            assert (finding.low, finding.high) != (None, None) or finding.kind in ("out_of_memory", "fastest")
+            assert bool(finding.mixes) or finding.kind != "fastest"
+    assert "robroek" in {path.stem for path in FOLDER.glob("*.yaml")}
 
 
 def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:

@@ -1,0 +1,121 @@
+"""What each sharing mode is called and how it is drawn, for the plan, which names groups, and for the report.
+
+A mode that is not in the table needs no entry: it is called by its name in the configuration, every option that is
+given tells its groups apart, and it is drawn in a colour that no other mode of the study has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PROFILE, PERCENTAGE = "mig_profile", "mps_active_thread_percentage"
+"""What the place of a job says of a MIG device, and under a limit of MPS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One way of sharing a device.
+
+    Attributes:
+        name: in the configuration.
+        label: of its kind in figures and tables, whatever the options of a group are.
+        word: how the label of a group begins; what the group got or was asked for follows.
+        colour, dark_colour: of its bars and lines, on light and on dark ground.
+        marker: of its lines, as matplotlib has it.
+        has_light_text: whether text on its bars is light.
+        placed_by: what the place of each job must say for the label (`PROFILE`, `PERCENTAGE`); empty for nothing.
+        counts_instances: whether the label says how many instances there are.
+        unlimited: what the label says where neither places nor options do.
+        unnamed_options: options that tell no groups apart: the label says it already.
+    """
+
+    name: str
+    label: str
+    word: str
+    colour: str
+    dark_colour: str
+    marker: str = "o"
+    has_light_text: bool = False
+    placed_by: str = ""
+    counts_instances: bool = False
+    unlimited: str = ""
+    unnamed_options: frozenset[str] = frozenset()
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Its place in legends and tables: in the order of the table, those that are not in it last."""
+        names = list(MODES)
+        return (names.index(self.name) if self.name in MODES else len(names), self.name)
+
+    def naming(self, options: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
+        """Those of the options that tell groups apart: not where a program lies, nor what the label says anyway."""
+        return [(key, value) for key, value in options if key not in self.unnamed_options and not is_program(key)]
+
+
+def is_program(option: str) -> bool:
+    """Whether an option says where a program lies, which is no fact of a group."""
+    return option == "program" or option.endswith("_program")
+
+
+# Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast".
+SERIAL = Mode(name="serial", label="serial", word="serial", colour="#cfcfcb", dark_colour="#6c6c70")
+NAIVE = Mode(name="naive", label="naive", word="naive", colour="#ddaa33", dark_colour="#e3b341")
+MPS = Mode(
+    name="mps", label="MPS", word="MPS", colour="#004488", dark_colour="#4f8fd6", marker="s", has_light_text=True
+)
+MPS_PERCENT = Mode(
+    name="mps_percent",
+    label="MPS %",
+    word="MPS",
+    colour="#6699cc",
+    dark_colour="#9cc3ee",
+    marker="D",
+    placed_by=PERCENTAGE,
+    unlimited="equal shares",
+)
+MIG = Mode(
+    name="mig",
+    label="MIG",
+    word="MIG",
+    colour="#bb5566",
+    dark_colour="#d4707f",
+    marker="^",
+    has_light_text=True,
+    placed_by=PROFILE,
+    unnamed_options=frozenset({"size_profile"}),
+)
+MIG_MPS = Mode(
+    name="mig_mps",
+    label="MIG+MPS",
+    word="MIG+MPS",
+    colour="#ee99aa",
+    dark_colour="#f0aab8",
+    marker="v",
+    placed_by=PROFILE,
+    counts_instances=True,
+    unnamed_options=frozenset({"num_instances"}),
+)
+MODES: Mapping[str, Mode] = {mode.name: mode for mode in (SERIAL, NAIVE, MPS, MPS_PERCENT, MIG, MIG_MPS)}
+"""By name in the configuration; in the order of legends and tables."""
+
+SPARE_COLOURS = (("#997700", "#c9a227"), ("#228833", "#5dc26e"), ("#aa3377", "#d671ad"))
+"""Light and dark, for modes that are not in the table."""
+
+_SPARE_MARKERS = ("P", "X", "*")
+
+
+def mode_of(name: str) -> Mode:
+    """The mode of that name."""
+    return modes_of([name])[name]
+
+
+def modes_of(names: Iterable[str]) -> dict[str, Mode]:
+    """Every mode of the table and every one that is named, each of the latter in a colour of its own."""
+    unknown = sorted(set(names) - MODES.keys())
+    spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, strict=True))
+    found = dict(MODES)
+    for number, name in enumerate(unknown):
+        (colour, dark), marker = spare[number % len(spare)]
+        found[name] = Mode(name=name, label=name, word=name, colour=colour, dark_colour=dark, marker=marker)
+    return found
