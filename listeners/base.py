@@ -19,17 +19,16 @@ from typing import ClassVar
 
 from pipeline.errors import ConfigError, ListenerError
 from pipeline.protocols import Sink, Watch
-from pipeline.types import Chart, Field, FieldTable, Sample, Summary
+from pipeline.types import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
 
 _log = logging.getLogger(__name__)
-MIN_INTERVAL_MS = 200
 MEMORY_IN_USE = Chart(panel="memory", title="memory in use")
 _ACTIVITY = (
-    ("gract_ratio", "GRACT", "GRACT"),
-    ("smact_ratio", "SMACT", "SMACT"),
-    ("smocc_ratio", "SM occupancy", None),
-    ("tensor_active_ratio", "tensor core activity", None),
-    ("dram_active_ratio", "DRAM activity", "DRAM activity"),
+    ("gract_ratio", "GRACT", "GRACT", True),
+    ("smact_ratio", "SMACT", "SMACT", True),
+    ("smocc_ratio", "SM occupancy", "", False),
+    ("tensor_active_ratio", "tensor core activity", "", False),
+    ("dram_active_ratio", "DRAM activity", "", True),
 )
 GPU_UTILISATION = Chart(panel="activity", title="GPU utilisation (NVML)", unless="gract_ratio")
 # A reading that is under way when the end comes may take this long; beyond it the source hangs.
@@ -188,9 +187,10 @@ def activity_fields(source_ids: Iterable[str], scale: float = 1.0) -> tuple[Fiel
             scale=scale,
             summary=Summary.MEAN,
             title=title,
-            chart=Chart(panel="activity", title=drawn) if drawn else None,
+            column=column,
+            chart=Chart(panel="activity", title=title) if is_drawn else None,
         )
-        for source_id, (name, title, drawn) in zip(source_ids, _ACTIVITY, strict=True)
+        for source_id, (name, title, column, is_drawn) in zip(source_ids, _ACTIVITY, strict=True)
     )
 
 

@@ -35,6 +35,7 @@ class NvmlListener(PollingListener):
             summary=Summary.PEAK,
             figure="memory_peak_mib",
             title="peak memory of the GPU",
+            column="GPU MiB",
             chart=MEMORY_IN_USE,
         ),
         Field(

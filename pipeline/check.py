@@ -16,9 +16,8 @@ from pipeline.schema import (
     TrainTimmConfig,
     WorkloadConfig,
 )
-from pipeline.types import Device
+from pipeline.types import MIN_INTERVAL_MS, Device
 
-_MIN_INTERVAL_MS = 200
 _MAX_SEED = 2**32 - 1
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
@@ -54,9 +53,9 @@ def settings(config: Config) -> None:
         raise ConfigError(f"seed={config.seed}: must not be greater than {_MAX_SEED}, the largest that libraries take")
     _names(config)
     for name, listener in config.listeners.items():
-        if listener.interval_ms < _MIN_INTERVAL_MS:
+        if listener.interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
-                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {_MIN_INTERVAL_MS} ms, "
+                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {MIN_INTERVAL_MS} ms, "
                 "because sampling faster would disturb what is measured"
             )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import endings, factory, interrupts, layout, measure, phases, sampled, timeline
+from pipeline import endings, factory, interrupts, layout, measure, phases, sampled, trace
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.fields import Fields
 from pipeline.gpu import dcgm_profiling, lease
@@ -85,7 +85,7 @@ class Executor:
             row = measure.judge(group, execution.observation(interrupted is not None))
             row = dataclasses.replace(row, spool_id=run.spool_id)
             run.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
-            timeline.write(run, row, execution.history.samples, execution.fields)
+            trace.write(run, row, execution.history.samples, execution.fields)
             run.close(row)
         if interrupted is not None:
             raise interrupted

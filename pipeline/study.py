@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from pipeline import (
     build,
+    factory,
     go_on,
     host,
     interrupts,
@@ -27,13 +28,13 @@ from pipeline import (
     resume,
     spool_format,
     store_links,
-    terminal,
     words,
 )
 from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.executor import Executor
+from pipeline.fields import Fields
 from pipeline.gpu import lease
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
@@ -46,7 +47,9 @@ from pipeline.schema import Config, GpuKind
 from pipeline.sender import Sender
 from pipeline.sender import take as take_sender
 from pipeline.spool import Spool
+from pipeline.table import table
 from pipeline.types import Device, Group, GroupResult, Plan, Result
+from pipeline.view import make_view
 from pipeline.warm_start import WarmStart
 from pipeline.words import counted, duration
 
@@ -184,6 +187,12 @@ def _check_same(configs: Sequence[Config]) -> None:
             raise ConfigError(f"{key} holds for the whole study and cannot be swept; give it one value")
 
 
+def _fields(plan: Plan) -> Fields:
+    """The quantities of all listeners of a study."""
+    specs = dict.fromkeys(spec for group in plan.groups for spec in group.listeners)
+    return Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
+
+
 class _Study:
     """A plan on its way through the machine."""
 
@@ -228,7 +237,7 @@ class _Study:
         spool = Spool(self.root, self.sender, facts, self._artifacts(facts), interpreters, tracking_to.uri)
         for note in self.plan.notes:
             words.say(f"note: {note}")
-        view = terminal.make_view(Progress(self.plan.groups, [row.result for row in known], groups))
+        view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
         to_fork = (group for group in groups if group.skip_reason is None and group.profiler.is_none)
         for job in (job for group in to_fork for job in group.jobs):
@@ -306,7 +315,8 @@ class _Study:
         late = spool.unsent_amendments()
         spool.remove_if_empty()
         if self.rows:
-            sys.stdout.write(terminal.table([comparison.latest(row) for row in self.rows]) + "\n")
+            rows = [comparison.latest(row) for row in self.rows]
+            sys.stdout.write(table(rows, _fields(self.plan)) + "\n")
             if self.reproduction is not None:
                 sys.stdout.write(self.reproduction.side_by_side(comparison.latest(self.rows[0])) + "\n")
             sys.stdout.write(self._how_to_open(store) + "\n")

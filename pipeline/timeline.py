@@ -1,206 +1,24 @@
-"""What a study did when, as a trace that https://ui.perfetto.dev opens.
+"""What a study did when, over all its starts, as one trace that https://ui.perfetto.dev opens.
 
-Every group keeps its own `timeline.json`; this program puts those of a study, over all its starts, into one file:
+Every group keeps its own `timeline.json` (`pipeline/trace.py`); this program puts those of a study into one file:
 
     python -m pipeline.timeline --experiment NAME --out trace.json
-
-Source of the format: "Trace Event Format", JSON object format: complete events (`ph: X`), counters (`C`) and metadata
-(`M`); instants and lengths in microseconds. Tracks begin at number 1: Perfetto takes process and thread 0 for the
-kernel's idle task.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline import interrupts, layout, spool_format
+from pipeline import interrupts, layout, results, trace
 from pipeline.errors import CollocationError, TrackingError
-from pipeline.fields import Fields
-from pipeline.phases import WINDOW
-from pipeline.series import Series
-from pipeline.tags import Tag
-from pipeline.types import GroupResult, JobResult, Sample, Span
+from pipeline.store import open_named, set_mlflow_defaults
 from pipeline.words import counted
-
-if TYPE_CHECKING:
-    from pipeline.spool import SpoolRun
-
-_COUNTER_POINTS = 2000
-_GROUPS_TRACK, _FIRST_JOB_TRACK = 1, 2
-_TRACKS = 1000
-
-Event = dict[str, Any]
-
-
-def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> None:
-    """Keep the timeline of a group that is over as its artifact.
-
-    Args:
-        run: its record, which is still open.
-        row: how it ended, with its phases.
-        samples: what the listeners read.
-        fields: the quantities of the listeners.
-    """
-    if any(span.job is None for span in row.spans):
-        spool_format.write_json(
-            run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples, fields)
-        )
-
-
-def trace_of(
-    record: spool_format.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
-) -> dict[str, Any]:
-    """The trace of one group; instants count from its begin.
-
-    Args:
-        record: of the group: its clock and its start.
-        row: how it ended; it has at least one phase of the group.
-        samples: what the listeners read.
-        fields: the quantities of the listeners.
-    """
-    phases = [span for span in row.spans if span.job is None]
-    begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
-    group, device = row.group, row.group.device
-    process = f"{'SIMULATED ' if device.is_simulated else ''}{device.name}"
-    tracks = _Tracks(begin_ns)
-    tracks.name_process(f"{process} ({device.uuid})")
-    tracks.name(_GROUPS_TRACK, "groups")
-    facts = {"result": row.result.value, "reason": row.reason, "digest": group.digest, "block": group.block}
-    tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
-    for phase in phases:
-        tracks.slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
-    window = _window(row, phases)
-    if window is not None:
-        tracks.slice(_GROUPS_TRACK, "measured", *window)
-    for job in row.jobs:
-        spans = [span for span in row.spans if span.job == job.job.index]
-        if spans:
-            track = _FIRST_JOB_TRACK + job.job.index
-            tracks.name(track, f"job {job.job.index}")
-            _add_job(tracks, track, job, spans)
-    for name, t_ns, value in _counters(samples, fields):
-        if begin_ns <= t_ns <= end_ns:
-            tracks.counter(name, t_ns, value)
-    return {
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "group": group.name,
-            "experiment": group.experiment,
-            "study": record.parent.tags.get(Tag.STUDY, ""),
-            "host": platform.node(),
-            "simulated": device.is_simulated,
-            "begin_ns": begin_ns,
-            "begin_wall_ns": record.clock.to_wall_ns(begin_ns),
-        },
-        "traceEvents": tracks.events,
-    }
-
-
-def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Many groups as one trace: a process for each start of the study on each device, in the order of their begins.
-
-    Within a start, groups are placed by the monotonic clock, which cannot be set back.
-    """
-    ordered = sorted(traces, key=lambda trace: int(trace["otherData"]["begin_wall_ns"]))
-    processes: dict[tuple[str, ...], int] = {}
-    origins: dict[str, tuple[int, int]] = {}
-    events: list[Event] = []
-    named: set[str] = set()
-    for trace in ordered:
-        facts = trace["otherData"]
-        start = f"{facts['host']} {facts['study']}"
-        wall_ns, monotonic_ns = origins.setdefault(start, (facts["begin_wall_ns"], facts["begin_ns"]))
-        first_ns = next(iter(origins.values()))[0]
-        shift_us = (wall_ns - first_ns + facts["begin_ns"] - monotonic_ns) / 1e3
-        device = next(e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name")
-        pid = processes.setdefault((start, device), len(processes) + 1)
-        for event in trace["traceEvents"]:
-            moved = event | {"pid": pid}
-            if "tid" in event:
-                moved["tid"] = pid * _TRACKS + event["tid"] % _TRACKS
-            if event["ph"] == "M":
-                if event["name"] == "process_name":
-                    moved["args"] = {"name": f"{device}, start {start}"}
-                key = json.dumps(moved, sort_keys=True)
-                if key in named:
-                    continue
-                named.add(key)
-            else:
-                moved["ts"] = round(event["ts"] + shift_us, 3)
-            events.append(moved)
-    return {"displayTimeUnit": "ms", "otherData": {"groups": len(ordered)}, "traceEvents": events}
-
-
-class _Tracks:
-    """The events of one process; track 1 is of the groups, those after it are of the jobs."""
-
-    def __init__(self, begin_ns: int) -> None:
-        self._begin_ns = begin_ns
-        self.events: list[Event] = []
-
-    def name_process(self, name: str) -> None:
-        self.events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}})
-
-    def name(self, track: int, name: str) -> None:
-        place = {"ph": "M", "pid": 1, "tid": _TRACKS + track}
-        self.events.append({**place, "name": "thread_name", "args": {"name": name}})
-        self.events.append({**place, "name": "thread_sort_index", "args": {"sort_index": track}})
-
-    def slice(self, track: int, name: str, begin_ns: int, end_ns: int, facts: dict[str, Any] | None = None) -> None:
-        event = {"ph": "X", "name": name, "cat": "study", "pid": 1, "tid": _TRACKS + track}
-        event |= {"ts": self._us(begin_ns), "dur": (end_ns - begin_ns) / 1e3}
-        self.events.append(event | ({"args": facts} if facts else {}))
-
-    def counter(self, name: str, t_ns: int, value: float) -> None:
-        self.events.append({"ph": "C", "name": name, "pid": 1, "ts": self._us(t_ns), "args": {"value": value}})
-
-    def _us(self, t_ns: int) -> float:
-        return (t_ns - self._begin_ns) / 1e3
-
-
-def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
-    """The measured window, if the jobs ran together once and the window lies within that."""
-    runs = [phase for phase in phases if phase.name == WINDOW]
-    if len(runs) != 1 or Tag.WINDOW_START_NS not in row.tags:
-        return None
-    begin, end = (int(row.tags[edge]) for edge in (Tag.WINDOW_START_NS, Tag.WINDOW_END_NS))
-    begin, end = max(begin, runs[0].start_ns), min(end, runs[0].end_ns)
-    return (begin, end) if begin < end else None
-
-
-def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span]) -> None:
-    """The job from the start of its process to its end, and what it said that it did meanwhile."""
-    begin_ns, end_ns = spans[0].start_ns, max(span.end_ns for span in spans)
-    facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
-    tracks.slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
-    marks = [(span.name, span.start_ns) for span in spans]
-    if job.start_ns is not None and job.end_ns is not None:
-        marks += [("work", job.start_ns), ("finish", job.end_ns)]
-    inside = sorted(((name, min(max(t_ns, begin_ns), end_ns)) for name, t_ns in marks), key=lambda mark: mark[1])
-    for (name, since_ns), (_, until_ns) in zip(inside, [*inside[1:], ("", end_ns)], strict=True):
-        if until_ns > since_ns:
-            tracks.slice(track, name, since_ns, until_ns)
-
-
-def _counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
-    """Readings of the whole device and machine that are drawn, thinned to what a screen can show."""
-    drawn = {(source, field.name) for source, field in fields if field.chart is not None}
-    found: dict[tuple[str, str], Series] = defaultdict(Series)
-    for sample in samples:
-        if sample.is_of_whole:
-            for name, value in sample.values.items():
-                if (sample.source, name) in drawn:
-                    found[sample.source, name].append(sample.t_ns, value)
-    for (source, name), series in found.items():
-        for _, t_ns, value in series.thinned(_COUNTER_POINTS):
-            yield f"{source}/{name}", t_ns, value
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
@@ -214,11 +32,6 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
         ConfigError: there is no store in the folder.
         TrackingError: the store cannot be read, has no such experiment, or no group of it has a timeline.
     """
-    import tempfile
-
-    from pipeline import results
-    from pipeline.store import open_named
-
     store = open_named(root_or_uri)
     groups = results.find_finished_in(store, experiment)
     if not groups:
@@ -237,13 +50,11 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
                 raise TrackingError(f"cannot read {layout.TIMELINE} of run {group.run_id}: {error}") from error
     if not traces:
         raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
-    return merged(traces), len(groups) - len(traces)
+    return trace.merged(traces), len(groups) - len(traces)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the trace of an experiment; returns the exit status."""
-    from pipeline.store import set_mlflow_defaults  # which needs what records a timeline
-
     parser = argparse.ArgumentParser(prog="python -m pipeline.timeline", description="A study as a trace for Perfetto.")
     parser.add_argument("--experiment", default="collocation", help="MLflow experiment (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("trace.json"), help="file to write (default: %(default)s)")
@@ -252,8 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     set_mlflow_defaults()
     try:
-        trace, num_without = of_experiment(options.uri or options.root, options.experiment)
-        options.out.write_text(json.dumps(trace), encoding="utf-8")
+        content, num_without = of_experiment(options.uri or options.root, options.experiment)
+        options.out.write_text(json.dumps(content), encoding="utf-8")
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -262,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     without = f" ({num_without} more have no timeline: skipped, or killed)" if num_without else ""
     sys.stdout.write(
-        f"{counted(trace['otherData']['groups'], 'group')}{without} in {options.out}; open https://ui.perfetto.dev\n"
+        f"{counted(content['otherData']['groups'], 'group')}{without} in {options.out}; open https://ui.perfetto.dev\n"
     )
     return 0
 

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+MIN_INTERVAL_MS = 200
+"""Between two readings of a listener: sensors do not change faster, and reading them costs what the jobs need."""
+
 
 class Result(enum.StrEnum):
     """How a group or a job ended. Every planned group ends in exactly one of these."""
@@ -331,6 +334,7 @@ class Field:
         summary: what the row has of it; nothing without.
         figure: its name in the row, if not the name with the summary before its unit (`power_mean_w`).
         title: of that figure in the report's tables, which leave out one without.
+        column: head of that figure in the table that a study ends with, which leaves out one without.
         chart: how it is drawn; not at all without.
         is_live: whether the live view shows it of a job, as its memory.
     """
@@ -342,6 +346,7 @@ class Field:
     summary: Summary | None = None
     figure: str = ""
     title: str = ""
+    column: str = ""
     chart: Chart | None = None
     is_live: bool = False
 

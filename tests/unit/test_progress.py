@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from pipeline import go_on, terminal
+from pipeline import go_on
 from pipeline.progress import Progress
 from pipeline.types import GroupResult, Result, WindowKind
+from pipeline.view import PlainView
 from pipeline.words import counted, duration
 from tests.rows import group
 
@@ -93,7 +94,7 @@ def test_one_is_not_said_as_many():
 def test_plain_lines_say_where_the_study_is(capsys):
     clock = Clock()
     groups = [group("a"), group("a", block=2)]
-    view = terminal.PlainView(Progress(groups, clock=clock))
+    view = PlainView(Progress(groups, clock=clock))
     view.begin(groups[0])
     clock.now_s = 14
     view.done(GroupResult(group=groups[0], result=Result.OK, reason=""))

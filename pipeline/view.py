@@ -1,41 +1,48 @@
-"""What the user sees: a live view while a group runs, plain lines where there is no terminal, and the table of rows."""
+"""What the user sees while groups run: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from pipeline import events, layout
+from pipeline.fields import Fields
 from pipeline.progress import Progress
-from pipeline.tags import Tag
-from pipeline.types import Group, GroupResult, Result, Window, WindowKind
-from pipeline.words import aligned, counted, duration, say
+from pipeline.types import Group, GroupResult, Sample, WindowKind
+from pipeline.words import duration, say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipeline.observation import Watched
-
 _REFRESH_S = 1.0
-_COLUMNS = (
-    ("samples/s", "throughput_total_samples_per_s", "{:.1f}"),
-    ("epoch s", "epoch_time_mean_s", "{:.2f}"),
-    ("makespan s", "makespan_s", "{:.1f}"),
-    ("speed-up", "speedup_vs_serial_ratio", "{:.2f}"),
-    ("slowdown", "slowdown_worst_ratio", "{:.2f}"),
-    ("fairness", "fairness_jain_ratio", "{:.3f}"),
-    ("overlap", "overlap_ratio", "{:.3f}"),
-    ("skew ms", "start_skew_ms", "{:.1f}"),
-    ("GPU MiB", "memory_peak_mib", "{:.0f}"),
-    ("GRACT", "gract_mean_ratio", "{:.2f}"),
-    ("SMACT", "smact_mean_ratio", "{:.2f}"),
-    ("J/sample", "energy_per_sample_j", "{:.4f}"),
-    ("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),
-)
+
+
+class Shown(Protocol):
+    """The group that runs, as the live view sees it."""
+
+    @property
+    def folder(self) -> Path:
+        """The group's files."""
+        ...
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """What the listeners have read until now."""
+        ...
+
+    @property
+    def fields(self) -> Fields:
+        """The quantities of the listeners."""
+        ...
+
+    def pids(self) -> Mapping[int, int]:
+        """Job index to PID, for the jobs that are alive now."""
+        ...
 
 
 class PlainView:
@@ -50,7 +57,7 @@ class PlainView:
         self._announce(group)
 
     @contextmanager
-    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
+    def watch(self, group: Group, watched: Shown) -> Iterator[None]:
         """Show the group while it runs."""
         yield
 
@@ -70,7 +77,7 @@ class LiveView(PlainView):
     """A table that is drawn anew every second, on a terminal."""
 
     @contextmanager
-    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
+    def watch(self, group: Group, watched: Shown) -> Iterator[None]:
         """Show phase, epoch, samples/s and memory of each job until the group ends."""
         from rich.console import Console
         from rich.live import Live
@@ -103,7 +110,7 @@ class LiveView(PlainView):
 class _Drawer:
     """Builds the live table from the tails of the jobs' event files."""
 
-    def __init__(self, group: Group, watched: Watched, progress: Progress) -> None:
+    def __init__(self, group: Group, watched: Shown, progress: Progress) -> None:
         self.group, self.watched, self.progress = group, watched, progress
         self.before: dict[int, events.Progress] = {}
         self.begin_s = time.monotonic()
@@ -143,35 +150,6 @@ class _Drawer:
 def make_view(progress: Progress) -> PlainView:
     """The live view on a terminal, plain lines elsewhere."""
     return (LiveView if sys.stderr.isatty() else PlainView)(progress)
-
-
-def table(rows: Sequence[GroupResult]) -> str:
-    """The rows as an aligned text table; a column without any value is left out, a missing value is `-`."""
-    shown = [column for column in _COLUMNS if any(column[1] in row.metrics for row in rows)]
-    # Groups of one name that differ in these are told apart by them.
-    facts = {
-        "window": [_window(row.group.window) for row in rows],
-        "device": [row.group.device.name for row in rows],
-    }
-    facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
-    lines = [["group", *facts, "block", "result", *(title for title, _, _ in shown)]]
-    for row, *said in zip(rows, *facts.values(), strict=True):
-        figures = [form.format(row.metrics[key]) if key in row.metrics else "-" for _, key, form in shown]
-        flag = "*" if Tag.FLAG in row.tags else ""
-        lines.append([row.group.name, *said, str(row.group.block), row.result.value + flag, *figures])
-    text = aligned(lines, left={*range(1 + len(facts)), 2 + len(facts)})
-    notes = [f"* {row.group.name}: {row.tags['collocation.flag']}" for row in rows if Tag.FLAG in row.tags]
-    notes += [f"{row.group.name}: {row.reason}" for row in rows if row.result is not Result.OK and row.reason]
-    simulated = dict.fromkeys(row.group.device.name for row in rows if row.group.device.is_simulated)
-    if simulated:
-        notes.append(f"simulated: {', '.join(simulated)}; the jobs ran on the CPU, so no figure speaks of a real GPU")
-    return "\n".join([*text, *notes])
-
-
-def _window(window: Window) -> str:
-    if window.kind is WindowKind.STEADY:
-        return f"steady, {window.seconds:g} s"
-    return f"work, {counted(window.epochs, 'epoch')}"
 
 
 def _or_dash(value: int | None) -> str:
