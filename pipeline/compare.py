@@ -193,6 +193,4 @@ def _digests(row: GroupResult) -> tuple[str, ...]:
 
 def comparable(group: Group) -> tuple[object, ...]:
     """What a group and its baseline must share beside their workloads."""
-    window = group.window
-    length = (window.seconds, window.settle_s) if window.kind is WindowKind.STEADY else (window.epochs,)
-    return (group.block, window.kind, length, group.device.uuid, group.pin_cpus, group.profiler)
+    return (group.block, group.device.uuid, *sorted(group.settings.items()), group.profiler)

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import check, command_line, factory
 from pipeline.errors import ConfigError
 from pipeline.inventory import Inventory, chosen_workloads, env_of
-from pipeline.modes import is_program, mode_of
+from pipeline.modes import mode_of
 from pipeline.paths import expanded
 from pipeline.schema import (
     Baseline,
@@ -139,19 +139,18 @@ def describe(plan: Plan) -> str:
     lines = [f"{counted(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
     several = len({device.name for device in plan.devices}) > 1
     for group in plan.groups:
-        length = f"{group.window.kind.value}, {_length(group)}"
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
         lines.append(
-            f"{group.number:5d}  block {group.block}  {group.name:36s}  {length:28s}  {group.digest[:12]}"
+            f"{group.number:5d}  block {group.block}  {group.name:36s}  {_length(group):28s}  {group.digest[:12]}"
             f"{f'  {group.device.name}' if several else ''}{skip}"
         )
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
 def _length(group: Group) -> str:
-    if group.window.kind is WindowKind.STEADY:
-        return f"{group.window.seconds:g} s after {group.window.settle_s:g} s"
-    return "until the jobs end" if group.jobs[0].workload.ends_by_itself else counted(group.window.epochs, "epoch")
+    if group.window.kind is WindowKind.WORK and group.jobs[0].workload.ends_by_itself:
+        return f"{group.window.kind.value}, until the jobs end"
+    return group.window.words
 
 
 def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:
@@ -307,27 +306,11 @@ def _group(
     if sequential:
         sharing = _SERIAL
     gpu = _gpu_settings(config.gpu, sequential=sequential)
-    pin_cpus = config.pin_cpus
     profiler = _profiler(config.profiler)
-    settings = {
-        "window": _window_facts(window),
-        # On a simulated GPU, what is declared decides which groups run out of memory.
-        "device": [device.kind, device.name, *([gpu.job_memory_mib] if device.is_simulated else [])],
-        "seed": config.seed,
-        "pin_cpus": pin_cpus,
-    }
-    facts = settings | {
-        "workloads": [job.workload.digest for job in jobs],
-        "scenario": scenario,
-        # Where a class or a program lies is no fact, what it is told to do is.
-        "sharing": [(key, value) for key, value in sharing.options if not is_program(key)],
-        "exclusive_process": gpu.exclusive_process,
-        **({} if profiler.is_none else {"profiler": [profiler.name, config.profiler.options]}),
-    }
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in jobs})
     sizes = [job.size or job.workload.name for job in jobs]
     label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
-    return Group(
+    group = Group(
         number=0,
         name="-".join(
             [scenario, label, *_naming_options(scenario, sharing), *([] if profiler.is_none else [profiler.name])]
@@ -343,12 +326,16 @@ def _group(
         sequential=sequential,
         device=device,
         listeners=tuple(listeners),
-        pin_cpus=pin_cpus,
-        digest=_digest(facts),
+        pin_cpus=config.pin_cpus,
+        digest="",
         gpu=gpu,
         config_text=functools.partial(_config_text, config),
         profiler=profiler,
-        settings_digest=_digest(settings, packages),
+    )
+    return dataclasses.replace(
+        group,
+        digest=_digest([job.workload.digest for job in jobs], scenario, group.settings, group.options),
+        settings_digest=_digest(group.settings, packages),
     )
 
 
@@ -373,12 +360,6 @@ def _naming_options(scenario: str, sharing: Spec) -> list[str]:
         for key, value in mode_of(scenario).naming(sharing.options)
         if value not in (None, "auto", ())
     ]
-
-
-def _window_facts(window: Window) -> list[object]:
-    if window.kind is WindowKind.STEADY:
-        return [window.kind.value, window.seconds, window.settle_s]
-    return [window.kind.value, window.epochs]
 
 
 def _required(name: str, value: str) -> Required:

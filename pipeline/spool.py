@@ -203,6 +203,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
         Tag.ROLE: GROUP,
         Tag.DIGEST: group.digest,
         Tag.SETTINGS: group.settings_digest,
+        Tag.PLANNED: json.dumps({"settings": group.settings, "options": group.options}),
         Tag.SPOOL_ID: spool_id,
     }
     children = tuple(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.fields import Fields, figure_of
 from pipeline.tags import Tag
-from pipeline.types import GroupResult, Result, Window, WindowKind
-from pipeline.words import aligned, counted
+from pipeline.types import GroupResult, Result
+from pipeline.words import aligned
 
 # Head, figure and format of each column; those of samples stand between the two.
 _COLUMNS = (
@@ -38,7 +38,7 @@ def table(rows: Sequence[GroupResult], fields: Fields) -> str:
     shown = [column for column in every if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.
     facts = {
-        "window": [_window(row.group.window) for row in rows],
+        "window": [row.group.window.words for row in rows],
         "device": [row.group.device.name for row in rows],
     }
     facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
@@ -62,9 +62,3 @@ def _sampled(fields: Fields) -> Iterator[tuple[str, str, str]]:
     for name, field in figures.items():
         if name is not None:
             yield field.column, name, _FORMATS.get(field.unit, "{:.1f}")
-
-
-def _window(window: Window) -> str:
-    if window.kind is WindowKind.STEADY:
-        return f"steady, {window.seconds:g} s"
-    return f"work, {counted(window.epochs, 'epoch')}"

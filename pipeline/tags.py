@@ -27,6 +27,7 @@ class Tag(StrEnum):
     SIMULATED = f"{PREFIX}simulated"
     DIGEST = f"{PREFIX}digest"
     SETTINGS = f"{PREFIX}settings"
+    PLANNED = f"{PREFIX}planned"  # JSON: `settings` and `options` of the group
     WORKLOAD_DIGEST = f"{PREFIX}workload_digest"
     RESULT = f"{PREFIX}result"
     REASON = f"{PREFIX}reason"

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.modes import is_program
+
 MIN_INTERVAL_MS = 200
 """Between two readings of a listener: sensors do not change faster, and reading them costs what the jobs need."""
 
@@ -100,6 +102,13 @@ class Window:
     seconds: float
     settle_s: float
     epochs: int
+
+    @property
+    def words(self) -> str:
+        """As users read it, with all that tells two windows apart: `steady, 20 s after 2 s`, `work, 5 epochs`."""
+        if self.kind is WindowKind.STEADY:
+            return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
+        return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,12 +257,11 @@ class Group:
         number: position in the plan, from 1.
         block: the repeat, from 1; each block holds every group of the study once.
         sequential: run the jobs one after another (the serial baseline of a mix).
-        digest: of workloads, sharing, window, device model, seed and block.
+        digest: of workloads, scenario, options, settings and block.
         skip_reason: why this group is recorded as `skipped` instead of run.
         profiler: what is put before the command of each job.
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
-        settings_digest: of what groups must share to belong to one study, whatever they run and in whatever mode:
-            window, seed, device model, pinned CPUs, packages.
+        settings_digest: of the settings and the packages.
     """
 
     number: int
@@ -281,6 +289,37 @@ class Group:
     def degree(self) -> int:
         """How many jobs run together."""
         return len(self.jobs)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What groups must share to belong to one study, whatever they run and in whatever mode, in words.
+
+        With the jobs, the scenario and the options, this is what tells groups apart. Every group has every name, so
+        that any two can be compared.
+        """
+        simulated = self.device.is_simulated
+        return {
+            "device": f"simulated {self.device.name}" if simulated else self.device.name,
+            "window": self.window.words,
+            "seed": str(self.seed),
+            "pinned CPUs": str(self.pin_cpus).lower(),
+            # On a simulated GPU, what is declared decides which groups run out of memory.
+            "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
+        }
+
+    @property
+    def options(self) -> dict[str, object]:
+        """How the device is shared beside the scenario's name, and what starts the jobs: only what was given.
+
+        Where a class or a program lies is none of it; what it is told to do is.
+        """
+        options = {key: value for key, value in self.sharing.options if value is not None and not is_program(key)}
+        if self.gpu.exclusive_process:
+            options["exclusive_process"] = True
+        if not self.profiler.is_none:
+            told = [(key, value) for key, value in self.profiler.build.options if value and not is_program(key)]
+            options["profiler"] = (self.profiler.name, *told)
+        return options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

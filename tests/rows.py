@@ -36,7 +36,9 @@ def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
 
 def gpu_settings(**changes: Any) -> GpuSettings:
     values: dict[str, Any] = {"admin": (), "lock_dir": Path("/var/tmp"), "tolerate": (), "exclusive_process": False}
-    return GpuSettings(**(values | {"job_memory_mib": 512} | changes))
+    values |= {"job_memory_mib": 512} | changes
+    values["admin"] = None if values["admin"] is None else tuple(values["admin"])
+    return GpuSettings(**values)
 
 
 def group(

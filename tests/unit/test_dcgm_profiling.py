@@ -14,11 +14,11 @@ from pipeline.gpu import dcgm_profiling, nvml
 from pipeline.journal import Journal, replay
 from pipeline.profiler_none import NoProfiler
 from pipeline.profiler_nsight import Nsys
-from pipeline.schema import Config, GpuConfig
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Fault, StateFile
 from pipeline.types import Group
+from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
 
@@ -43,9 +43,9 @@ def make_machine(tmp_path: Path) -> Callable[..., Machine]:
         with installed(file.path):
             (device,) = nvml.list_devices()
         simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
-        config = Config(gpu=GpuConfig(lock_dir=str(tmp_path), **gpu))
+        settings = gpu_settings(lock_dir=tmp_path, **gpu)
         return Machine(
-            file, make_group("a", device=simulated, config=config), programs["dcgmi"], Journal(tmp_path, device.uuid)
+            file, make_group("a", device=simulated, gpu=settings), programs["dcgmi"], Journal(tmp_path, device.uuid)
         )
 
     return make

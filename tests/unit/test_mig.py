@@ -21,13 +21,13 @@ from pipeline.gpu import mig_control, nvml
 from pipeline.gpu.mig import Mig, MigSlots
 from pipeline.host import cpu_device
 from pipeline.journal import Journal, replay
-from pipeline.schema import Config, GpuConfig
 from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Fault, Gpu, StateFile
 from pipeline.types import Device, Group, Job
+from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
 FOREIGN = 14  # profile id of 2g on A100 and H100
@@ -63,8 +63,8 @@ class Machine:
     def group(self, *sizes: str | None, **changes: Any) -> Group:
         made = make_group(*("job" for _ in sizes))
         jobs = tuple(Job(index=j.index, workload=j.workload, size=s) for j, s in zip(made.jobs, sizes, strict=True))
-        gpu = GpuConfig(lock_dir=str(self.folder), admin=changes.pop("admin", []))
-        values = {"jobs": jobs, "scenario": "mig", "device": self.device, "config": Config(gpu=gpu)}
+        gpu = gpu_settings(lock_dir=self.folder, admin=changes.pop("admin", ()))
+        values = {"jobs": jobs, "scenario": "mig", "device": self.device, "gpu": gpu}
         return dataclasses.replace(made, **(values | changes))
 
     @contextmanager

@@ -15,12 +15,12 @@ from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import mps, nvml
 from pipeline.gpu.mig_mps import MigMps
 from pipeline.journal import Journal
-from pipeline.schema import Config, GpuConfig
 from pipeline.simulation import mps_control
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import StateFile
 from pipeline.types import Group
+from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
 
@@ -43,8 +43,8 @@ def make(folder) -> Iterator:
         simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
 
         def group(degree: int, **gpu) -> Group:
-            config = Config(gpu=GpuConfig(lock_dir=str(folder), **gpu))
-            return make_group(*["job"] * degree, device=simulated, scenario="mig_mps", config=config)
+            settings = gpu_settings(lock_dir=folder, **gpu)
+            return make_group(*["job"] * degree, device=simulated, scenario="mig_mps", gpu=settings)
 
         yield group
 

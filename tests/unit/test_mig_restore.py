@@ -21,12 +21,12 @@ from pipeline.gpu import mig_control, nvml, profiles
 from pipeline.gpu.mig import Mig
 from pipeline.gpu.mig_state import read_state
 from pipeline.gpu.partitions import Instance, Layout
-from pipeline.schema import Config, GpuConfig
 from pipeline.simulation import nvidia_smi, placement
 from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Gpu, GpuInstance, State, StateFile
 from pipeline.types import Group
+from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
 Places = tuple[tuple[int, int], ...]  # profile id and start of each instance
@@ -120,8 +120,8 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
             before, raw = read_state(device.uuid), machine.file.read()
             for places in every[::stride]:
                 instances = (Instance(job=job, profile=by_id[i], start=at) for job, (i, at) in enumerate(places))
-                config = Config(gpu=GpuConfig(lock_dir=str(machine.folder)))
-                group = make_group(*["job"] * len(places), device=device, config=config, scenario="mig")
+                gpu = gpu_settings(lock_dir=machine.folder)
+                group = make_group(*["job"] * len(places), device=device, gpu=gpu, scenario="mig")
                 scratch = machine.folder / "scratch"
                 scratch.mkdir()
                 sharing = Placed(Layout(instances=tuple(instances)), machine.program)

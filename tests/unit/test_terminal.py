@@ -41,7 +41,7 @@ def test_groups_of_one_name_are_told_apart_by_window_and_device():
     rows = [GroupResult(group=each, result=Result.OK, reason="") for each in groups]
     assert [re.split("  +", line) for line in table(rows, FIELDS).splitlines()] == [
         ["group", "window", "device", "block", "result"],
-        ["naive-a+a", "steady, 10 s", pair.device.name, "1", "ok"],
-        ["naive-a+a", "steady, 10 s", "NVIDIA A30", "1", "ok"],
+        ["naive-a+a", "steady, 10 s after 1 s", pair.device.name, "1", "ok"],
+        ["naive-a+a", "steady, 10 s after 1 s", "NVIDIA A30", "1", "ok"],
         ["naive-a+a", "work, 2 epochs", pair.device.name, "1", "ok"],
     ]
