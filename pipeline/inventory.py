@@ -10,18 +10,12 @@ from pathlib import Path
 from pipeline import factory
 from pipeline.errors import ConfigError
 from pipeline.host import cpu_device
-from pipeline.paths import PROJECT_DIR, expanded, find_file
+from pipeline.paths import PROJECT_DIR, find_file
 from pipeline.protocols import Env
-from pipeline.schema import Config, Dataset, DataSource, GpuConfig, GpuKind, TrainTimmConfig, WorkloadConfig
+from pipeline.schema import Config, GpuConfig, GpuKind
 from pipeline.source_digest import module_file, source_digest
 from pipeline.types import Device, Interpreter, Spec
-
-# What a data set's folder is called below `data_root`; the digits come with scikit-learn.
-_DATASET_FOLDERS = {
-    Dataset.cifar10: "cifar-10-batches-py",
-    Dataset.imagenet64: "imagenet64",
-    Dataset.imagenet: "imagenet",
-}
+from pipeline.workload_options import WorkloadConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +73,7 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] |
                     scripts[script] = _find_script(script)
             if (module := workload.preload) is not None and (file := module_file(module, PROJECT_DIR)) is not None:
                 scripts[module] = file, source_digest(file, PROJECT_DIR)
-            if isinstance(workload, TrainTimmConfig):
-                _check_data(workload)
+            workload.check_data()
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
 
 
@@ -162,20 +155,3 @@ def _find_script(script: str) -> tuple[Path, str]:
         raise ConfigError(f"workload.script={script}: {error.filename} is no Python: {error}") from error
     except OSError as error:
         raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
-
-
-def _check_data(workload: TrainTimmConfig) -> None:
-    if workload.source is not DataSource.disk or workload.dataset not in _DATASET_FOLDERS:
-        return
-    name, folder = workload.dataset.name, _DATASET_FOLDERS[workload.dataset]
-    if workload.data_root is None:
-        raise ConfigError(
-            f"workload {workload.name} reads {name} from disk, but no folder is given; "
-            "say data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape"
-        )
-    path = expanded("data.root", workload.data_root) / folder
-    if not path.is_dir():
-        raise ConfigError(
-            f"workload {workload.name} reads {name} from {path}, which does not exist; "
-            f"data.root (or workload.data_root) must be the folder that holds `{folder}`"
-        )

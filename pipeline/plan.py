@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import check, command_line, factory
 from pipeline.errors import ConfigError
 from pipeline.inventory import Inventory, chosen_workloads, env_of
 from pipeline.modes import mode_of
-from pipeline.paths import expanded
 from pipeline.schema import (
     Baseline,
     Config,
@@ -32,7 +31,6 @@ from pipeline.schema import (
     ListenerConfig,
     Order,
     ProfilerConfig,
-    WorkloadConfig,
 )
 from pipeline.types import (
     Device,
@@ -50,10 +48,8 @@ from pipeline.types import (
     Workload,
 )
 from pipeline.words import counted
+from pipeline.workload_options import WorkloadConfig
 
-_WORKLOAD_KEYS = frozenset(field.name for field in dataclasses.fields(WorkloadConfig))
-# Paths say where things lie on this machine, not what is computed.
-_PATH_KEYS = frozenset({"data_root", "cache_root"})
 _SERIAL = Spec(target="pipeline.gpu.naive.Naive")
 
 
@@ -66,7 +62,12 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     typed: list[Config] = []
     for config in configs:
         try:
-            typed.append(OmegaConf.to_object(config))  # type: ignore[arg-type]
+            each = OmegaConf.to_object(config)
+            assert isinstance(each, Config)
+            each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
+            each.env = _node("env", each.env)
+            each.profiler = _node("profiler", each.profiler, name=MISSING)
+            typed.append(each)
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "?"
             raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
@@ -76,6 +77,20 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
             each.gpu.admin = []  # whatever a file says that was written for a real GPU
     return typed
+
+
+def _node(where: str, node: Any, **defaults: object) -> Any:
+    """The node as an object, if it is that of a YAML which extends no node of the schema.
+
+    Raises:
+        ConfigError: it lacks what every node of its kind has.
+    """
+    if not isinstance(node, dict):
+        return node
+    values = {"_target_": MISSING, **defaults, **node}
+    if lacking := [key for key, value in values.items() if value == MISSING]:
+        raise ConfigError(f"{where}.{lacking[0]}: missing; give it as {where}.{lacking[0]}=VALUE")
+    return dataclasses.make_dataclass("Node", [(key, Any) for key in values])(**values)
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
@@ -184,7 +199,7 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
     notes += factory.instance(_profiler(config.profiler).build).notes(device)
     workloads = chosen_workloads(config)
     for workload in workloads:
-        check.workload(workload, config, device)
+        workload.check(device, device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads, notes)
     for env in dict.fromkeys(env_of(config, workload) for workload in workloads):
         if (to_build := inventory.interpreters[env].to_build) is not None:
@@ -238,10 +253,7 @@ def _workload(
     env = env_of(config, workload)
     runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
     _, preload_content = inventory.scripts.get(workload.preload or "", (None, ""))
-    flags = {key: value for key, value in vars(workload).items() if key not in _WORKLOAD_KEYS}
-    for key in _PATH_KEYS & flags.keys():
-        if flags[key] is not None:
-            flags[key] = str(expanded(f"workload.{key}", flags[key]).resolve())  # a job's current folder is another one
+    flags = workload.own_options()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
@@ -258,7 +270,7 @@ def _workload(
                 runner_content,
                 preload_content,  # a forked job has executed it
                 workload.name,
-                {k: v for k, v in flags.items() if k not in _PATH_KEYS},
+                {k: v for k, v in flags.items() if k not in workload.PATHS},
                 workload.args,
                 workload.environ,
                 inventory.interpreters[env].lock_digest,

@@ -12,6 +12,7 @@ from pipeline import schema
 from pipeline.errors import ConfigError
 from pipeline.layout import CONFIG
 from pipeline.recorded import RecordedGroup
+from pipeline.workload_options import WorkloadConfig
 
 T = TypeVar("T")
 
@@ -28,17 +29,18 @@ def config_of(group: RecordedGroup) -> tuple[DictConfig, list[str]]:
     if text is None:
         raise ConfigError(f"run {group.run_id} has no artifact {CONFIG}, so that it cannot be reproduced")
     values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
-    if lacking := [key for key in ("scenario", "workload", "env", "sizes") if key not in values]:
+    if lacking := [key for key in ("scenario", "workload", "env", "profiler", "sizes") if key not in values]:
         raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))
     absent: list[str] = []
     whole = OmegaConf.structured(schema.Config)
     try:
         nodes = {
             "scenario": _typed(schema.ScenarioConfig, values.pop("scenario"), "scenario", absent),
-            "workload": _typed(schema.WorkloadConfig, values.pop("workload"), "workload", absent),
+            "workload": _typed(WorkloadConfig, values.pop("workload"), "workload", absent),
             "env": _typed(schema.EnvConfig, values.pop("env"), "env", absent),
+            "profiler": _typed(schema.ProfilerConfig, values.pop("profiler"), "profiler", absent),
             "sizes": {
-                name: _typed(schema.WorkloadConfig, size, f"sizes.{name}", absent)
+                name: _typed(WorkloadConfig, size, f"sizes.{name}", absent)
                 for name, size in values.pop("sizes").items()
             },
         }
@@ -55,9 +57,9 @@ def config_of(group: RecordedGroup) -> tuple[DictConfig, list[str]]:
 
 def _typed(base: type[T], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
     """The values as the node of the schema that has these keys, or the fewest keys beside them."""
-    fitting = [(_keys(node) - set(values), node) for node in _kinds(base) if set(values) <= _keys(node)]
-    if not fitting and base is schema.EnvConfig:
-        return OmegaConf.create(values)  # a kind without a node of its own
+    fitting = [(_keys(node) - set(values), node) for node in schema.kinds(base) if set(values) <= _keys(node)]
+    if not fitting and "_target_" in values:  # of a YAML that extends no node: its keys are arguments of its class
+        return OmegaConf.create(values)
     if not fitting:
         raise ConfigError(
             f"{where}: this version of the project knows no kind of it with the keys {', '.join(sorted(values))}; "
@@ -68,10 +70,6 @@ def _typed(base: type[T], values: dict[str, Any], where: str, absent: list[str])
     merged = OmegaConf.merge(OmegaConf.structured(node), values)
     assert isinstance(merged, DictConfig)
     return merged
-
-
-def _kinds(base: type[Any]) -> list[type[Any]]:
-    return [base, *(kind for child in base.__subclasses__() for kind in _kinds(child))]
 
 
 def _keys(node: type[Any]) -> set[str]:

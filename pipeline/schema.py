@@ -1,19 +1,20 @@
 """Structured configs that mirror `conf/`: types, defaults and what each key means. Nothing else.
 
-These dataclasses end at `plan.build`: no other module takes one. Hydra reports a wrong key, type or choice itself,
-because every YAML of `conf/` extends its node here.
+Hydra reports a wrong key, type or choice itself, because a YAML of `conf/` extends its node here, by the node's `NODE`.
+A scenario, environment or profiler may do without one: the keys of its YAML are then the arguments of its class.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from pipeline.types import EnvTool, WindowKind
+from pipeline.workload_options import DataSource, WorkloadConfig
 
 
 class Baseline(enum.Enum):
@@ -40,126 +41,11 @@ class GpuKind(enum.Enum):
     simulated = 3
 
 
-class DataSource(enum.Enum):
-    """`disk` reads the real data set; the synthetic ones make data of the same shape in the loader or on the device."""
-
-    disk = 0
-    synthetic_host = 1
-    synthetic_device = 2
-
-
-class Dataset(enum.Enum):
-    """The data sets that `train_timm` knows."""
-
-    digits = 0
-    cifar10 = 1
-    imagenet64 = 2
-    imagenet = 3
-
-
-class StepMode(enum.Enum):
-    """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
-
-    eager = 0
-    compile = 1
-    cuda_graph = 2
-
-
-class Precision(enum.Enum):
-    """Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
-
-    fp32 = 0
-    tf32 = 1
-    bf16 = 2
-    fp16 = 3
-
-
-class Autotune(enum.Enum):
-    """When cuDNN tries its algorithms: one job after another, while the other jobs do, or not at all."""
-
-    in_turn = 0
-    together = 1
-    off = 2
-
-
-@dataclass
-class WorkloadConfig:
-    """A program. Keys that a subclass adds become its command-line flags (`batch_size` -> `--batch-size`).
-
-    A program that can be told to stop also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
-
-    Attributes:
-        script: path of the script, from the working directory or from the project's own folder.
-        args: further arguments, verbatim.
-        runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
-        ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
-        environ: further environment variables.
-        preload: module that imports what the program imports, for a warm start; `null` starts each job from nothing.
-        env_file: the file of this program's environment, instead of `env.file`.
-    """
-
-    name: str = MISSING
-    script: str = MISSING
-    args: list[str] = field(default_factory=list)
-    runner: str | None = None
-    ends_by_itself: bool = False
-    environ: dict[str, str] = field(default_factory=dict)
-    preload: str | None = None
-    env_file: str | None = None
-
-
-@dataclass
-class TrainTimmConfig(WorkloadConfig):
-    """Image classification with a model of timm (`workloads/train_timm.py`).
-
-    Attributes:
-        data_root: folder that holds the data sets; needed for `source: disk`, except for the digits.
-        cache_root: where converted data sets go; the data set's own folder if not given.
-        samples: training samples an epoch for synthetic data; the real data set's number if not given.
-        loader_workers: data loader processes of each job.
-        threads: CPU threads of each job's framework; the framework's own choice if not given.
-        autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it, and the
-            jobs train at a third of their speed (docs/method.md).
-        canary: check before the run that the job's products and convolutions come out right (docs/method.md).
-        validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
-    """
-
-    script: str = "workloads/train_timm.py"
-    preload: str | None = "workloads.timm_imports"
-    model: str = MISSING
-    model_args: dict[str, Any] = field(default_factory=dict)
-    dataset: Dataset = MISSING
-    source: DataSource = DataSource.disk
-    data_root: str | None = None
-    cache_root: str | None = None
-    image_px: int = MISSING
-    num_classes: int = MISSING
-    samples: int | None = None
-    batch_size: int = MISSING
-    learning_rate: float = 0.1
-    step_mode: StepMode = StepMode.eager
-    precision: Precision = Precision.fp32
-    channels_last: bool = True
-    loader_workers: int = 2
-    threads: int | None = None
-    autotune: Autotune = Autotune.in_turn
-    warmup_steps: int = 10
-    canary: bool = True
-    validate: bool = False
-
-
-@dataclass
-class ScriptConfig(WorkloadConfig):
-    """Any training script, unchanged. `script` is the user's; it is measured from its start to its exit."""
-
-    name: str = "script"
-    runner: str | None = "workloads/script.py"
-    ends_by_itself: bool = True
-
-
 @dataclass
 class ScenarioConfig:
     """How the GPU is shared. `_target_` is a `pipeline.protocols.Sharing`; further keys are its arguments."""
+
+    NODE: ClassVar[str] = "scenario"
 
     name: str = MISSING
     _target_: str = MISSING
@@ -176,6 +62,8 @@ class MpsConfig(ScenarioConfig):
         program: path of nvidia-cuda-mps-control; looked for on PATH if not given.
     """
 
+    NODE: ClassVar[str] = "mps"
+
     pinned_mem_limit: Any = None
     priority: Any = None
     program: str | None = None
@@ -188,6 +76,8 @@ class MpsPercentConfig(MpsConfig):
     Attributes:
         active_thread_pct: the cap in per cent; one number, or a list by position; equal shares if not given.
     """
+
+    NODE: ClassVar[str] = "mps_percent"
 
     active_thread_pct: Any = None
 
@@ -202,6 +92,8 @@ class MigConfig(ScenarioConfig):
         size_profile: by mix letter.
         program: path of nvidia-smi; looked for on PATH if not given.
     """
+
+    NODE: ClassVar[str] = "mig"
 
     profile: str = "auto"
     profiles: list[str] | None = None
@@ -224,6 +116,8 @@ class MigMpsConfig(ScenarioConfig):
         mps_program: path of nvidia-cuda-mps-control; looked for on PATH if not given.
         program: path of nvidia-smi; looked for on PATH if not given.
     """
+
+    NODE: ClassVar[str] = "mig_mps"
 
     profiles: list[str] | None = None
     profile: str = "auto"
@@ -269,10 +163,9 @@ class GpuConfig:
 
 @dataclass
 class EnvConfig:
-    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`, further keys its arguments.
+    """Where a job's interpreter comes from. `_target_` is a `pipeline.protocols.Env`, further keys its arguments."""
 
-    A kind needs no node of its own: without one, the keys of its YAML are taken as they are.
-    """
+    NODE: ClassVar[str] = "env"
 
     _target_: str = MISSING
 
@@ -285,6 +178,8 @@ class ProfilerConfig:
         program: path of the profiler; looked for on PATH and where it is installed if not given.
         options: further arguments of the profiler, verbatim.
     """
+
+    NODE: ClassVar[str] = "profiler"
 
     name: str = "none"
     _target_: str = "pipeline.profiler_none.NoProfiler"
@@ -302,6 +197,8 @@ class VenvConfig(EnvConfig):
         cache_root: folder of the environments; one in the user's cache folder if not given.
     """
 
+    NODE: ClassVar[str] = "venv"
+
     file: str | None = None
     python: str | None = None
     cache_root: str | None = None
@@ -316,6 +213,8 @@ class CondaConfig(EnvConfig):
         tool: what solves and installs; `rattler` needs no conda.
         cache_root: folder of the environments; one in the user's cache folder if not given.
     """
+
+    NODE: ClassVar[str] = "conda"
 
     file: str | None = None
     tool: EnvTool = EnvTool.rattler
@@ -393,6 +292,8 @@ class Config:
     """Everything that `python run.py` takes.
 
     Attributes:
+        scenario, env, profiler: a `ScenarioConfig`, `EnvConfig`, `ProfilerConfig`, or of a YAML that extends no node.
+        workload: a `WorkloadConfig`.
         degree: how many copies of `workload` run together.
         mix: instead of `degree`: names from `sizes`, one job each.
         repeats: complete blocks of the study, each with its own baseline.
@@ -404,7 +305,7 @@ class Config:
         reproduce_strict: refuse a reproduction that differs from the original in anything that is recorded.
     """
 
-    scenario: ScenarioConfig = MISSING
+    scenario: Any = MISSING
     workload: Any = MISSING
     sizes: dict[str, Any] = field(default_factory=dict)
     degree: int = 2
@@ -412,7 +313,7 @@ class Config:
     gpu: GpuConfig = field(default_factory=GpuConfig)
     listeners: dict[str, ListenerConfig] = field(default_factory=dict)
     env: Any = MISSING
-    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
+    profiler: Any = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -434,16 +335,11 @@ def register() -> None:
     """Make the nodes known to Hydra, under the names that the YAML files extend."""
     store = ConfigStore.instance()
     store.store(name="config_schema", node=Config)
-    for name, node in (
-        ("scenario", ScenarioConfig),
-        ("mps", MpsConfig),
-        ("mps_percent", MpsPercentConfig),
-        ("mig", MigConfig),
-        ("mig_mps", MigMpsConfig),
-        ("workload", WorkloadConfig),
-        ("train_timm", TrainTimmConfig),
-        ("script", ScriptConfig),
-        ("venv", VenvConfig),
-        ("conda", CondaConfig),
-    ):
-        store.store(group="schema", name=name, node=node)
+    for base in (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig):
+        for node in kinds(base):
+            store.store(group="schema", name=node.NODE, node=node)
+
+
+def kinds(base: type[Any]) -> list[type[Any]]:
+    """The node and all that extend it."""
+    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]

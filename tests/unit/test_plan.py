@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from pipeline import inventory
+from pipeline import inventory, layout, schema
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
 from pipeline.inventory import take as take_inventory
 from pipeline.paths import PROJECT_DIR
+from pipeline.recorded import RecordedGroup
+from pipeline.recorded_config import config_of
 from pipeline.types import WindowKind
 from tests.conftest import DATA, GPU, inventory_of, sweep
 
@@ -314,3 +317,70 @@ def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name
         "naive-2x-tiny",
         "serial-1x-tiny",
     ]
+
+
+def recorded(text: str) -> RecordedGroup:
+    return RecordedGroup(
+        run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text}
+    )
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """A folder of configurations and classes that others add."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for group in ("scenario", "env", "profiler", "workload"):
+        (tmp_path / group).mkdir()
+    return tmp_path, f"hydra.searchpath=[file://{tmp_path}]"
+
+
+def test_a_scenario_an_environment_and_a_profiler_with_options_of_their_own_are_a_class_and_a_yaml_each(
+    make_plan, added
+):
+    folder, here = added
+    (folder / "others.py").write_text(
+        "from pipeline.env_current import CurrentEnv\n"
+        "from pipeline.gpu.naive import Naive\n"
+        "from pipeline.profiler_none import NoProfiler\n\n"
+        "class Fair(Naive):\n    def __init__(self, share): pass\n\n"
+        "class Other(CurrentEnv):\n    def __init__(self, index): super().__init__()\n\n"
+        "class Tracer(NoProfiler):\n    def __init__(self, depth): super().__init__()\n"
+    )
+    (folder / "scenario/fair.yaml").write_text("name: fair\n_target_: others.Fair\nshare: [1, 2]\n")
+    (folder / "env/other.yaml").write_text("_target_: others.Other\nindex: x\n")
+    (folder / "profiler/tracer.yaml").write_text("name: tracer\n_target_: others.Tracer\ndepth: 3\n")
+    chosen = [here, "scenario=fair", "env=other", "profiler=tracer"]
+    (group,) = make_plan(chosen).groups
+    assert group.options == {"share": (1, 2), "profiler": ("tracer", ("depth", 3))}
+    assert group.jobs[0].workload.env.options == (("index", "x"),)
+    again, unrecorded = config_of(recorded(group.config_text()))
+    assert unrecorded == []
+    (config,) = planning.read([again])
+    (same,) = planning.build_plan([config], inventory_of([config]), is_sweep=False).groups
+    assert same.digest == group.digest
+    with pytest.raises(ConfigError, match=r"scenario\.name: missing; give it as scenario\.name=VALUE"):
+        (folder / "scenario/fair.yaml").write_text("_target_: others.Fair\nshare: 1\n")
+        make_plan(chosen)
+
+
+def test_a_kind_of_workload_with_options_of_its_own_is_a_program_a_class_and_a_yaml(make_plan, added, monkeypatch):
+    folder, here = added
+    (folder / "kind.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from pipeline.workload_options import WorkloadConfig\n\n"
+        "@dataclass\nclass Tokens(WorkloadConfig):\n"
+        "    NODE: ClassVar[str] = 'tokens'\n    length: int = 8\n\n"
+        "    def check(self, device, *, device_was_chosen):\n"
+        "        super().check(device, device_was_chosen=device_was_chosen)\n"
+        "        if self.length < 1:\n            raise self._refused('length must be at least 1')\n"
+    )
+    (folder / "tokens.py").write_text("")
+    (folder / "workload/tokens.yaml").write_text(
+        f"defaults: [/schema/tokens@_here_, _self_]\nname: tokens\nscript: {folder / 'tokens.py'}\n"
+    )
+    importlib.import_module("kind")
+    schema.register()
+    (group,) = make_plan([here, "workload=tokens", "workload.length=16"]).groups
+    assert group.jobs[0].workload.argv[1:3] == ("--length", "16")
+    with pytest.raises(ConfigError, match="workload tokens: length must be at least 1"):
+        make_plan([here, "workload=tokens", "workload.length=0"])

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from pipeline import schema
+from pipeline import workload_options
 from pipeline.paths import PROJECT_DIR
 from tests.job_server import JobServer, wait_until
 from workloads import canary, client, train_timm
@@ -80,15 +80,15 @@ def train(*flags: str, stop_after: int | None = None) -> Notebook:
 
 
 def test_the_flags_are_the_keys_of_the_configuration():
-    added = {field.name for field in dataclasses.fields(schema.TrainTimmConfig)}
-    added -= {field.name for field in dataclasses.fields(schema.WorkloadConfig)}
+    added = {field.name for field in dataclasses.fields(workload_options.TrainTimmConfig)}
+    added -= {field.name for field in dataclasses.fields(workload_options.WorkloadConfig)}
     actions = {action.dest: action for action in train_timm.build_parser()._actions}
     assert set(actions) == added | {"seed", "device", "epochs", "help"}
-    enums = {"dataset": schema.Dataset, "source": schema.DataSource}
-    enums |= {"step_mode": schema.StepMode, "precision": schema.Precision}
+    enums = {"dataset": workload_options.Dataset, "source": workload_options.DataSource}
+    enums |= {"step_mode": workload_options.StepMode, "precision": workload_options.Precision}
     for name, members in enums.items():
         assert actions[name].choices == [member.name for member in members]
-    defaults = {field.name: field.default for field in dataclasses.fields(schema.TrainTimmConfig)}
+    defaults = {field.name: field.default for field in dataclasses.fields(workload_options.TrainTimmConfig)}
     for name in ("learning_rate", "channels_last", "loader_workers", "warmup_steps", "validate", "samples", "threads"):
         assert actions[name].default == defaults[name], name
 
