@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from pipeline.types import Chart, Field, FieldTable, Sample, Summary
@@ -50,6 +50,15 @@ class Fields:
             for name, value in sample.values.items()
         }
         return next((latest[key] for key in self._live() if key in latest), None)
+
+    def titled(self, figures: Collection[str]) -> str:
+        """Title, unit and summary of those figures that the report's tables show, by name, as JSON; empty if none."""
+        found = {
+            name: {"title": field.title, "unit": field.unit, "summary": field.summary}
+            for _, field in reversed(list(self))
+            if field.title and (name := figure_of(field)) in figures
+        }
+        return json.dumps(dict(reversed(found.items()))) if found else ""
 
     def as_json(self) -> str:
         """For the file."""

@@ -44,6 +44,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
     tags = dict(seen.tags) | _first_losses(jobs)
+    if titled := seen.fields.titled(metrics):
+        tags[Tag.FIGURES] = titled
     if windows:
         tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))

@@ -33,6 +33,7 @@ class Tag(StrEnum):
     REASON = f"{PREFIX}reason"
     FLAG = f"{PREFIX}flag"
     FIRST_LOSSES = f"{PREFIX}first_losses"
+    FIGURES = f"{PREFIX}figures"
     NOT_FINITE = f"{PREFIX}not_finite"
     NO_REPORT = f"{PREFIX}no_report"
     EXIT_STATUS = f"{PREFIX}exit_status"

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import enum
+import functools
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from pipeline.report.records import Row
+from pipeline.types import Summary
 
 
 class Scale(enum.Enum):
@@ -90,3 +96,27 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("energy", "Energy, power and clocks", (*_POWER, "temperature_max_c")),
 )
 """Quantities that are printed side by side: name and title of the table, and what is in it."""
+
+
+@functools.cache
+def _sampled(titled: str) -> Mapping[str, Metric]:
+    """From what `pipeline.fields.Fields.titled` gives."""
+    told = json.loads(titled) if titled else {}
+    return {name: _metric(name, **facts) for name, facts in told.items() if name not in METRICS}
+
+
+def sampled(row: Row) -> Mapping[str, Metric]:
+    """The figures of a row that come from its listeners and that `METRICS` does not know, by name."""
+    return _sampled(row.facts.get("figures", ""))
+
+
+def table_of(metric: Metric) -> str:
+    """The table of `GROUPS` that shows a figure of a listener."""
+    return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"
+
+
+def _metric(name: str, *, title: str, unit: str, summary: str) -> Metric:
+    if unit == "ratio":
+        return Metric(name=name, title=title, unit="", scale=Scale.SHARE)
+    is_peak = summary in (Summary.MAX, Summary.PEAK)
+    return Metric(name=name, title=title, unit=unit, scale=Scale.PEAK if is_peak else Scale.POSITIVE)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.compare import in_turn
+from pipeline.report.metrics import sampled
 from pipeline.report.records import JobRow, Row
 from pipeline.types import Result, WindowKind
 
@@ -82,7 +83,7 @@ def baseline_key(row: Row) -> BaselineKey:
 
 def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
     """Every quantity of a row that can be known, by the names of `pipeline.report.metrics`; the others are absent."""
-    found = {name: row.metrics[name] for name in RECORDED if name in row.metrics}
+    found = {name: row.metrics[name] for name in (*RECORDED, *sampled(row)) if name in row.metrics}
     if row.window is WindowKind.STEADY:
         found.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
     energy_j = row.metrics.get("energy_j")
@@ -113,6 +114,7 @@ def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str,
         *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "power_mean_w"),
         *("energy_per_sample_j", "energy_above_idle_per_sample_j", "sm_clock_mean_mhz", "temperature_max_c"),
         *("speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio"),
+        *sampled(solo),
     )
     found = {name: alone[name] for name in kept if name in alone}
     if solo.window is WindowKind.WORK and "makespan_s" in alone:

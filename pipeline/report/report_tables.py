@@ -6,12 +6,12 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from pipeline.report.metrics import GROUPS, METRICS, SPEEDUP, THROUGHPUT, TOTAL_TIME
+from pipeline.report.metrics import GROUPS, SPEEDUP, THROUGHPUT, TOTAL_TIME, Metric, table_of
 from pipeline.report.paper import FindingCheck
 from pipeline.report.records import Row, Study
 from pipeline.report.statistics import Estimate
 from pipeline.report.table_format import Table, Value, shown, with_interval
-from pipeline.report.tables import Cell, cases_of
+from pipeline.report.tables import Cell, cases_of, metrics_in
 from pipeline.report.verdicts import Verdict, Winner
 from pipeline.report.wording import jobs_in_words
 from pipeline.types import Result, WindowKind
@@ -102,7 +102,9 @@ def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
 
 def group_table(study: Study, cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
     """Some quantities of every cell, each as `median (low to high)`: what is printed."""
-    names = [name for name in metrics if any(name in cell.estimates for cell in cells)]
+    known = metrics_in(cells)
+    of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
+    names = [name for name in dict.fromkeys([*metrics, *of_listeners]) if any(name in cell.estimates for cell in cells)]
     rows: list[tuple[Value, ...]] = [
         (
             cell.case.label,
@@ -116,7 +118,7 @@ def group_table(study: Study, cells: Sequence[Cell], name: str, title: str, metr
     return Table(
         name=name,
         title=title,
-        columns=("case", "jobs", "mode", "result", *map(_head, names)),
+        columns=("case", "jobs", "mode", "result", *(_head(known[name]) for name in names)),
         rows=tuple(rows) if names else (),
         note=_note(study, f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."),
     )
@@ -124,8 +126,10 @@ def group_table(study: Study, cells: Sequence[Cell], name: str, title: str, metr
 
 def result_table(study: Study, cells: Sequence[Cell]) -> Table:
     """Every cell with every quantity that any of them has, in full: for machines."""
-    names = [name for name in METRICS if any(name in cell.estimates for cell in cells)]
-    heads = [head for name in names for head in (_head(name), f"{_head(name)}: low", f"{_head(name)}: high")]
+    known = metrics_in(cells)
+    names = [name for name in known if any(name in cell.estimates for cell in cells)]
+    titles = [_head(known[name]) for name in names]
+    heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
     return Table(
         name="results",
         title="Results by case, degree and mode",
@@ -288,8 +292,7 @@ def _with_interval(estimate: Estimate | None) -> Value:
     return with_interval(estimate.median, estimate.low, estimate.high)
 
 
-def _head(name: str) -> str:
-    metric = METRICS[name]
+def _head(metric: Metric) -> str:
     return f"{metric.title} ({metric.unit})" if metric.unit else metric.title
 
 

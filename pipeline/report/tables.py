@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.modes import SERIAL, Mode
 from pipeline.report import labels, quantities
-from pipeline.report.metrics import METRICS, TOTAL_TIME
+from pipeline.report.metrics import METRICS, TOTAL_TIME, Metric, sampled
 from pipeline.report.records import Program, Row, Study
 from pipeline.report.statistics import Estimate, estimate
 from pipeline.types import Result, WindowKind
@@ -51,6 +51,7 @@ class Cell:
         values: quantity by name, then by block; of rows that ended `ok` only.
         wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
         estimates: of `values`.
+        sampled: what else listeners give than `METRICS` knows.
         reason: why the first block that did not end `ok` did not.
         flags: what is doubtful about rows that are `ok`.
         run_ids: of the groups' runs, by block.
@@ -71,6 +72,7 @@ class Cell:
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
+    sampled: dict[str, Metric] = field(default_factory=dict)
     reason: str = ""
     flags: tuple[str, ...] = ()
     run_ids: dict[int, str] = field(default_factory=dict)
@@ -146,6 +148,11 @@ def cases_of(rows: Sequence[Row]) -> dict[str, Case]:
     }
 
 
+def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
+    """Every quantity that cells can have, in the order of tables."""
+    return METRICS | {name: metric for cell in cells for name, metric in cell.sampled.items()}
+
+
 def modes_in(cells: Sequence[Cell]) -> list[Mode]:
     """The kinds of sharing of cells, in the order of legends."""
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
@@ -202,7 +209,9 @@ def _cell(
             into = cell.values if row.result is Result.OK else cell.wrong_values
             for name, value in figures.items():
                 into.setdefault(name, {})[row.block] = value
-    for name, metric in METRICS.items():
+    for row, _ in found:
+        cell.sampled.update(sampled(row))
+    for name, metric in (METRICS | cell.sampled).items():
         if name in cell.values:
             cell.estimates[name] = estimate(list(cell.values[name].values()), metric.scale)
     return cell

@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+from listeners.nvml import NvmlListener
+from pipeline.fields import Fields
 from pipeline.report import labels, report_tables, tables
 from pipeline.report.records import Row
 from pipeline.report.table_format import with_interval
 from pipeline.report.tables import Cell
-from pipeline.types import Result, WindowKind
+from pipeline.types import Field, FieldTable, Result, Summary, WindowKind
 from tests.report_rows import copies, job, params, row, study
 
 
@@ -245,3 +247,26 @@ def test_cells_come_by_case_degree_and_mode() -> None:
         *((2, mode) for mode in ("naive", "MPS", "MIG 3g.40gb")),
         *((3, mode) for mode in ("naive", "MPS", "MIG 2g.20gb")),
     ]
+
+
+def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -> None:
+    fans = FieldTable(
+        source="fans",
+        fields=(
+            Field(source_id="speed", name="fan_rpm", unit="1/min", summary=Summary.MAX, title="fan speed"),
+            Field(source_id="idle", name="fan_idle_ratio", unit="ratio", summary=Summary.MEAN, title="fan at rest"),
+            Field(source_id="noise", name="fan_noise_db", unit="dB", summary=Summary.MEAN),
+        ),
+    )
+    metrics = {"fan_max_rpm": 900.0, "fan_idle_mean_ratio": 0.25, "fan_noise_mean_db": 30.0, "power_mean_w": 70.0}
+    facts = {"figures": Fields([fans, NvmlListener(1000).table]).titled(metrics)}
+    rows = [row("serial", (job(0, params(), 100.0),), block, metrics=metrics, facts=facts) for block in (1, 2)]
+    rows.append(row("naive", tuple(job(i, params(), 60.0) for i in range(2))))
+    found = tables.cells(study(*rows))
+    assert cell(found, "serial", 1).estimates["fan_max_rpm"].median == 900.0
+    assert cell(found, "serial", 2).estimates["fan_idle_mean_ratio"].median == 0.25
+    made = {table.name: table.columns for table in report_tables.every_table(study(*rows), found, [], [], [])}
+    assert made["energy"][4:] == ("power of the GPU (W)", "fan speed (1/min)")
+    assert made["utilisation"][4:] == ("fan at rest",)
+    assert {"fan speed (1/min)", "fan at rest: low"} <= set(made["results"])
+    assert not [head for head in made["results"] if "noise" in head]
