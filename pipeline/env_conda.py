@@ -74,19 +74,16 @@ class CondaEnv(BuiltEnv):
         """Solve and install, then the `pip:` part with uv; returns what is installed."""
         self.check_tools()
         if self._tool is EnvTool.rattler:
-            task = env_rattler.task_of(
-                channels=self._content.channels,
-                specs=self._content.specs,
-                packages=self._content.packages,
-                prefix=prefix,
-                cache=self.cache.root / "rattler",
-            )
+            asked = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
+            task = json.dumps(asked | {"prefix": str(prefix), "cache": str(self.cache.root / "rattler")})
             # -P: with its folder first on the module path, our file names would shadow the standard library's.
             builder.step([sys.executable, "-P", str(Path(env_rattler.__file__))], tool=self.tool, stdin=task)
         else:
             builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
         if self._content.variables:
-            _write_state(prefix, dict(self._content.variables))
+            # Where every tool of conda keeps the variables of an environment.
+            state = json.dumps({"version": 1, "env_vars": self._content.variables})
+            (prefix / "conda-meta" / "state").write_text(state, encoding="utf-8")
         probed = probe_new(prefix, self.title)
         pip = self._install_pip(prefix, builder, probed) if self._content.pip else []
         return env_conda_file.explicit_lock(probed.python, list(_records(prefix)), self._content, pip)
@@ -100,7 +97,7 @@ class CondaEnv(BuiltEnv):
         requirements.write_text("\n".join(self._content.pip) + "\n", encoding="utf-8")
         env_uv.install(builder, python_of(prefix), requirements, builder.scratch)
         added = set(probe_new(prefix, self.title).packages) - set(before.packages)
-        return env_lock.pinned(sorted(added, key=lambda each: each.name))
+        return [env_lock.pinned(each) for each in sorted(added, key=lambda each: each.name)]
 
     def _program(self) -> str:
         # An activated conda is a function of the shell; the program itself may be known by a variable only.
@@ -144,9 +141,3 @@ def _records(prefix: Path) -> Iterator[dict[str, Any]]:
         ordered = sorted(found, key=lambda name: (name != "python", name))
     for name in ordered:
         yield found[name]
-
-
-def _write_state(prefix: Path, variables: dict[str, str]) -> None:
-    """Where every tool of conda keeps the variables of an environment."""
-    path = prefix / "conda-meta" / "state"
-    path.write_text(json.dumps({"version": 1, "env_vars": variables}), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class CondaFile:
     specs: tuple[str, ...] = ()
     packages: tuple[dict[str, str], ...] = ()
     pip: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
     content: tuple[str, ...] = ()
 
 
@@ -53,13 +53,15 @@ def read(file: Path) -> CondaFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"env.file={file} cannot be read: {error}") from error
     if file.suffix in (".yml", ".yaml"):
-        return _read_yaml(file, text)
-    if re.search(f"^{_EXPLICIT}$", text, flags=re.MULTILINE):
-        return _read_explicit(file, text)
-    raise ConfigError(
-        f"env.file={file}: env=conda takes an environment.yml or a list of packages with a line {_EXPLICIT}; "
-        "requirements of Python packages alone are for env=venv"
-    )
+        found = _read_yaml(file, text)
+    elif re.search(f"^{_EXPLICIT}$", text, flags=re.MULTILINE):
+        found = _read_explicit(file, text)
+    else:
+        raise ConfigError(
+            f"env.file={file}: env=conda takes an environment.yml or a list of packages with a line {_EXPLICIT}; "
+            "requirements of Python packages alone are for env=venv"
+        )
+    return replace(found, content=(text, *env_requirements.parse(found.pip, file.parent).content))
 
 
 def explicit_lock(
@@ -78,7 +80,7 @@ def explicit_lock(
     records = [{**listed.get(record["url"], {}), **record} for record in records]
     lines = [*env_lock.header("conda", python)]
     if file.variables:
-        lines.append(_VARIABLES + json.dumps(dict(file.variables)))
+        lines.append(_VARIABLES + json.dumps(file.variables))
     options = [line for line in file.pip if line.startswith("-")]
     lines += [_PIP + line for line in (*options, *sorted(each.requirement() for each in pip))]
     lines.append(_EXPLICIT)
@@ -96,7 +98,7 @@ def explicit_lock(
         identity=(
             *identity,
             *(f"pip {each.identity()}" for each in pip),
-            *(f"variable {name}={value}" for name, value in file.variables),
+            *(f"variable {name}={value}" for name, value in file.variables.items()),
         ),
     )
 
@@ -132,8 +134,7 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
         channels=tuple(named),
         specs=tuple(specs),
         pip=tuple(pip),
-        variables=tuple((str(key), str(value)) for key, value in variables.items()),
-        content=(text, *_included(pip, file)),
+        variables={str(key): str(value) for key, value in variables.items()},
     )
 
 
@@ -157,17 +158,12 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
     wrong = [package["url"] for package in packages if "://" not in package["url"]]
     if wrong or not packages:
         raise ConfigError(f"env.file={file}: after {_EXPLICIT} every line is the address of a package: {wrong[:3]}")
-    return CondaFile(
-        packages=tuple(packages),
-        pip=tuple(pip),
-        variables=tuple((str(key), str(value)) for key, value in variables.items()),
-        content=(text, *_included(pip, file)),
-    )
+    return CondaFile(packages=tuple(packages), pip=tuple(pip), variables=variables)
 
 
 def _variables(file: Path, text: str) -> dict[str, str]:
     try:
-        return dict(json.loads(text))
+        return {str(key): str(value) for key, value in dict(json.loads(text)).items()}
     except (ValueError, TypeError) as error:
         raise ConfigError(f"env.file={file}: after `{_VARIABLES.strip()}` comes a JSON object, not {text}") from error
 
@@ -180,7 +176,3 @@ def _addresses(channel: str, folder: Path) -> tuple[str, ...]:
     if channel.startswith((".", "/", "~")):
         return ((folder / expanded("channel", channel)).resolve().as_uri(),)
     return (channel,)
-
-
-def _included(pip: Sequence[str], file: Path) -> tuple[str, ...]:
-    return env_requirements.parse(pip, file.parent).content

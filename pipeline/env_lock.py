@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import ConfigError
@@ -59,9 +60,14 @@ class Distribution:
     version: str
     direct_url: str | None = None
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What `direct_url` says."""
+        return dict(json.loads(self.direct_url)) if self.direct_url else {}
+
     def requirement(self) -> str:
         """A requirement that only this package fulfils. An archive's digest is part of it."""
-        origin = json.loads(self.direct_url) if self.direct_url else {}
+        origin = self.origin
         url = str(origin.get("url", ""))
         if "vcs_info" in origin:
             vcs = origin["vcs_info"]
@@ -74,23 +80,17 @@ class Distribution:
     def identity(self) -> str:
         """Name, version and, if it was not installed by its name, what tells its content."""
         _, _, fragment = self.requirement().partition("#")
-        commit = json.loads(self.direct_url).get("vcs_info", {}).get("commit_id", "") if self.direct_url else ""
+        commit = self.origin.get("vcs_info", {}).get("commit_id", "")
         return " ".join(filter(None, (f"{self.name}=={self.version}", fragment, commit)))
 
 
-def pinned(packages: Iterable[Distribution]) -> list[Distribution]:
-    """The packages, those that came from an archive on this machine with the digest that it has now.
-
-    uv records where such a package came from, and no digest.
+def pinned(package: Distribution) -> Distribution:
+    """The package; one from an archive on this machine with the digest that it has now, which uv does not record.
 
     Raises:
-        ConfigError: a package came from a folder.
+        ConfigError: it came from a folder.
     """
-    return [_pinned(each) for each in packages]
-
-
-def _pinned(package: Distribution) -> Distribution:
-    origin = json.loads(package.direct_url) if package.direct_url else {}
+    origin = package.origin
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
         raise ConfigError(f"{package.name} comes from {url}: {EDITABLE}")
@@ -105,8 +105,7 @@ def _pinned(package: Distribution) -> Distribution:
 def changed_archive(text: str) -> Path | None:
     """An archive on this machine that a lock names, and that is not there any more or has another content."""
     for url, digest in _ARCHIVE.findall(text):
-        path = _path(url)
-        if _sha256(path) != digest:
+        if _sha256(path := _path(url)) != digest:
             return path
     return None
 

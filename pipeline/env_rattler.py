@@ -2,7 +2,8 @@
 
 A process of its own, because the library's threads must not stay beside the measurement, and because a build ends with
 its process. It reads its task as JSON from stdin: channels, specs, prefix and cache; instead of specs there may be
-packages by address and digest, which are installed as they are. It is started by its path and imports nothing of ours.
+packages (`url`, `sha256`, `md5`), which are installed as they are. It is started by its path and imports nothing of
+ours.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -67,21 +67,6 @@ def _pin(record: Any, package: dict[str, str]) -> None:
             found = hashlib.new(name, Path(unquote(urlsplit(record.url).path)).read_bytes()).hexdigest()
             if found != package[name]:
                 raise ValueError(f"{record.url} has the {name} {found}, not {package[name]} as recorded")
-
-
-def task_of(
-    *, channels: Sequence[str], specs: Sequence[str], packages: Sequence[dict[str, str]], prefix: Path, cache: Path
-) -> str:
-    """The task as the program reads it. Either `specs` are solved, or `packages` (`url`, `sha256`, `md5`) installed."""
-    return json.dumps(
-        {
-            "channels": list(channels),
-            "specs": list(specs),
-            "packages": list(packages),
-            "prefix": str(prefix),
-            "cache": str(cache),
-        }
-    )
 
 
 if __name__ == "__main__":

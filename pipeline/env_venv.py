@@ -63,7 +63,8 @@ class VenvEnv(BuiltEnv):
             env_uv.run(builder, export, folder)
         env_uv.install(builder, python_of(prefix), requirements, folder)
         installed = probe_new(prefix, self.title)
-        return env_lock.of_packages(self.kind, installed.python, env_lock.pinned(installed.packages), self._options)
+        packages = [env_lock.pinned(each) for each in installed.packages]
+        return env_lock.of_packages(self.kind, installed.python, packages, self._options)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
         """Variables as `bin/activate` would set them, and isolation from the orchestrator's packages."""

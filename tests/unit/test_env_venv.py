@@ -21,7 +21,8 @@ OFFLINE = "--no-index\n--find-links wheels\n"
 
 
 @pytest.fixture(autouse=True)
-def wheels(tmp_path: Path) -> Path:
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UV_OFFLINE", "1")  # a test that asks an index fails where there is a network as well
     for version in ("1.0", "2.0"):
         wheel(tmp_path / "wheels", "tiny", version)
     return tmp_path / "wheels"
