@@ -7,9 +7,8 @@ import shlex
 
 from pipeline.errors import ConfigError
 from pipeline.factory import instance
-from pipeline.gpu import dcgm_profiling
 from pipeline.protocols import Profiler, Sharing
-from pipeline.types import Plan
+from pipeline.types import Commands, Plan
 
 
 def checked(plan: Plan) -> Plan:
@@ -23,11 +22,9 @@ def checked(plan: Plan) -> Plan:
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)
-    for spec in dict.fromkeys(group.profiler.build for group in plan.groups):
-        profiler: Profiler = instance(spec)
-        profiler.check()
     for group in plan.groups:
-        dcgm_profiling.commands(group, instance(group.profiler.build))
+        profiler: Profiler = instance(group.profiler.build)
+        profiler.check(group)
     groups = []
     refusal: ConfigError | None = None
     for group in plan.groups:
@@ -50,18 +47,18 @@ def describe_privileged(plan: Plan) -> str:
     Raises:
         SharingError: a program that they need is not there.
     """
-    groups_by_commands: dict[tuple[tuple[str, ...], ...], list[int]] = {}
+    groups_by_commands: dict[Commands, list[int]] = {}
     for group in plan.groups:
         if group.skip_reason is None:
             sharing: Sharing = instance(group.sharing)
-            of_dcgm = dcgm_profiling.commands(group, instance(group.profiler.build))
-            privileged = (*of_dcgm[:1], *sharing.privileged(group), *of_dcgm[1:])
-            groups_by_commands.setdefault(privileged, []).append(group.number)
-    groups_by_commands.pop((), None)
+            profiler: Profiler = instance(group.profiler.build)
+            commands = profiler.privileged(group).around(sharing.privileged(group))
+            groups_by_commands.setdefault(commands, []).append(group.number)
+    groups_by_commands.pop(Commands(), None)
     if not groups_by_commands:
         return "no command changes the settings of a GPU"
     lines = []
     for commands, numbers in groups_by_commands.items():
         lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
-        lines += [f"    {shlex.join(command)}" for command in commands]
+        lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
     return "\n".join(lines)

@@ -32,6 +32,12 @@ class Completed:
     stdout: str
     stderr: str
 
+    @property
+    def said(self) -> str:
+        """All that it printed, in one line."""
+        lines = f"{self.stdout}\n{self.stderr}".splitlines()
+        return " / ".join(line.strip() for line in lines if line.strip())
+
 
 def run(
     argv: Sequence[str],

@@ -20,7 +20,7 @@ import psutil
 from pipeline import endings, factory, interrupts, layout, measure, phases, sampled, trace
 from pipeline.errors import CollocationError, ListenerError
 from pipeline.fields import Fields
-from pipeline.gpu import dcgm_profiling, lease
+from pipeline.gpu import lease, programs
 from pipeline.interrupts import Interrupted, UndoStack
 from pipeline.inventory import Inventory
 from pipeline.jobs import GroupFiles, JobGroup, JobStart
@@ -131,7 +131,7 @@ class _Execution:
         device = self.group.device
         if not device.is_gpu:
             return
-        journal = Journal(self.group.gpu.lock_dir, device.uuid)
+        journal = Journal(self.group.gpu.lock_dir, device.uuid, programs.of_device(device))
         with interrupts.held():
             try:
                 undone = replay(journal)
@@ -172,7 +172,7 @@ class _Execution:
         self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.gpu.tolerate)
         profiler: Profiler = factory.instance(group.profiler.build)
-        stack.enter_context(dcgm_profiling.paused(group, profiler))
+        stack.enter_context(profiler.prepare(group))
         sharing: Sharing = factory.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
         self.run.place(slots.slots)

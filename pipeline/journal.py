@@ -1,11 +1,12 @@
-"""What must be undone on a device, on disk before it is done. Knows no GPU: each kind of step names its function.
+"""What must be undone on a device, on disk before it is done. Knows no GPU: functions say which kinds they undo.
 
 A journal is one append-only file of JSON lines a device. A line adds a step, says more about one, or says that one was
 undone; every line is synced to the disk before its writer goes on. The file is there exactly as long as something is
 left to undo, so a device whose journal file does not exist is clean.
 
-Lines name programs, which root may run again. So each user's journals lie in a folder that only this user can write:
-not even a file of root's own can be moved there by somebody else. What others left is named and never carried out.
+Lines decide what root ends and destroys. So each user's journals lie in a folder that only this user can write: not
+even a file of root's own can be moved there by somebody else. What others left is named and never carried out. And no
+line says what is run: its kind is a word that a function of this package took, and programs are looked for when needed.
 
 Only the holder of the device's lease (`pipeline.gpu.lease`) may write its journal.
 """
@@ -13,8 +14,10 @@ Only the holder of the device's lease (`pipeline.gpu.lease`) may write its journ
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
+import pkgutil
 import pwd
 import re
 import stat
@@ -23,23 +26,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
-from pipeline import trust
 from pipeline.errors import CollocationError
+from pipeline.gpu.programs import Programs
 from pipeline.interrupts import UndoStack
 
-# Kind of step -> the function that undoes it, called with the step's arguments. Each is safe to repeat, is content with
-# what is gone already, and raises a CollocationError when something is left. By name, so that whoever replays a journal
-# needs not import every sharing mode first; and not in the journal itself, whose lines would then be programs.
-UNDO_FUNCTIONS = {
-    "compute_mode": "pipeline.gpu.compute_mode.set_mode",
-    "dcgm_profiling": "pipeline.gpu.dcgm_profiling.resume",
-    "mps_daemon": "pipeline.gpu.mps_daemon.end_daemon",
-    "mig_mode": "pipeline.gpu.mig_control.switch_off",
-    "mig_instance": "pipeline.gpu.mig_control.destroy_instance",
-}
-
+# Below these, functions take kinds; all is imported only when a journal holds a kind that nothing loaded has taken.
+_PACKAGES = ("pipeline.gpu",)
 _FOLDER = "collocation-journals-"
 _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
 _FILE_NAME = re.compile(r"(?P<device>[A-Za-z0-9_-]+)\.journal")
@@ -49,13 +43,50 @@ _FILE_MODE = 0o1644
 _REMOVE = "Look at it, and remove it: python -m pipeline.gpu clean undoes nothing that others could have written"
 
 
-# Those that end processes, which are there also when the device is not any more. They run no program that could have
-# been put there by others.
-_STEPS_OF_PROCESSES = frozenset({"mps_daemon"})
-
-
 class JournalError(CollocationError):
     """A journal cannot be read, written or carried out; the device may not be as it was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of step; see `undoes`."""
+
+    undo: Callable[..., None]
+    words: str
+    ends_processes: bool
+
+
+_KINDS: dict[str, Kind] = {}
+_F = TypeVar("_F", bound=Callable[..., None])
+
+
+def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[_F], _F]:
+    """Let a function undo the steps of a kind.
+
+    It is called with the device's programs, and by name with the arguments of the step. It is safe to repeat, is
+    content with what is gone already, and raises a CollocationError when something is left.
+
+    Args:
+        kind: the word for it in journals, for ever: later versions must undo what this one left.
+        words: what it does; arguments stand in braces.
+        ends_processes: whether it only ends processes, which are there also when the device is not any more.
+    """
+
+    def take(function: _F) -> _F:
+        assert kind not in _KINDS, f"two functions undo {kind}"
+        _KINDS[kind] = Kind(undo=function, words=words, ends_processes=ends_processes)
+        return function
+
+    return take
+
+
+def kind_of(step: Step) -> Kind | None:
+    """The kind of a step; `None` if this version does not know it."""
+    if step.kind not in _KINDS:
+        for package in map(importlib.import_module, _PACKAGES):
+            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+                importlib.import_module(module.name)
+    return _KINDS.get(step.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +94,23 @@ class Step:
     """One thing to undo.
 
     Attributes:
-        kind: key of `UNDO_FUNCTIONS`.
-        arguments: of that function; everything that JSON can hold.
+        kind: as a function took it with `undoes`.
+        arguments: of that function; everything that JSON can hold, and no path of a program.
         step_id: unique.
     """
 
     kind: str
     arguments: dict[str, Any]
     step_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+def in_words(step: Step) -> str:
+    """What undoing a step does."""
+    kind = kind_of(step)
+    with suppress(KeyError):  # of an argument that another version wrote
+        if kind is not None:
+            return kind.words.format(**step.arguments)
+    return f"a step of kind {step.kind!r} that this version does not know"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +143,11 @@ class Journal:
     Args:
         folder: below which journals lie; the same for every user and every start, or a leftover would not be found.
         device_uuid: which device.
+        programs: what its settings are put back with.
     """
 
-    def __init__(self, folder: Path, device_uuid: str) -> None:
+    def __init__(self, folder: Path, device_uuid: str, programs: Programs | None = None) -> None:
+        self._programs = programs or Programs()
         self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.journal"
 
     def steps(self) -> tuple[Step, ...]:
@@ -129,7 +171,7 @@ class Journal:
         Raises:
             JournalError: it is not on disk: do not go on.
         """
-        assert kind in UNDO_FUNCTIONS, f"{kind} is not in UNDO_FUNCTIONS"
+        assert kind in _KINDS, f"nothing undoes {kind}"
         step = Step(kind=kind, arguments=arguments)
         self._append(_line_of(step))
         return step
@@ -154,7 +196,13 @@ class Journal:
         current = {known.step_id: known for known in self.steps()}.get(step.step_id)
         if current is None:
             return
-        self._function(current)(**current.arguments)
+        kind = kind_of(current)
+        if kind is None or not _takes(kind.undo, current.arguments):
+            raise JournalError(
+                f"{self.path} holds a step of kind {current.kind!r} that this version cannot undo; "
+                "clean up with the version that wrote it"
+            )
+        kind.undo(self._programs, **current.arguments)
         self._append({"undone": step.step_id})
         if not self.steps():
             self.forget()
@@ -166,7 +214,7 @@ class Journal:
             JournalError: as `steps`, or the journal cannot be written.
         """
         for step in self.steps():
-            if step.kind not in _STEPS_OF_PROCESSES:
+            if (kind := kind_of(step)) is None or not kind.ends_processes:
                 self._append({"undone": step.step_id})
 
     def forget(self) -> None:
@@ -205,15 +253,6 @@ class Journal:
             step = self.add(kind, **arguments)
             stack.callback(self.undo, step)
             yield step
-
-    def _function(self, step: Step) -> Callable[..., None]:
-        if step.kind not in UNDO_FUNCTIONS:
-            raise JournalError(
-                f"{self.path} holds a step of kind {step.kind!r} that this version cannot undo; "
-                "clean up with the version that wrote it"
-            )
-        module, _, name = UNDO_FUNCTIONS[step.kind].rpartition(".")
-        return cast("Callable[..., None]", getattr(importlib.import_module(module), name))
 
     def _open(self, flags: int) -> int:
         """Open the file, if nobody else could have written it: its lines decide what is ended, destroyed and run."""
@@ -320,7 +359,6 @@ def undo_all(journal: Journal) -> Replayed:
     failed: list[tuple[Step, CollocationError]] = []
     for step in reversed(journal.steps()):
         try:
-            _refuse_programs_of_others(journal, step)
             journal.undo(step)
         except CollocationError as error:
             failed.append((step, error))
@@ -349,22 +387,12 @@ def replay(journal: Journal) -> tuple[Step, ...]:
     return replayed.undone
 
 
-def _refuse_programs_of_others(journal: Journal, step: Step) -> None:
-    """Check that what the step runs is still what it was: the journal may be older than the programs that it names.
-
-    Raises:
-        JournalError: somebody else could have put another program there.
-    """
-    if step.kind in _STEPS_OF_PROCESSES:
-        return
-    for program in (step.arguments.get("program"), *step.arguments.get("admin", ())[:1]):
-        if program is None or not Path(program).is_absolute():
-            continue  # what is looked for on PATH is our own choice, now
-        if (part := trust.replaceable_part(Path(program))) is not None:
-            raise JournalError(
-                f"{program} is not run, because another user could have put it there ({part} is not ours alone, or is "
-                f"gone). Put the GPU back by hand, then remove {journal.path}"
-            )
+def _takes(undo: Callable[..., None], arguments: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(undo).bind(Programs(), **arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _remedy(found: Found) -> str:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.types import Device
+from pipeline.types import Commands, Device, Group
 
 
 class NoProfiler:
     """Nothing is put before the command of a job."""
 
     name = "none"
-    uses_counters = False
 
     def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
         for key, value in {"program": program, "options": list(options)}.items():
             if value:
                 raise ConfigError(f"profiler.{key}={value} is for a profiler: choose profiler=nsys or profiler=ncu")
 
-    def check(self) -> None:
-        """There is nothing that could be missing."""
+    def check(self, group: Group) -> None:
+        """Nothing can be missing."""
+
+    def privileged(self, group: Group) -> Commands:
+        """No setting is changed."""
+        return Commands()
+
+    def prepare(self, group: Group) -> AbstractContextManager[None]:
+        """Nothing has to be prepared."""
+        return nullcontext()
 
     def notes(self, device: Device) -> tuple[str, ...]:
         """There is nothing to say."""

@@ -10,11 +10,13 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.gpu import dcgm_profiling
 from pipeline.paths import expanded
-from pipeline.types import Device
+from pipeline.types import Commands, Device, Group
 
 _REPORT = "profile"
 
@@ -32,7 +34,6 @@ class _Nsight:
 
     name: str
     suffix: str
-    uses_counters = True
     product: str
     places: tuple[str, ...]
     own_options: tuple[str, ...]
@@ -46,13 +47,22 @@ class _Nsight:
                     "goes to the job's folder and becomes its artifact; leave it out"
                 )
 
-    def check(self) -> None:
-        """Check that the profiler is there and can be run.
+    def check(self, group: Group) -> None:
+        """Check that the profiler is there and can be run, and gets the counters of the GPU.
 
         Raises:
-            ConfigError: it is not; says where it was looked for.
+            ConfigError: it is not, or does not; says where it was looked for.
         """
         self._found()
+        dcgm_profiling.check(group, self.name)
+
+    def privileged(self, group: Group) -> Commands:
+        """DCGM is paused meanwhile, where it needs the same counters."""
+        return dcgm_profiling.commands(group)
+
+    def prepare(self, group: Group) -> AbstractContextManager[None]:
+        """DCGM is paused meanwhile, where it needs the same counters."""
+        return dcgm_profiling.paused(group, self.name)
 
     def notes(self, device: Device) -> tuple[str, ...]:
         """What a user should know of figures that were measured under this profiler."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.types import Device, FieldTable, Group, GroupResult, Interpreter, Sample, Slot
+from pipeline.types import Commands, Device, FieldTable, Group, GroupResult, Interpreter, Sample, Slot
 
 
 class Slots(Protocol):
@@ -45,10 +45,8 @@ class Sharing(Protocol):
         """What a user should know before the group runs."""
         ...
 
-    def privileged(self, group: Group) -> tuple[tuple[str, ...], ...]:
-        """The commands that change settings of the device, in order, those that put it back among them.
-
-        What is known only on the way, such as the id of an instance, is a word in angle brackets.
+    def privileged(self, group: Group) -> Commands:
+        """The commands by which `prepare` changes settings of the device, and puts them back.
 
         Raises:
             SharingError: a program that they need is not there.
@@ -146,16 +144,27 @@ class Profiler(Protocol):
         """What users choose it by."""
         ...
 
-    @property
-    def uses_counters(self) -> bool:
-        """Whether it takes the GPU's profiling counters, which DCGM may hold."""
-        ...
-
-    def check(self) -> None:
-        """Check that it is there.
+    def check(self, group: Group) -> None:
+        """Check that it is there, and can be used for the group.
 
         Raises:
-            ConfigError: it is not, or cannot be run; says where it was looked for.
+            ConfigError: it is not, or cannot; says where it was looked for.
+        """
+        ...
+
+    def privileged(self, group: Group) -> Commands:
+        """The commands by which `prepare` changes settings of the device, and puts them back.
+
+        Raises:
+            SharingError: a program that they need is not there.
+        """
+        ...
+
+    def prepare(self, group: Group) -> AbstractContextManager[None]:
+        """Make what it needs of the device free for the group; before the device is shared, and until after that.
+
+        Raises:
+            SharingError: it is not free; on exit, it is not put back.
         """
         ...
 

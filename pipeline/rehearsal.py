@@ -56,17 +56,10 @@ class Rehearsal:
                 f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; it was made with {there}: "
                 "choose among these with gpu.model and gpu.count, or another file"
             )
-        if config.device.isdecimal():
-            matches = uuids[int(config.device) :][:1]
-        else:
-            matches = [uuid for uuid in uuids if config.device and uuid.startswith(config.device)]
-        if len(matches) != 1:
-            there = "; ".join(f"{index}: {uuid}" for index, uuid in enumerate(uuids))
-            raise ConfigError(
-                f"gpu.device={config.device!r} matches {len(matches)} GPUs, not one. The simulated machine has the "
-                f"{name} {there}; gpu.count=NUMBER makes one with more"
-            )
-        return self.find(matches[0])
+        of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
+        counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
+        remedy = "; gpu.count=NUMBER makes a machine with more"
+        return self.find(nvml.choose("gpu.device", config.device, counted, remedy).uuid)
 
     def find(self, selector: str) -> Device:
         """A GPU of the machine by its index, its UUID or how only its UUID begins.
@@ -173,15 +166,14 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     with _own_folder() as folder:
         state_file = StateFile(folder / "machine.json")
         state_file.create(model_names)
-        with _running(state_file, folder / "bin") as rehearsal:
+        with installed(state_file.path):
+            rehearsal = Rehearsal(state_file, _programs(state_file, folder / "bin"))
             yield rehearsal
 
 
 @contextmanager
 def kept(path: Path) -> Iterator[Rehearsal]:
     """A simulated machine that an earlier start has kept, beneath pynvml in this process; it is left there as it is.
-
-    Its programs lie in a folder beside the file, so that a journal which names them can be replayed at any time.
 
     Args:
         path: the file, as in `gpu.machine`.
@@ -190,20 +182,25 @@ def kept(path: Path) -> Iterator[Rehearsal]:
         ConfigError: there is no such file, it holds no machine, or the programs cannot be written.
     """
     state_file = StateFile(path.expanduser().resolve())
-    state_file.read()
-    with _running(state_file, state_file.path.with_name(f"{state_file.path.name}.bin")) as rehearsal:
-        yield rehearsal
+    with installed(state_file.path):
+        yield Rehearsal(state_file, programs_beside(state_file))
 
 
-@contextmanager
-def _running(state_file: StateFile, folder: Path) -> Iterator[Rehearsal]:
+def programs_beside(state_file: StateFile) -> dict[str, Path]:
+    """The programs of a machine that was kept, written anew in the folder beside its file; by the name of the real one.
+
+    Raises:
+        ConfigError: there is no such machine, or they cannot be written.
+    """
+    return _programs(state_file, state_file.path.with_name(f"{state_file.path.name}.bin"))
+
+
+def _programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
     name = mig_table.find(state_file.read().gpus[0].model).product
     try:
-        programs = write_programs(folder, state_file.path, device_name=name)
+        return write_programs(folder, state_file.path, device_name=name)
     except OSError as error:
         raise ConfigError(f"the programs of a simulated machine cannot be written to {folder}: {error}") from error
-    with installed(state_file.path):
-        yield Rehearsal(state_file, programs)
 
 
 def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:

@@ -35,7 +35,7 @@ from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.executor import Executor
 from pipeline.fields import Fields
-from pipeline.gpu import lease
+from pipeline.gpu import lease, programs
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, Step, replay
@@ -153,7 +153,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     for device in dirty:
         with lease.hold(device, folder):
             spool_format.recover(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
-            _say_undone(device, replay(Journal(folder, device.uuid)))
+            _say_undone(device, replay(Journal(folder, device.uuid, programs.of_device(device))))
     return bool(dirty)
 
 
@@ -217,7 +217,7 @@ class _Study:
         # What a killed orchestrator left is cleared before anybody is called a stranger.
         waiting = spool_format.recover(self.root / layout.SPOOL)
         for device in self.plan.devices:
-            journal = Journal(Path(self.config.gpu.lock_dir), device.uuid)
+            journal = Journal(Path(self.config.gpu.lock_dir), device.uuid, programs.of_device(device))
             if _goes(self.config):
                 journal.device_is_gone()  # the machine that it speaks of went with its study
             _say_undone(device, replay(journal))

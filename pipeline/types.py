@@ -95,6 +95,25 @@ class ProfilerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """The commands that change settings of a device, each as its words.
+
+    What is known only on the way, such as the id of an instance, is a word in angle brackets.
+
+    Attributes:
+        do: in the order in which they are run.
+        undo: what puts the settings back, likewise.
+    """
+
+    do: tuple[tuple[str, ...], ...] = ()
+    undo: tuple[tuple[str, ...], ...] = ()
+
+    def around(self, inner: Commands) -> Commands:
+        """These, with others between doing and undoing."""
+        return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """When throughput is measured (METHOD: steady and work windows)."""
 

@@ -11,20 +11,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline import interrupts, mig_table
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.gpu import partitions, profiles
+from pipeline.gpu.answer import Answer
 from pipeline.schema import GpuConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a command found: for programs, and for people."""
-
-    data: dict[str, object]
-    text: str
-    status: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +96,7 @@ def show_status(arguments: argparse.Namespace) -> Answer:
     """
     from pipeline.gpu import status
 
-    data, text, code = status.status(arguments)
-    return Answer(data=data, text=text, status=code)
+    return status.status(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
 def clean_up(arguments: argparse.Namespace) -> Answer:
@@ -116,8 +108,7 @@ def clean_up(arguments: argparse.Namespace) -> Answer:
     """
     from pipeline.gpu import clean
 
-    data, text, code = clean.clean(arguments)
-    return Answer(data=data, text=text, status=code)
+    return clean.clean(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
 COMMANDS = {

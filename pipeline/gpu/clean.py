@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from pipeline import journal, leftovers, rehearsal
 from pipeline.errors import CollocationError
 from pipeline.gpu import lease
-from pipeline.gpu.status import Target, driver, in_words, printable, targets
+from pipeline.gpu.answer import Answer
+from pipeline.gpu.programs import Programs
+from pipeline.gpu.status import ABSENT, Target, driver, in_words, printable, targets
 from pipeline.journal import Journal
-from pipeline.simulation.state import goes_with_its_study
+from pipeline.paths import expanded
+from pipeline.simulation.state import StateFile, goes_with_its_study
 from pipeline.types import Device
 
 
-def clean(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
-    """What was undone on the GPUs that are meant, as data, as text, and as 0, or 1 when something is left.
+def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
+    """Undo it on the GPUs that are meant; the status is 1 when something is left.
+
+    Args:
+        gpu: as `driver`.
+        folder: where locks and journals lie.
+        machine: as `driver`.
 
     Raises:
-        ConfigError: as `driver` and `targets`.
+        ConfigError: as `driver` and `targets`, or the programs of the machine cannot be written.
         NvmlError: as `targets`.
     """
-    folder = Path(arguments.lock_dir)
-    with driver(arguments) as selector:
-        is_real = arguments.machine is None and selector == arguments.gpu
+    with driver(gpu, machine) as selector:
+        is_real = machine is None and selector == gpu
         meant = targets(selector, folder, is_real=is_real)
         # Processes first, as a study does at its start: an instance with a process on it cannot be destroyed.
         abandoned = leftovers.find_abandoned()
         for path in abandoned:
             leftovers.clear_abandoned(path)
         rehearsal.remove_abandoned()
-        gpus = [_clean(target, folder, is_kept=arguments.machine is not None) for target in meant]
+        own = {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
+        # What is gone, or simulated and gone with its study, has no programs: real ones must not be asked about it.
+        simulated = Programs(own={name: str(path) for name, path in own.items()}, admin=())
+        gpus = [
+            _clean(each, folder, Programs() if is_real and each.device else simulated, is_kept=machine is not None)
+            for each in meant
+        ]
     ended = {str(path): pids for path, pids in abandoned.items()}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
-    lines += [line for gpu in gpus for line in _lines(gpu)]
-    is_left = any(gpu["failed"] or gpu["refused"] for gpu in gpus)
+    lines += [line for each in gpus for line in _lines(each)]
+    is_left = any(each["failed"] or each["refused"] for each in gpus)
     text = "\n".join(map(printable, lines)) or "nothing to clean"
-    return {"gpus": gpus, "abandoned": ended, "is_clean": not is_left}, text, int(is_left)
+    data = {"gpus": gpus, "abandoned": ended, "is_clean": not is_left}
+    return Answer(data=data, text=text, status=int(is_left))
 
 
-def _clean(target: Target, folder: Path, *, is_kept: bool) -> dict[str, Any]:
-    device = target.device or Device(kind="nvidia", uuid=target.uuid, name="a GPU that is not there")
+def _clean(target: Target, folder: Path, programs: Programs, *, is_kept: bool) -> dict[str, Any]:
+    device = target.device or Device(kind="nvidia", uuid=target.uuid, name=ABSENT)
     gpu: dict[str, Any] = {"uuid": device.uuid, "name": device.name, "undone": [], "failed": [], "refused": None}
-    ours = Journal(folder, device.uuid)
+    ours = Journal(folder, device.uuid, programs)
     try:
         with lease.hold(device, folder):
             if not is_kept and goes_with_its_study(device.uuid):

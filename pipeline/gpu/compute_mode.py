@@ -5,17 +5,16 @@ Set through nvidia-smi, read back through NVML, and set back to what was found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pipeline import command
-from pipeline.errors import CommandError, ConfigError, SharingError
+from pipeline.errors import ConfigError, SharingError
 from pipeline.gpu import nvml
-from pipeline.gpu.mig_control import await_last_write
-from pipeline.journal import Journal
-from pipeline.types import Group
+from pipeline.gpu.programs import Programs
+from pipeline.gpu.smi import Smi, await_last_write
+from pipeline.journal import Journal, undoes
+from pipeline.types import Commands, Group
 
-_COMMAND_LIMIT_S = 60.0
 EXCLUSIVE = "exclusive_process"
 
 
@@ -63,45 +62,51 @@ def _forbids(group: Group, what: str) -> ConfigError:
     )
 
 
-def commands(uuid: str, program: str, admin: tuple[str, ...], found: str) -> tuple[tuple[str, ...], ...]:
+def commands(smi: Smi, found: str) -> Commands:
     """What sets the mode, and what sets it back to what was found."""
-    return tuple((*admin, program, "-i", uuid, "-c", mode.upper()) for mode in (EXCLUSIVE, found))
+    return Commands(do=(smi.compute_mode(EXCLUSIVE),), undo=(smi.compute_mode(found),))
 
 
 @contextmanager
-def exclusive(uuid: str, program: str, admin: tuple[str, ...], journal: Journal) -> Iterator[None]:
+def exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
     """Let only one process compute on the GPU for a while. Does nothing if that is so already.
 
     Raises:
         SharingError: it was not set, or not set back.
         JournalError: the journal cannot be written.
     """
-    found = nvml.compute_mode(uuid)
+    found = nvml.compute_mode(smi.uuid)
     if found == EXCLUSIVE:
         yield
         return
-    with journal.undoing("compute_mode", uuid=uuid, program=program, admin=list(admin), mode=found):
-        set_mode(uuid, program, list(admin), EXCLUSIVE)
+    with journal.undoing("compute_mode", **smi.recorded(), mode=found):
+        set_mode(smi, EXCLUSIVE)
         yield
 
 
-def set_mode(uuid: str, program: str, admin: list[str], mode: str) -> None:
-    """Set the compute mode, unless it is that already. Undoes `exclusive`, and is safe to repeat.
+@undoes("compute_mode", "set the compute mode back to {mode}")
+def set_back(programs: Programs, uuid: str, admin: Sequence[str], mode: str) -> None:
+    """Undo `exclusive`.
 
     Raises:
         SharingError: the mode is another one afterwards.
     """
-    await_last_write(uuid)
-    if nvml.compute_mode(uuid) == mode:
+    set_mode(Smi.found(programs, uuid, admin), mode)
+
+
+def set_mode(smi: Smi, mode: str) -> None:
+    """Set the compute mode, unless it is that already.
+
+    Raises:
+        SharingError: the mode is another one afterwards.
+    """
+    await_last_write(smi.uuid)
+    if nvml.compute_mode(smi.uuid) == mode:
         return
-    argv = [*admin, program, "-i", uuid, "-c", mode.upper()]
-    try:
-        done = command.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)
-    except CommandError as error:
-        raise SharingError(f"the compute mode of {uuid}: {error}") from error
-    if nvml.compute_mode(uuid) != mode:
-        said = " / ".join(line.strip(" .") for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip())
+    words = smi.compute_mode(mode)
+    said = smi.run(words).said
+    if nvml.compute_mode(smi.uuid) != mode:
         raise SharingError(
-            f"the compute mode of {uuid} is not {mode} after `{' '.join(argv)}`, which said: {said}. An administrator "
-            "must allow this command; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
+            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}`, which said: {said}. An "
+            "administrator must allow this command; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
         )

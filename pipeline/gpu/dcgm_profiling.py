@@ -7,16 +7,14 @@ DCGM reads its figures through GPM, another unit of the GPU, and both work at on
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from pipeline import command
 from pipeline.errors import CommandError, ConfigError, SharingError
-from pipeline.journal import Journal
-from pipeline.protocols import Profiler
-from pipeline.types import Group
+from pipeline.gpu.programs import Programs, of_group
+from pipeline.journal import Journal, undoes
+from pipeline.types import Commands, Group
 
 _log = logging.getLogger(__name__)
 _COMMAND_LIMIT_S = 30.0
@@ -25,71 +23,81 @@ _FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and ne
 _NO_ENGINE = -21 & 0xFF
 
 
-def commands(group: Group, profiler: Profiler) -> tuple[tuple[str, ...], ...]:
-    """What pauses and resumes DCGM's profiling for a group; nothing where neither is needed or there is no dcgmi.
+def check(group: Group, profiler: str) -> None:
+    """Check that profiling may be paused for a group, if it has to be.
 
     Raises:
-        ConfigError: it is needed, and `gpu.admin=null` forbids to change anything.
+        ConfigError: `gpu.admin=null` forbids to change anything.
     """
-    device = group.device
-    if not device.is_gpu or not profiler.uses_counters or _capability(group) >= _FIRST_WITH_GPM:
-        return ()
-    program = dict(device.programs).get("dcgmi") if device.is_simulated else shutil.which("dcgmi")
-    if program is None:
-        return ()
-    if group.gpu.admin is None:
+    if _has_to_pause(group) and group.gpu.admin is None:
         raise ConfigError(
-            f"profiler={profiler.name} on {device.name} needs the counters that DCGM may hold, and gpu.admin=null "
+            f"profiler={profiler} on {group.device.name} needs the counters that DCGM may hold, and gpu.admin=null "
             "forbids to pause it; leave the profiler out, or say gpu.admin=[]"
         )
-    path = str(Path(program).absolute())
-    return ((path, "profile", "--pause"), (path, "profile", "--resume"))
+
+
+def commands(group: Group) -> Commands:
+    """What pauses and resumes DCGM's profiling for a group; nothing where neither is needed or there is no dcgmi."""
+    if not _has_to_pause(group):
+        return Commands()
+    programs = of_group(group)
+    return Commands(do=(_words(programs, "--pause"),), undo=(_words(programs, "--resume"),))
 
 
 @contextmanager
-def paused(group: Group, profiler: Profiler) -> Iterator[None]:
+def paused(group: Group, profiler: str) -> Iterator[None]:
     """DCGM takes no counters for a while, if it would be in the way. Nothing happens where no host engine answers.
 
     Raises:
+        ConfigError: as `check`.
         SharingError: the host engine did not pause, or did not resume.
         JournalError: the journal cannot be written.
     """
-    words = commands(group, profiler)
-    if not words:
+    check(group, profiler)
+    if not _has_to_pause(group):
         yield
         return
-    program = words[0][0]
-    journal = Journal(group.gpu.lock_dir, group.device.uuid)
-    with journal.undoing("dcgm_profiling", program=program):
-        if not _tell(program, "--pause"):
-            _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler.name)
+    programs = of_group(group)
+    journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
+    with journal.undoing("dcgm_profiling"):
+        if not _tell(_words(programs, "--pause")):
+            _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler)
         yield
 
 
-def resume(program: str) -> None:
+@undoes("dcgm_profiling", "let DCGM profile again")
+def resume(programs: Programs) -> None:
     """Let DCGM profile again. Safe to repeat; content with a host engine that is gone, and its pause with it.
 
     Raises:
         SharingError: it did not.
     """
-    _tell(program, "--resume")
+    _tell(_words(programs, "--resume"))
 
 
-def _tell(program: str, what: str) -> bool:
+def _words(programs: Programs, what: str) -> tuple[str, ...]:
+    return (programs.find("dcgmi"), "profile", what)
+
+
+def _tell(words: Sequence[str]) -> bool:
     """Returns whether a host engine was there to hear it."""
     try:
-        done = command.run([program, "profile", what], timeout_s=_COMMAND_LIMIT_S, check=False)
+        done = command.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
     except CommandError as error:
-        raise SharingError(f"DCGM's profiling ({what}): {error}") from error
+        raise SharingError(f"DCGM's profiling ({words[-1]}): {error}") from error
     if done.status == 0:
         return True
     if done.status == _NO_ENGINE:
         return False
-    said = " / ".join(line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip())
     raise SharingError(
-        f"`{program} profile {what}` ended with status {done.status} and said: {said}. A profiler and DCGM cannot "
+        f"`{' '.join(words)}` ended with status {done.status} and said: {done.said}. A profiler and DCGM cannot "
         f"both have the GPU's counters; try the command by hand, or stop DCGM for the time of the study"
     )
+
+
+def _has_to_pause(group: Group) -> bool:
+    device = group.device
+    return device.is_gpu and _capability(group) < _FIRST_WITH_GPM and of_group(group).path("dcgmi") is not None
 
 
 def _capability(group: Group) -> tuple[int, ...]:

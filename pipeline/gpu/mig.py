@@ -6,28 +6,23 @@ What somebody else made on the GPU is never touched: a GPU that is not as empty 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import compute_mode, nvml, partitions, profiles, programs
+from pipeline.gpu import compute_mode, nvml, partitions, profiles, refusals
 from pipeline.gpu.mig_control import Control
 from pipeline.gpu.mig_state import GpuInstance, MigState, processes_on
-from pipeline.gpu.naive import refuse_mps_clients
 from pipeline.gpu.partitions import AUTO, SIZE_PROFILE, Instance, Layout
+from pipeline.gpu.programs import Programs, of_group
 from pipeline.host import boot_id
 from pipeline.interrupts import UndoStack
 from pipeline.journal import Journal
 from pipeline.processes import tree_of
 from pipeline.protocols import Slots
-from pipeline.types import Device, Group, Job, Slot
-
-log = logging.getLogger(__name__)
-
-_PROGRAM = "nvidia-smi"
+from pipeline.types import Commands, Device, Group, Job, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +47,7 @@ class MigSlots:
             NvmlError: the processes cannot be listed.
         """
         check_places(self.slots, self.jobs, pids)
-        refuse_mps_clients(self.device, ())
+        refusals.refuse_mps_clients(self.device, ())
 
 
 def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, int]) -> None:
@@ -109,6 +104,12 @@ class Mig:
             ConfigError: the device has no MIG, the layout is not legal, or `gpu.admin` forbids to change the GPU.
             NvmlError: the GPU does not answer.
         """
+        self._check_request(group)
+        if group.device.details:  # else it was not read: what it can do is not known before it is
+            self._layout(group)
+
+    def _check_request(self, group: Group) -> None:
+        """As `check`, but for the layout."""
         device, what = group.device, f"scenario={group.scenario}"
         if not device.is_gpu:
             raise ConfigError(
@@ -122,22 +123,13 @@ class Mig:
                 f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "
                 "allows it to root, gpu.admin=[sudo,-n] to others"
             )
-        if not device.details:
-            return  # no GPU that was read: what it can do is not known before it is
-        if "mig_mode_current" not in dict(device.details):
+        if device.details and "mig_mode_current" not in dict(device.details):
             raise ConfigError(
                 f"{what}: {device.name} ({device.uuid}) has no MIG; choose another GPU with gpu.device, or scenario=mps"
             )
-        self._layout(group)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        """What a user should know before the group runs: compute slices that no job gets.
-
-        Raises:
-            ConfigError: as `check`.
-            NvmlError: the GPU does not answer.
-        """
-        self.check(group)
+        """Compute slices that no job gets."""
         if not group.device.details:
             return ()
         num_slices = profiles.read_gpu(group.device.uuid).compute_slices
@@ -146,24 +138,18 @@ class Mig:
             return ()
         return (f"{num_slices - num_used} of {num_slices} compute slices of {group.device.name} stay without a job",)
 
-    def privileged(self, group: Group) -> tuple[tuple[str, ...], ...]:
-        """The mode, the instances, larger first, and their undoing.
-
-        Raises:
-            SharingError: there is no nvidia-smi.
-        """
+    def privileged(self, group: Group) -> Commands:
+        """The mode, the instances, larger first, and their undoing."""
         device = group.device
-        smi = (*programs.admin(device, group), programs.find(_PROGRAM, device, group, self._program))
+        control = Control.found(self._programs(group), device.uuid)
         made = self._layout(group).in_creation_order if device.details else ()
-        mode_on = [] if device.mig_enabled else [(*smi, "-i", device.uuid, "-mig", "1")]
-        mode_off = [] if device.mig_enabled else [(*smi, "-i", device.uuid, "-mig", "0")]
-        create = [
-            (*smi, "mig", "-i", device.uuid, "-cgi", f"{instance.profile.profile_id}:{instance.start}", "-C")
-            for instance in made
-        ]
-        which = ("-i", device.uuid, "-gi", "<GI>")
-        destroy = [(*smi, "mig", "-dci", *which, "-ci", "<CI>"), (*smi, "mig", "-dgi", *which)] * len(made)
-        return (*mode_on, *create, *destroy, *mode_off)
+        instances = Commands(
+            do=tuple(control.creation(each.profile.profile_id, each.start) for each in made),
+            undo=(control.destruction("<GI>", "<CI>"), control.destruction("<GI>")) * len(made),
+        )
+        if device.mig_enabled:
+            return instances
+        return Commands(do=(control.mode(is_on=True),), undo=(control.mode(is_on=False),)).around(instances)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
@@ -192,18 +178,17 @@ class Mig:
             JournalError: the journal cannot be written.
             NvmlError: the GPU does not answer.
         """
-        for warning in self.warnings(group):
-            log.warning("%s", warning)
+        self._check_request(group)
         layout = self._layout(group)
-        program = programs.find(_PROGRAM, device, group, self._program)
-        control = Control(uuid=device.uuid, program=program, admin=programs.admin(device, group))
+        programs = self._programs(group)
+        control = Control.found(programs, device.uuid)
         before = control.read()
         _refuse_what_is_not_ours(device, before)
-        journal = Journal(group.gpu.lock_dir, device.uuid)
+        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as last, UndoStack() as stack:
             last.callback(_compare, control, before)
             if not before.is_on:
-                stack.enter_context(journal.undoing("mig_mode", **control.arguments()))
+                stack.enter_context(journal.undoing("mig_mode", **control.recorded()))
                 control.switch_on()
             made = _make(control, layout, journal, stack)
             yield _places(control, made, layout)
@@ -211,6 +196,9 @@ class Mig:
     def sizes(self, group: Group) -> Sequence[str | None]:
         """The mix letter for each instance, or `None`: here, an instance a job."""
         return [job.size for job in group.jobs]
+
+    def _programs(self, group: Group) -> Programs:
+        return of_group(group, {"nvidia-smi": self._program})
 
     def _layout(self, group: Group) -> Layout:
         gpu = profiles.read_gpu(group.device.uuid)
@@ -255,7 +243,7 @@ def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) 
     made: dict[int, GpuInstance] = {}
     for instance in layout.in_creation_order:
         place = {"profile_id": instance.profile.profile_id, "start": instance.start}
-        step = stack.enter_context(journal.undoing("mig_instance", **control.arguments(), **place, boot=boot_id()))
+        step = stack.enter_context(journal.undoing("mig_instance", **control.recorded(), **place, boot=boot_id()))
         made[instance.job] = control.create(**place)
         journal.amend(step, gi_id=made[instance.job].gi_id)
     there = set(control.read().instances or ())

@@ -1,59 +1,49 @@
 """Writes MIG through nvidia-smi, reads it back through NVML, and undoes it: mode and instances of one GPU.
 
-Nothing here decides what to make. Every command names its GPU by UUID, and what it destroys by its ids: without them
-nvidia-smi acts on all there is. What it says and its exit status are never believed to mean success.
+Nothing here decides what to make. What is destroyed is named by its ids: without them nvidia-smi destroys all there is.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import psutil
-
-from pipeline import command
-from pipeline.errors import CommandError, SharingError
+from pipeline.errors import SharingError
 from pipeline.gpu import nvml
 from pipeline.gpu.mig_state import GpuInstance, MigState, read_state
+from pipeline.gpu.programs import Programs
+from pipeline.gpu.smi import Smi, await_last_write
 from pipeline.host import boot_id
+from pipeline.journal import undoes
 
-log = logging.getLogger(__name__)
-
-# An Ampere GPU is reset when its mode is switched, which takes seconds.
-_COMMAND_LIMIT_S = 60.0
 # A GPU can report itself in use for a moment after its last process ended. Unit: s.
 _RETRY_LIMIT_S = 10.0
 _RETRY_S = 0.5
-_LOOK_S = 0.05
-_SUDO_REFUSES = "sudo:"
 _IN_USE = "in use"
 _CLEAN = "python -m pipeline.gpu clean"
-_WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c"})
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """nvidia-smi for one GPU.
+class Control(Smi):
+    """nvidia-smi for MIG on one GPU."""
 
-    Attributes:
-        uuid: of the GPU.
-        program: absolute path of nvidia-smi.
-        admin: what is put before it for a command that needs an administrator.
-    """
+    def mode(self, *, is_on: bool) -> tuple[str, ...]:
+        """The command that switches MIG mode."""
+        return self.words("-i", self.uuid, "-mig", str(int(is_on)))
 
-    uuid: str
-    program: str
-    admin: tuple[str, ...]
+    def creation(self, profile_id: int, start: int) -> tuple[str, ...]:
+        """The command that makes a GPU instance at a start, with a compute instance of its full width."""
+        return self.words("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", "-C")
 
-    def arguments(self) -> dict[str, Any]:
-        """What the functions that undo need to find this GPU again; JSON can hold it."""
-        return {"uuid": self.uuid, "program": self.program, "admin": list(self.admin)}
+    def destruction(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
+        """The command that destroys a compute instance, or without one the GPU instance."""
+        if ci_id is None:
+            return self.words("mig", "-dgi", "-i", self.uuid, "-gi", str(gi_id))
+        return self.words("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
 
     def read(self) -> MigState:
         """Mode, instances and MIG devices as they are now; the instances are never `None`.
@@ -72,7 +62,7 @@ class Control:
         Raises:
             SharingError: refused, or the mode is pending.
         """
-        said = self.write("-i", self.uuid, "-mig", "1")
+        said = self.run(self.mode(is_on=True)).said
         if not self.read().is_on:
             raise SharingError(
                 f"MIG mode of {self.uuid} was not switched on: a client holds the GPU (a monitor such as DCGM, an "
@@ -82,12 +72,12 @@ class Control:
             )
 
     def create(self, profile_id: int, start: int) -> GpuInstance:
-        """Make a GPU instance at a start, with a compute instance of its full width.
+        """Make a GPU instance at a start, with its compute instance.
 
         Raises:
             SharingError: it is not there as it was asked for; some of it may be.
         """
-        said = self.write("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", "-C")
+        said = self.run(self.creation(profile_id, start)).said
         state = self.read()
         made = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
         if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != 1:
@@ -97,48 +87,25 @@ class Control:
             )
         return made[0]
 
-    def write(self, *arguments: str) -> str:
-        """Run a command that changes the GPU; returns what it said, in one line, whatever that means.
-
-        Raises:
-            SharingError: it could not be run, or we are not allowed to.
-        """
-        return _said(self._run(*arguments))
-
-    def _run(self, *arguments: str) -> command.Completed:
-        try:
-            completed = command.run([*self.admin, self.program, *arguments], timeout_s=_COMMAND_LIMIT_S, check=False)
-        except CommandError as error:
-            raise SharingError(f"MIG of {self.uuid}: {error}") from error
-        said = _said(completed)
-        log.debug("%s: status %d: %s", " ".join(completed.argv), completed.status, said)
-        if "permission" in said.lower() or (self.admin and completed.status != 0 and _SUDO_REFUSES in said):
-            raise SharingError(
-                f"no permission for `{' '.join(completed.argv)}`: {said}. An administrator must allow it, for example "
-                "in sudoers; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
-            )
-        return completed
-
     def _listed_by_program(self) -> tuple[GpuInstance, ...]:
         """The instances for whoever NVML does not show them to."""
-        completed = self._run("mig", "-i", self.uuid, "-lgi")
+        completed = self.run(self.words("mig", "-i", self.uuid, "-lgi"))
         rows = _INSTANCE_ROW.findall(completed.stdout)
         if not rows and "No GPU instances found" not in completed.stdout:
-            raise SharingError(
-                f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {_said(completed)}"
-            )
+            raise SharingError(f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {completed.said}")
         found = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
         return tuple(sorted(found, key=lambda instance: instance.start))
 
 
-def switch_off(uuid: str, program: str, admin: list[str]) -> None:
+@undoes("mig_mode", "switch MIG mode off")
+def switch_off(programs: Programs, uuid: str, admin: Sequence[str]) -> None:
     """Undo `Control.switch_on`, also when it left the mode pending. Safe to repeat.
 
     Raises:
         SharingError: instances are left, which switching off would take from their owner; or it does not switch.
     """
-    control = Control(uuid=uuid, program=program, admin=tuple(admin))
-    await_last_write(control.uuid)
+    control = Control.found(programs, uuid, admin)
+    await_last_write(uuid)
     nvml.release()
 
     def is_done() -> bool:
@@ -151,21 +118,28 @@ def switch_off(uuid: str, program: str, admin: list[str]) -> None:
         return not state.is_on and state.is_settled
 
     def switch() -> str:
-        return control.write("-i", uuid, "-mig", "0")
+        return control.run(control.mode(is_on=False)).said
 
     remedy = f"an administrator can reset it: nvidia-smi -i {uuid} --gpu-reset"
     _repeat(switch, is_done, control, f"switching MIG mode of {uuid} off", remedy)
 
 
+@undoes("mig_instance", "destroy the GPU instance of profile {profile_id} at slice {start}")
 def destroy_instance(
-    uuid: str, program: str, admin: list[str], profile_id: int, start: int, boot: str, gi_id: int | None = None
+    programs: Programs,
+    uuid: str,
+    admin: Sequence[str],
+    profile_id: int,
+    start: int,
+    boot: str,
+    gi_id: int | None = None,
 ) -> None:
     """Undo `Control.create`: the compute instances first. Safe to repeat, and after half of it was done.
 
     Args:
-        uuid: as `Control`.
-        program: as `Control`.
-        admin: as `Control`.
+        programs: of the device.
+        uuid: of the GPU.
+        admin: as `Smi.found`.
         profile_id: what was asked for. Only an instance of this profile at this start is touched.
         start: where it was asked for.
         boot: `boot_id` when it was made.
@@ -176,8 +150,8 @@ def destroy_instance(
     """
     if boot != boot_id():
         return
-    control = Control(uuid=uuid, program=program, admin=tuple(admin))
-    await_last_write(control.uuid)
+    control = Control.found(programs, uuid, admin)
+    await_last_write(uuid)
 
     def ours(state: MigState) -> GpuInstance | None:
         for instance in state.instances or ():
@@ -189,11 +163,10 @@ def destroy_instance(
         state = control.read()
         instance = ours(state)
         assert instance is not None, "what is gone is not destroyed"
-        which = ("-i", uuid, "-gi", str(instance.gi_id))
         inside = [device.ci_id for device in state.devices if device.gi_id == instance.gi_id]
-        said = [control.write("mig", "-dci", *which, "-ci", str(ci_id)) for ci_id in inside]
+        said = [control.run(control.destruction(instance.gi_id, ci_id)).said for ci_id in inside]
         if not any(device.gi_id == instance.gi_id for device in control.read().devices):
-            said.append(control.write("mig", "-dgi", *which))
+            said.append(control.run(control.destruction(instance.gi_id)).said)
         return " / ".join(said)
 
     what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
@@ -230,34 +203,6 @@ def _holders(uuid: str, last_remedy: str) -> str:
     if names:
         return f"{names} holds it: end it"
     return f"No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or {last_remedy}"
-
-
-def await_last_write(uuid: str) -> None:
-    """Wait for a command of an orchestrator that was killed: it runs on by itself and would come after the undoing.
-
-    Raises:
-        SharingError: it does not end.
-    """
-    deadline = time.monotonic() + _COMMAND_LIMIT_S
-    while pids := _writers(uuid):
-        if time.monotonic() > deadline:
-            raise SharingError(
-                f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}: it hangs in the driver; "
-                "when it is gone, or after a restart of the machine: python -m pipeline.gpu clean"
-            )
-        time.sleep(_LOOK_S)
-
-
-def _writers(uuid: str) -> list[int]:
-    """PIDs of the programs that change this GPU, by their command line: sudo hides everything else of them."""
-    found = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
-    return [pid for pid, line in found if uuid in line and not _WRITES.isdisjoint(line)]
-
-
-def _said(completed: command.Completed) -> str:
-    """All that a command printed, in one line."""
-    lines = f"{completed.stdout}\n{completed.stderr}".splitlines()
-    return " / ".join(line.strip() for line in lines if line.strip())
 
 
 def _remedy(said: str) -> str:

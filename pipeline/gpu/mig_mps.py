@@ -5,24 +5,22 @@ An instance is a fault domain: what one job does to its MPS server harms the job
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.gpu import programs
 from pipeline.gpu.mig import Mig, check_places
-from pipeline.gpu.mps import CONTROL, Mps, MpsPercent, MpsSlots
-from pipeline.gpu.mps_daemon import daemon
+from pipeline.gpu.mps import Mps, MpsPercent
+from pipeline.gpu.mps_clients import MpsSlots
+from pipeline.gpu.mps_daemon import CONTROL, daemon
 from pipeline.gpu.partitions import AUTO
+from pipeline.gpu.programs import of_group
 from pipeline.interrupts import UndoStack
 from pipeline.journal import Journal
 from pipeline.protocols import Slots
 from pipeline.types import Device, Group, Job, Slot
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +91,8 @@ class MigMps(Mig):
         else:
             self._mps = MpsPercent(active_thread_pct, pinned_mem_limit, priority)
 
-    def check(self, group: Group) -> None:
-        """Check that the GPU can be divided as asked for, and that every instance gets a job; touches nothing.
-
-        Raises:
-            ConfigError: as `Mig.check`, or jobs and instances do not match.
-            NvmlError: the GPU does not answer.
-        """
+    def _check_request(self, group: Group) -> None:
+        """As `Mig`; and that every instance gets a job."""
         num_instances, dealt = len(self.sizes(group)), self._dealt(group)
         if len(dealt) != group.degree:
             raise ConfigError(f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one a job")
@@ -110,7 +103,7 @@ class MigMps(Mig):
             )
         for position in range(group.degree):
             self._mps.variables(position, group.degree)
-        super().check(group)
+        super()._check_request(group)
 
     def sizes(self, group: Group) -> Sequence[str | None]:
         """The number of instances: their profiles do not depend on the sizes of jobs."""
@@ -123,8 +116,9 @@ class MigMps(Mig):
         Raises:
             ConfigError, SharingError, JournalError, NvmlError: as `Mig.divided` and `Mps.prepare`.
         """
-        program = programs.find(CONTROL, device, group, self._control_program)
-        journal = Journal(group.gpu.lock_dir, device.uuid)
+        programs = of_group(group, {CONTROL: self._control_program})
+        program = programs.find(CONTROL)
+        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with self.divided(device, group) as places, UndoStack() as stack:
             servers = [
                 stack.enter_context(daemon(place.visible_devices, scratch / f"mps-{number}", program, journal))

@@ -7,119 +7,21 @@ proved by asking the daemon.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import compute_mode, programs
-from pipeline.gpu.mps_daemon import MpsDaemon, daemon
-from pipeline.gpu.naive import refuse_mig
+from pipeline.errors import ConfigError
+from pipeline.gpu import compute_mode, faulty_shares, refusals
+from pipeline.gpu.mps_clients import MpsSlots
+from pipeline.gpu.mps_daemon import CONTROL, MpsDaemon, daemon
+from pipeline.gpu.programs import of_group
+from pipeline.gpu.smi import Smi
 from pipeline.interrupts import UndoStack
 from pipeline.journal import Journal
-from pipeline.processes import tree_of
-from pipeline.types import Device, Group, Job, Slot
-
-log = logging.getLogger(__name__)
-
-CONTROL = "nvidia-cuda-mps-control"
-_PROOF_LIMIT_S = 5.0
-_LOOK_S = 0.05
-_WATCH_S = 0.5
-# Multiprocessors left to a client at which fp16 and bf16 matrix products came out wrong or unwritten, with no error.
-# Source: measured on an H100 80GB HBM3 (132 multiprocessors, driver 580.159.04, torch 2.11.0+cu130); docs/mps.md.
-_FAULTY_MULTIPROCESSORS = frozenset(
-    {18, 20, 22, 26, 28, 36, 38, 42, 46, 52, 54, 58, 68, 72, 78, 86, 92, 98, 104, 112, 116}
-)
-_MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
-
-
-class MpsSlots:
-    """One slot a job, and the proof that each job is a client of its server.
-
-    Args:
-        slots: in the order of the jobs.
-        servers: whose clients they are to be, in the same order.
-        jobs: who takes them.
-    """
-
-    def __init__(self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job]) -> None:
-        self.slots = slots
-        self._servers = servers
-        # A program that knows nothing of the barrier initialises CUDA some time after it.
-        self._late = {job.index for job in jobs if job.workload.ends_by_itself}
-        self._names = {job.index: job.name for job in jobs}
-        self._unproved: dict[int, int] = {}
-        self._stop = threading.Event()
-        self._watcher: threading.Thread | None = None
-
-    def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that some process of every job is a client; a script unchanged is looked for while it runs instead.
-
-        Raises:
-            SharingError: a job runs without MPS, although it was told to use it; or the server cannot be asked.
-        """
-        due = {index: pid for index, pid in pids.items() if index not in self._late}
-        deadline = time.monotonic() + _PROOF_LIMIT_S
-        while due := self._not_clients(due):
-            if time.monotonic() > deadline:
-                raise self._bypassed(due)
-            time.sleep(_LOOK_S)
-        self._unproved = {index: pid for index, pid in pids.items() if index in self._late}
-        if self._unproved:
-            self._watcher = threading.Thread(target=self._watch, name="mps-clients", daemon=True)
-            self._watcher.start()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """The time in which `verify` may look for clients."""
-        try:
-            yield
-        finally:
-            self._stop.set()
-            if self._watcher is not None:
-                self._watcher.join()
-
-    def check_scripts(self) -> None:
-        """Check that every script that `verify` left to be looked for was seen as a client.
-
-        Raises:
-            SharingError: one never was.
-        """
-        if self._unproved:
-            raise self._bypassed(self._unproved)
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_WATCH_S):
-            try:
-                self._unproved = self._not_clients(self._unproved)
-            except SharingError as error:
-                log.debug("looking for MPS clients: %s", error)  # the check of the server's health says what is wrong
-                return
-            if not self._unproved:
-                return
-
-    def _not_clients(self, pids: Mapping[int, int]) -> dict[int, int]:
-        """Those of the jobs of which no process is a client now."""
-        if not pids:
-            return {}
-        clients = {server.server: server.clients() for server in {self._servers[index] for index in pids}}
-        return {
-            index: pid for index, pid in pids.items() if clients[self._servers[index].server].isdisjoint(tree_of(pid))
-        }
-
-    def _bypassed(self, pids: Mapping[int, int]) -> SharingError:
-        jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
-        return SharingError(
-            f"not under MPS: {jobs}; no process of it was a client of the MPS server that was started for it. "
-            "A program that does not use CUDA, or drops CUDA_MPS_PIPE_DIRECTORY from its environment, runs without MPS "
-            "and says nothing"
-        )
+from pipeline.types import Commands, Device, Group, Slot
 
 
 class Mps:
@@ -158,7 +60,7 @@ class Mps:
         device, what = group.device, f"scenario={group.scenario}"
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
-        refuse_mig(group)
+        refusals.refuse_mig(group)
         compute_mode.refuse_prohibited(group)
         gpu = group.gpu
         if gpu.exclusive_process and gpu.admin is None:
@@ -170,18 +72,12 @@ class Mps:
         """What a user should know before the group runs."""
         return ()
 
-    def privileged(self, group: Group) -> tuple[tuple[str, ...], ...]:
-        """None, unless `gpu.exclusive_process` asks for it.
-
-        Raises:
-            SharingError: there is no nvidia-smi.
-        """
+    def privileged(self, group: Group) -> Commands:
+        """None, unless `gpu.exclusive_process` asks for it."""
         found = dict(group.device.details).get("compute_mode", "default")
         if not group.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
-            return ()
-        device = group.device
-        smi = programs.find("nvidia-smi", device, group, None)
-        return compute_mode.commands(device.uuid, smi, programs.admin(device, group), found)
+            return Commands()
+        return compute_mode.commands(Smi.found(of_group(group), group.device.uuid), found)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[MpsSlots]:
@@ -193,15 +89,12 @@ class Mps:
                 healthy, or a job was never seen as its client.
         """
         self.check(group)
-        program = programs.find(CONTROL, device, group, self._program)
-        for warning in self.warnings(group):
-            log.warning("%s", warning)
-        journal = Journal(group.gpu.lock_dir, device.uuid)
+        programs = of_group(group, {CONTROL: self._program})
+        program = programs.find(CONTROL)
+        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
-                smi = programs.find("nvidia-smi", device, group, None)
-                admin = programs.admin(device, group)
-                stack.enter_context(compute_mode.exclusive(device.uuid, smi, admin, journal))
+                stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
             server = stack.enter_context(daemon(device.uuid, scratch / "mps", program, journal))
             places = [Slot(visible_devices=device.uuid, gpu_uuid=device.uuid) for _ in group.jobs]
             with self.clients(places, [server] * group.degree, group) as slots:
@@ -282,7 +175,7 @@ class MpsPercent(Mps):
         return tuple(
             warning
             for position, job in enumerate(group.jobs)
-            if (warning := _warning(job, group.device, self.share_pct(position, group.degree))) is not None
+            if (warning := faulty_shares.warning(job, group.device, self.share_pct(position, group.degree))) is not None
         )
 
     def variables(self, position: int, num_jobs: int) -> dict[str, str]:
@@ -305,23 +198,3 @@ def _at(key: str, option: Any, position: int, num_jobs: int) -> Any:
     if len(option) != num_jobs:
         raise ConfigError(f"scenario.{key} has {len(option)} values for {num_jobs} jobs; give one for each job")
     return option[position]
-
-
-def _warning(job: Job, device: Device, share_pct: float) -> str | None:
-    """What is known of the job's arithmetic under its share."""
-    precision = dict(job.workload.params).get("precision")
-    if precision in ("fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
-        return None
-    multiprocessors = _multiprocessors(share_pct)
-    if multiprocessors not in _FAULTY_MULTIPROCESSORS:
-        return None
-    return (
-        f"job {job.name}: under active_thread_pct={share_pct:g} ({multiprocessors} of 132 multiprocessors) matrix "
-        f"products in {precision or 'fp16 and bf16'} are known to come out wrong on this GPU, without an error; "
-        "fp32 is not affected (docs/mps.md)"
-    )
-
-
-def _multiprocessors(share_pct: float) -> int:
-    """Multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four of them."""
-    return max(8, int(share_pct * 132 / 200) * 2)

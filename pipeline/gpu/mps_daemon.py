@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline import command, processes, trust
+from pipeline import command, processes
 from pipeline.errors import CommandError, SharingError
-from pipeline.journal import Journal
+from pipeline.gpu.programs import Programs
+from pipeline.journal import Journal, undoes
 
 log = logging.getLogger(__name__)
 
+CONTROL = "nvidia-cuda-mps-control"
 _LONGEST_SOCKET_PATH = 107  # bytes; Source: sun_path in unix(7)
 _ASK_LIMIT_S = 10.0
 _START_LIMIT_S = 60.0  # a server initialises CUDA first, which takes seconds without persistence mode
@@ -133,11 +135,12 @@ def daemon(visible_device: str, folder: Path, program: str, journal: Journal) ->
     logs = folder / "log"
     for path in (control.pipes, logs):
         path.mkdir(parents=True)
-    with journal.undoing("mps_daemon", program=program, pipes=str(control.pipes)):
+    with journal.undoing("mps_daemon", pipes=str(control.pipes)):
         yield _start(control, logs, visible_device)
 
 
-def end_daemon(program: str, pipes: str) -> None:
+@undoes("mps_daemon", "end the MPS daemon in {pipes}", ends_processes=True)
+def end_daemon(programs: Programs, pipes: str) -> None:
     """Undo the start of a daemon of ours, in whatever state it is: the clients first, then server and daemon.
 
     Safe to repeat, and without the pipe folder: daemon and server carry a mark in their environment, so no other
@@ -147,10 +150,9 @@ def end_daemon(program: str, pipes: str) -> None:
         SharingError: something of it is still alive.
     """
     mark = _mark(Path(pipes))
-    # A program that is gone, or that another user could have put there since, is not run: signals do as well.
-    if processes.marked(mark) and trust.replaceable_part(Path(program)) is None:
+    if processes.marked(mark):
         try:
-            _quit(Control(program=program, pipes=Path(pipes)))
+            _quit(Control(program=programs.find(CONTROL), pipes=Path(pipes)))
             _wait(lambda: not processes.marked(mark), _END_GRACE_S)  # the answer may come before both are gone
         except (CommandError, SharingError) as error:
             log.info("the MPS daemon in %s is ended by signals, because it did not quit: %s", pipes, error)

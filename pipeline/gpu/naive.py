@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import compute_mode, nvml
-from pipeline.types import Device, Group, Slot
+from pipeline.gpu import compute_mode, refusals
+from pipeline.types import Commands, Device, Group, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,46 +27,7 @@ class WholeDevice:
             NvmlError: its processes cannot be listed.
         """
         if self.device.is_gpu:
-            refuse_mps_clients(self.device, self.tolerated)
-
-
-def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
-    """Check that no process on the GPU, or on one of its MIG devices, is a client of an MPS server.
-
-    Nobody else was on the GPU when the group began, so a client is a job, whatever its PID is called here: in a
-    container the driver's PIDs are not ours.
-
-    Args:
-        device: a GPU.
-        tolerated: names of programs of others that may be there.
-
-    Raises:
-        SharingError: there is one.
-        NvmlError: the processes cannot be listed.
-    """
-    clients = [p for p in nvml.processes(device.uuid) if p.kind == "mps" and p.name not in tolerated]
-    if clients:
-        listed = ", ".join(f"{client.name or 'a program'} (pid {client.pid})" for client in clients)
-        raise SharingError(
-            f"clients of an MPS server on {device.name} ({device.uuid}): {listed}; this scenario runs without MPS. A "
-            "job must keep the CUDA_MPS_PIPE_DIRECTORY that it is given, else it finds a daemon of the machine; end "
-            "that daemon (echo quit | nvidia-cuda-mps-control) or keep the variable"
-        )
-
-
-def refuse_mig(group: Group) -> None:
-    """Check that the whole device can be used.
-
-    Raises:
-        ConfigError: MIG mode is on.
-    """
-    device = group.device
-    if device.mig_enabled:
-        raise ConfigError(
-            f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
-            f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0; if a killed run left it "
-            "on: python -m pipeline.gpu clean"
-        )
+            refusals.refuse_mps_clients(self.device, self.tolerated)
 
 
 class Naive:
@@ -79,7 +39,7 @@ class Naive:
         Raises:
             ConfigError: MIG mode is on, or the compute mode does not allow so many processes.
         """
-        refuse_mig(group)
+        refusals.refuse_mig(group)
         compute_mode.refuse(group, "lets every job compute on the GPU itself")
         compute_mode.refuse_one_process_only(group)
 
@@ -87,9 +47,9 @@ class Naive:
         """Nothing is known to go wrong."""
         return ()
 
-    def privileged(self, group: Group) -> tuple[tuple[str, ...], ...]:
+    def privileged(self, group: Group) -> Commands:
         """Nothing is changed on the device."""
-        return ()
+        return Commands()
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:

@@ -7,7 +7,7 @@ error. A driver that does not work is never taken for a machine without a GPU.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -113,15 +113,30 @@ def find_device(selector: str) -> Device | None:
         NvmlError: a GPU does not answer.
     """
     devices = list_devices()
-    if not devices:
-        return None
+    return choose("gpu.device", selector, devices) if devices else None
+
+
+def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
+    """The one device that is meant.
+
+    Args:
+        key: what gives the selector, for the error.
+        selector: index as text, a UUID, or how exactly one UUID begins.
+        devices: those that there are.
+        remedy: a last sentence of the error.
+
+    Raises:
+        ConfigError: no device or more than one matches.
+    """
     if selector.isdecimal():
         matches = [device for device in devices if device.index == int(selector)]
     else:
         matches = [device for device in devices if selector and device.uuid.startswith(selector)]
     if len(matches) != 1:
-        there = "; ".join(f"{device.index}: {device.name} {device.uuid}" for device in devices)
-        raise ConfigError(f"gpu.device={selector!r} matches {len(matches)} GPUs, not one. This machine has {there}")
+        each = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
+        raise ConfigError(
+            f"{key}={selector!r} matches {len(matches)} GPUs, not one. There are {'; '.join(each) or 'none'}{remedy}"
+        )
     return matches[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 from pipeline import journal, leftovers
 from pipeline.errors import CollocationError, ConfigError, SharingError
 from pipeline.gpu import lease, nvml, profiles
+from pipeline.gpu.answer import Answer
 from pipeline.gpu.mig_state import MigState, read_state
 from pipeline.host import boot_id
 from pipeline.journal import Journal, Step
@@ -25,14 +25,8 @@ from pipeline.simulation.state import StateFile, goes_with_its_study
 from pipeline.types import Device
 
 _MIB = 2**20
+ABSENT = "a GPU that is not there"
 _HIDDEN = "shown to administrators only"
-_WORDS = {
-    "compute_mode": "set the compute mode back to {mode}",
-    "dcgm_profiling": "let DCGM profile again",
-    "mps_daemon": "end the MPS daemon in {pipes}",
-    "mig_mode": "switch MIG mode off",
-    "mig_instance": "destroy the GPU instance of profile {profile_id} at slice {start}",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +38,29 @@ class Target:
 
 
 @contextmanager
-def driver(arguments: argparse.Namespace) -> Iterator[str | None]:
-    """Ask the driver that `--machine` or `--gpu simulated_MODEL` means; gives which of its GPUs, or `None` for all.
+def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
+    """Ask the driver that is meant; gives which of its GPUs, or `None` for all.
+
+    Args:
+        gpu: a GPU, or `simulated_MODEL`; all if not given.
+        machine: the file of a simulated machine that was kept, in place of this one.
 
     Raises:
         ConfigError: there is no such machine or model.
     """
-    selector: str | None = arguments.gpu
-    if arguments.machine is not None:
-        file = StateFile(expanded("--machine", arguments.machine))
+    if machine is not None:
+        file = StateFile(expanded("--machine", machine))
         file.read()
         with installed(file.path):
-            yield selector
-    elif selector is not None and selector.startswith(profiles.SIMULATED):
+            yield gpu
+    elif gpu is not None and gpu.startswith(profiles.SIMULATED):
         with tempfile.TemporaryDirectory() as folder:
             file = StateFile(Path(folder) / "machine.json")
-            file.create([selector])
+            file.create([gpu])
             with installed(file.path):
                 yield "0"
     else:
-        yield selector
+        yield gpu
 
 
 def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target]:
@@ -88,57 +85,53 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target
         found += [Target(uuid=uuid, device=None) for uuid in absent if uuid not in there]
     if selector is None:
         return found
-    if selector.isdecimal():
-        matches = [t for t in found if t.device is not None and t.device.index == int(selector)]
-    else:
-        matches = [t for t in found if selector and t.uuid.startswith(selector)]
-    if len(matches) != 1:
-        listed = ", ".join(target.uuid for target in found) or "none"
-        raise ConfigError(f"--gpu {selector} matches {len(matches)} GPUs, not one. There are: {listed}")
-    return matches
+    devices = [target.device or Device(kind="nvidia", uuid=target.uuid, name=ABSENT) for target in found]
+    chosen = nvml.choose("--gpu", selector, devices)
+    return [target for target in found if target.uuid == chosen.uuid]
 
 
 def in_words(step: Step) -> str:
-    """What undoing a step does."""
-    try:
-        words = _WORDS[step.kind].format(**step.arguments)
-    except KeyError:
-        return f"a step of kind {step.kind!r} that this version does not know"
+    """What undoing a step does, or that a restart has done it."""
     is_gone = step.arguments.get("boot", boot_id()) != boot_id()
-    return f"{words} (gone with a restart of the machine)" if is_gone else words
+    return f"{journal.in_words(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
 
 
-def status(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
-    """Everything about the GPUs that are meant, as data, as text, and as 0 for clean or 1 for not.
+def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
+    """Everything about the GPUs that are meant; the status is 0 for clean and 1 for not.
+
+    Args:
+        gpu: as `driver`.
+        folder: where locks and journals lie.
+        machine: as `driver`.
 
     Raises:
         ConfigError: as `driver` and `targets`.
         NvmlError: as `targets`.
     """
-    folder = Path(arguments.lock_dir)
-    with driver(arguments) as selector:
-        is_real = arguments.machine is None and selector == arguments.gpu
+    with driver(gpu, machine) as selector:
+        is_real = machine is None and selector == gpu
         gpus = [
             {"is_simulated": not is_real, **_gpu(target, folder)}
             for target in targets(selector, folder, is_real=is_real)
         ]
     left = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
-    is_clean = all(gpu["is_clean"] for gpu in gpus) and not left
-    lines = [line for gpu in gpus for line in _lines(gpu)] or ["there is no NVIDIA GPU on this machine"]
+    is_clean = all(each["is_clean"] for each in gpus) and not left
+    lines = [line for each in gpus for line in _lines(each)] or ["there is no NVIDIA GPU on this machine"]
     lines += [_left_line(path, pids) for path, pids in left.items()]
-    is_left = bool(left) or any(not gpu["is_clean"] and gpu["holder"] is None for gpu in gpus)
+    is_left = bool(left) or any(not each["is_clean"] and each["holder"] is None for each in gpus)
     in_use = "not clean: a study runs, and undoes this itself"
-    lines.append("clean" if is_clean else f"not clean: {_clean_command(arguments)}" if is_left else in_use)
-    return {"gpus": gpus, "abandoned": left, "is_clean": is_clean}, "\n".join(map(printable, lines)), int(not is_clean)
+    lines.append("clean" if is_clean else f"not clean: {_clean_command(folder, machine)}" if is_left else in_use)
+    data = {"gpus": gpus, "abandoned": left, "is_clean": is_clean}
+    return Answer(data=data, text="\n".join(map(printable, lines)), status=int(not is_clean))
 
 
-def _clean_command(arguments: argparse.Namespace) -> str:
+def _clean_command(folder: Path, machine: str | None) -> str:
     """The command that clears what was shown."""
     words = ["python", "-m", "pipeline.gpu", "clean"]
-    if arguments.machine is not None:
-        words += ["--machine", arguments.machine]
-    if arguments.lock_dir != GpuConfig().lock_dir:
-        words += ["--lock-dir", arguments.lock_dir]
+    if machine is not None:
+        words += ["--machine", machine]
+    if folder != Path(GpuConfig().lock_dir):
+        words += ["--lock-dir", str(folder)]
     return shlex.join(words)
 
 
@@ -234,7 +227,7 @@ def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
 
 
 def _lines(gpu: dict[str, Any]) -> list[str]:
-    name = gpu["name"] or "a GPU that is not there (a simulated one? --machine FILE)"
+    name = gpu["name"] or f"{ABSENT} (a simulated one? --machine FILE)"
     if gpu["is_simulated"]:
         name = f"simulated {name}"
     lines = [f"{'-' if gpu['index'] is None else gpu['index']}: {name}  {gpu['uuid']}"]

@@ -24,7 +24,7 @@ from pipeline.paths import PROJECT_DIR
 from pipeline.protocols import Sharing
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Gpu, StateFile
-from pipeline.types import Device, Group, Plan
+from pipeline.types import Commands, Device, Group, Plan
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
 # Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
@@ -112,7 +112,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
 def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenario: str, exclusive: bool) -> None:
     before = machine.settings
     group = machine.group(scenario, "null", exclusive=exclusive)
-    assert factory.instance(group.sharing).privileged(group) == ()
+    assert factory.instance(group.sharing).privileged(group) == Commands()
     with machine.prepared(group):
         assert machine.settings == before
     assert machine.commands() == []
@@ -130,5 +130,6 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
     assert machine.settings == before
     assert not Journal(machine.folder, machine.device.uuid).path.exists()
     run = [re.sub(r"-(gi|ci) \d+", lambda m: f"-{m[1]} <{m[1].upper()}>", command) for command in machine.commands()]
-    assert run == [" ".join(argv) for argv in factory.instance(group.sharing).privileged(group)]
+    commands = factory.instance(group.sharing).privileged(group)
+    assert run == [" ".join(argv) for argv in (*commands.do, *commands.undo)]
     assert len(run) >= 2

@@ -14,6 +14,8 @@ from pipeline.gpu import compute_mode, nvml
 from pipeline.gpu.mig import Mig
 from pipeline.gpu.mps import Mps
 from pipeline.gpu.naive import Naive
+from pipeline.gpu.programs import of_device
+from pipeline.gpu.smi import Smi
 from pipeline.journal import Journal, replay
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.codes import NO_PERMISSION, DriverError
@@ -28,7 +30,7 @@ from tests.rows import group as make_group
 class Machine:
     file: StateFile
     device: Device
-    smi: str
+    smi: Smi
     journal: Journal
 
     @property
@@ -36,7 +38,7 @@ class Machine:
         return self.file.read().gpus[0].compute_mode
 
     def exclusive(self):
-        return compute_mode.exclusive(self.device.uuid, self.smi, (), self.journal)
+        return compute_mode.exclusive(self.smi, self.journal)
 
     def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
         details = dict(self.device.details) | {"compute_mode": mode}
@@ -52,7 +54,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     with installed(file.path):
         (device,) = nvml.list_devices()
         simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
-        yield Machine(file, simulated, programs["nvidia-smi"], Journal(tmp_path, device.uuid))
+        smi = Smi.found(of_device(simulated), device.uuid)
+        yield Machine(file, simulated, smi, Journal(tmp_path, device.uuid, of_device(simulated)))
 
 
 def test_one_process_computes_and_the_mode_is_put_back(machine):
@@ -69,7 +72,7 @@ def test_one_process_computes_and_the_mode_is_put_back(machine):
 
 
 def test_a_mode_that_was_there_stays(machine):
-    compute_mode.set_mode(machine.device.uuid, machine.smi, [], "exclusive_process")
+    compute_mode.set_mode(machine.smi, "exclusive_process")
     with machine.exclusive():
         assert machine.journal.steps() == ()
     assert machine.mode == 3

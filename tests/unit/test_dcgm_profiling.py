@@ -10,14 +10,15 @@ import pytest
 
 from pipeline import command
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import dcgm_profiling, nvml
+from pipeline.gpu import nvml
+from pipeline.gpu.programs import of_device
 from pipeline.journal import Journal, replay
 from pipeline.profiler_none import NoProfiler
 from pipeline.profiler_nsight import Nsys
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Fault, StateFile
-from pipeline.types import Group
+from pipeline.types import Commands, Group
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
@@ -44,16 +45,15 @@ def make_machine(tmp_path: Path) -> Callable[..., Machine]:
             (device,) = nvml.list_devices()
         simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
         settings = gpu_settings(lock_dir=tmp_path, **gpu)
-        return Machine(
-            file, make_group("a", device=simulated, gpu=settings), programs["dcgmi"], Journal(tmp_path, device.uuid)
-        )
+        journal = Journal(tmp_path, device.uuid, of_device(simulated))
+        return Machine(file, make_group("a", device=simulated, gpu=settings), programs["dcgmi"], journal)
 
     return make
 
 
 def test_it_is_paused_meanwhile_and_resumed_at_the_end(make_machine):
     machine = make_machine()
-    with pytest.raises(RuntimeError, match="on the way"), dcgm_profiling.paused(machine.group, Nsys()):
+    with pytest.raises(RuntimeError, match="on the way"), Nsys().prepare(machine.group):
         assert machine.is_paused
         assert [step.kind for step in machine.journal.steps()] == ["dcgm_profiling"]
         raise RuntimeError("on the way")
@@ -62,7 +62,7 @@ def test_it_is_paused_meanwhile_and_resumed_at_the_end(make_machine):
 
 def test_what_a_killed_run_paused_is_resumed_by_the_journal(make_machine):
     machine = make_machine()
-    context = dcgm_profiling.paused(machine.group, Nsys())
+    context = Nsys().prepare(machine.group)
     context.__enter__()
     assert machine.is_paused
     assert [step.kind for step in replay(machine.journal)] == ["dcgm_profiling"]
@@ -71,25 +71,30 @@ def test_what_a_killed_run_paused_is_resumed_by_the_journal(make_machine):
 
 def test_the_commands_are_known_before(make_machine):
     machine = make_machine()
-    wanted = ((machine.program, "profile", "--pause"), (machine.program, "profile", "--resume"))
-    assert dcgm_profiling.commands(machine.group, Nsys()) == wanted
+    commands = Nsys().privileged(machine.group)
+    assert commands.do == ((machine.program, "profile", "--pause"),)
+    assert commands.undo == ((machine.program, "profile", "--resume"),)
 
 
 @pytest.mark.parametrize("model", ["h100_80gb", "b200_180gb"])
 def test_from_hopper_on_nothing_is_paused(make_machine, model):
     machine = make_machine(model)
-    assert dcgm_profiling.commands(machine.group, Nsys()) == ()
-    with dcgm_profiling.paused(machine.group, Nsys()):
+    assert Nsys().privileged(machine.group) == Commands()
+    with Nsys().prepare(machine.group):
         assert not machine.is_paused
 
 
 def test_without_a_profiler_nothing_is_paused(make_machine):
-    assert dcgm_profiling.commands(make_machine().group, NoProfiler()) == ()
+    machine = make_machine(admin=None)
+    NoProfiler().check(machine.group)
+    assert NoProfiler().privileged(machine.group) == Commands()
+    with NoProfiler().prepare(machine.group):
+        assert not machine.is_paused
 
 
 def test_where_no_host_engine_answers_there_is_nothing_to_pause(make_machine):
     machine = make_machine(fails=dcgmi.CONNECT)
-    with dcgm_profiling.paused(machine.group, Nsys()):
+    with Nsys().prepare(machine.group):
         pass
     assert machine.journal.steps() == ()
 
@@ -98,7 +103,7 @@ def test_an_engine_that_does_not_pause_is_an_error(make_machine):
     machine = make_machine(fails=dcgmi.PAUSE)
     with (
         pytest.raises(SharingError, match="--pause` ended with status 219 and said: The third-party Profiling module"),
-        dcgm_profiling.paused(machine.group, Nsys()),
+        Nsys().prepare(machine.group),
     ):
         pytest.fail("the counters are not free")
     assert machine.journal.steps() == ()
@@ -106,15 +111,19 @@ def test_an_engine_that_does_not_pause_is_an_error(make_machine):
 
 def test_an_engine_that_does_not_resume_stays_in_the_journal(make_machine):
     machine = make_machine(fails=dcgmi.RESUME)
-    with pytest.raises(SharingError, match="--resume`"), dcgm_profiling.paused(machine.group, Nsys()):
+    with pytest.raises(SharingError, match="--resume`"), Nsys().prepare(machine.group):
         pass
     assert [step.kind for step in machine.journal.steps()] == ["dcgm_profiling"]
 
 
 def test_it_is_refused_where_nothing_may_be_changed(make_machine):
     machine = make_machine(admin=None)
+    nsys = Nsys(program="/bin/true")
     with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids to pause it"):
-        dcgm_profiling.commands(machine.group, Nsys())
+        nsys.check(machine.group)
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids to pause it"), nsys.prepare(machine.group):
+        pytest.fail("was not refused")
+    assert not machine.is_paused
 
 
 def test_the_simulated_dcgmi_says_what_the_real_one_says(make_machine):

@@ -14,36 +14,32 @@ from typing import Any
 
 import pytest
 
-from pipeline import journal as journals
 from pipeline import trust
 from pipeline.errors import SharingError
-from pipeline.journal import Journal, JournalError, find, replay, undo_all
+from pipeline.gpu.programs import Programs
+from pipeline.journal import Journal, JournalError, Step, find, in_words, replay, undo_all, undoes
+from pipeline.paths import PROJECT_DIR
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 TAKEN = "taken"
 
 
-def remove_file(path: str) -> None:
+@undoes("file", "remove {path}")
+def remove_file(programs: Programs, path: str) -> None:
     """What the tests undo: a file that was made. Content with what is gone, as every such function is."""
     Path(path).unlink(missing_ok=True)
     with (Path(path).parent / "undone.log").open("a") as log:
         log.write(Path(path).name + "\n")
 
 
-def fail(path: str) -> None:
+@undoes("stuck", "loosen {path}")
+def fail(programs: Programs, path: str) -> None:
     raise SharingError(f"{path} is stuck")
 
 
-def run_program(program: str, admin: list[str]) -> None:
-    subprocess.run([*admin, program], check=True)
-
-
-@pytest.fixture(autouse=True)
-def kinds(monkeypatch):
-    monkeypatch.setitem(journals.UNDO_FUNCTIONS, "file", "unit_journal_steps.remove_file")
-    monkeypatch.setitem(journals.UNDO_FUNCTIONS, "stuck", "unit_journal_steps.fail")
-    monkeypatch.setitem(journals.UNDO_FUNCTIONS, "program", "unit_journal_steps.run_program")
-    monkeypatch.setitem(sys.modules, "unit_journal_steps", sys.modules[__name__])
+@undoes("program", "run {name}")
+def run_program(programs: Programs, name: str) -> None:
+    subprocess.run([programs.find(name)], check=True)
 
 
 @pytest.fixture
@@ -189,11 +185,40 @@ def test_a_line_of_somebody_else_is_refused(journal, line):
     assert journal.path.read_bytes() == line
 
 
-def test_a_step_of_an_unknown_kind_is_kept(journal):
-    plant(journal, b'{"step_id": "1", "kind": "future", "arguments": {}}\n')
-    with pytest.raises(JournalError, match="kind 'future'"):
+# A kind is a word, and no path of a function; those of another version may need other arguments.
+@pytest.mark.parametrize("kind", ["future", "file", "os.getpid", "pipeline.gpu.mps_daemon.end_daemon"])
+def test_a_step_that_this_version_cannot_undo_is_kept(journal, kind):
+    plant(journal, json.dumps({"step_id": "1", "kind": kind, "arguments": {}}).encode() + b"\n")
+    with pytest.raises(JournalError, match=f"kind '{kind}' that this version cannot undo"):
         replay(journal)
-    assert len(journal.steps()) == 1
+    (step,) = journal.steps()
+    assert in_words(step) == f"a step of kind {kind!r} that this version does not know"
+
+
+def test_whoever_replays_a_journal_knows_every_kind_without_importing_what_wrote_it():
+    code = """
+from pipeline.journal import Step, in_words
+kinds = {"compute_mode": {"mode": "default"}, "dcgm_profiling": {}, "mps_daemon": {"pipes": "/p"}, "mig_mode": {},
+    "mig_instance": {"profile_id": 9, "start": 4}}
+print(*(in_words(Step(kind=kind, arguments=arguments)) for kind, arguments in kinds.items()), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "set the compute mode back to default",
+        "let DCGM profile again",
+        "end the MPS daemon in /p",
+        "switch MIG mode off",
+        "destroy the GPU instance of profile 9 at slice 4",
+    ]
+
+
+def test_two_functions_cannot_undo_one_kind():
+    with pytest.raises(AssertionError, match="two functions undo file"):
+        undoes("file", "anything")(remove_file)
+
+
+def test_a_step_says_what_its_undoing_does():
+    assert in_words(Step(kind="file", arguments={"path": "/x"})) == "remove /x"
 
 
 @pytest.mark.parametrize(
@@ -259,8 +284,8 @@ def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("which", ["folder", "file"])
-def test_root_runs_nothing_that_another_user_planted(journal, tmp_path, program, which):
-    line = {"step_id": "1", "kind": "program", "arguments": {"program": str(program), "admin": []}}
+def test_root_undoes_nothing_that_another_user_planted(journal, tmp_path, which):
+    line = {"step_id": "1", "kind": "file", "arguments": {"path": str(tmp_path / "a")}}
     plant(journal, json.dumps(line).encode() + b"\n")
     os.chown(journal.path.parent if which == "folder" else journal.path, 4242, 4242)
     with pytest.raises(JournalError, match=r"only we can write|holds steps that are not ours"):
@@ -306,23 +331,38 @@ def swap(program: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["file", "folder", "gone", "link"])
-@pytest.mark.parametrize("argument", ["program", "admin"])
-def test_a_program_that_others_could_have_put_there_is_not_run(journal, tmp_path, program, how, argument):
-    arguments = {"program": "/bin/true", "admin": [str(program)]} if argument == "admin" else {"program": str(program)}
-    journal.add("program", **({"admin": []} | arguments))
+def test_a_program_that_others_could_have_put_there_is_known(program, how):
+    assert trust.replaceable_part(program) is None
     swap(program, how)
-    with pytest.raises(JournalError, match="is not run, because another user could have put it there"):
-        replay(journal)
-    assert len(journal.steps()) == 1
-    assert undone(tmp_path) == []
+    assert trust.replaceable_part(program) is not None
 
 
-def test_a_program_of_ours_is_run(journal, tmp_path, program):
+def test_a_link_to_a_program_of_ours_is_trusted(tmp_path, program):
     link = tmp_path / "link"
     link.symlink_to("bin/../bin/program")
-    journal.add("program", program=str(link), admin=["env"])
+    assert trust.replaceable_part(link) is None
+
+
+def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatch):
+    """A path that a journal names could be anybody's by the time that root reads it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    journal = Journal(tmp_path, UUID)
+    journal.add("program", name="program")
+    with pytest.raises(SharingError, match="needs the program program, which is not on PATH"):
+        replay(journal)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{program.parent}")
     replay(journal)
     assert undone(tmp_path) == ["program"]
+
+
+@pytest.mark.parametrize("own", [{}, {"program": "/nonexistent/program"}])
+def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkeypatch, own):
+    monkeypatch.setenv("PATH", str(program.parent))
+    journal = Journal(tmp_path, UUID, Programs(own=own))
+    journal.add("program", name="program")
+    with pytest.raises(SharingError, match=r"needs the program program|/nonexistent/program is not a program"):
+        replay(journal)
+    assert undone(tmp_path) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -19,6 +19,7 @@ from pipeline import host, mig_table
 from pipeline.errors import CollocationError, ConfigError, SharingError
 from pipeline.gpu import mig_control, nvml
 from pipeline.gpu.mig import Mig, MigSlots
+from pipeline.gpu.programs import Programs
 from pipeline.host import cpu_device
 from pipeline.journal import Journal, replay
 from pipeline.simulation import codes
@@ -68,8 +69,8 @@ class Machine:
         return dataclasses.replace(made, **(values | changes))
 
     @contextmanager
-    def shared(self, *sizes: str | None, admin: list[str] | None = None, **options: Any) -> Iterator[MigSlots]:
-        group = self.group(*sizes, admin=admin or [])
+    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[MigSlots]:
+        group = self.group(*sizes, admin=admin)
         scratch = Path(self.folder, "scratch")
         scratch.mkdir()
         try:
@@ -95,7 +96,8 @@ def simulated(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Mach
     program = write_programs(folder / "bin", file.path)["nvidia-smi"]
     with installed(file.path):
         (device,) = nvml.list_devices()
-        yield Machine(folder=folder, file=file, program=program, device=device, journal=Journal(folder, device.uuid))
+        journal = Journal(folder, device.uuid, Programs(configured={"nvidia-smi": str(program)}))
+        yield Machine(folder=folder, file=file, program=program, device=device, journal=journal)
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def recording(machine: Machine) -> Path:
 def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> None:
     before = a100.gpu
     log = recording(a100)
-    with a100.shared("S", "L", "M", admin=[str(a100.folder / "admin")]) as slots:
+    with a100.shared("S", "L", "M", admin=(str(a100.folder / "admin"),)) as slots:
         by_gi = {instance.id: instance for instance in a100.gpu.instances}
         assert [by_gi[slot.gi_id].profile_id for slot in slots.slots] == [19, 9, 14]
         assert len({slot.visible_devices for slot in slots.slots}) == 3
@@ -226,7 +228,7 @@ def test_a_prefix_that_is_not_allowed_is_a_question_of_permission(a100: Machine)
     prefix = a100.folder / "sudo"
     prefix.write_text('#!/bin/sh\necho "sudo: a password is required" >&2\nexit 1\n')
     prefix.chmod(0o755)
-    assert f"no permission for `{prefix} {a100.program}" in refused(a100, SharingError, admin=[str(prefix)])
+    assert f"no permission for `{prefix} {a100.program}" in refused(a100, SharingError, admin=(str(prefix),))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch:
         pytest.fail("found one")
     log = recording(a100)
     device = dataclasses.replace(device, programs=(("nvidia-smi", str(a100.program)),))
-    group = a100.group(None, device=device, admin=[str(a100.folder / "admin")])
+    group = a100.group(None, device=device, admin=(str(a100.folder / "admin"),))
     with Mig(program="/nonexistent").prepare(device, group, a100.folder):
         assert a100.profiles() == ["7g.40gb"]
     assert not log.exists()  # nor does anybody become an administrator for it
@@ -347,7 +349,7 @@ def test_whoever_may_not_list_instances_lists_them_as_administrator(a100: Machin
     before = a100.gpu
     a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
     log = recording(a100)
-    with a100.shared("S", "L", admin=[str(a100.folder / "admin")]):
+    with a100.shared("S", "L", admin=(str(a100.folder / "admin"),)):
         assert sorted(a100.profiles()) == ["1g.5gb", "3g.20gb"]
     assert a100.gpu == before
     assert "-lgi" in log.read_text()
@@ -360,13 +362,13 @@ def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
 
 def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
     made = h100.driver.create_gpu_instance(0, FOREIGN, 2)
-    common = {"uuid": h100.device.uuid, "program": str(h100.program), "admin": [], "profile_id": FOREIGN, "start": 2}
-    mig_control.destroy_instance(**common, boot=host.boot_id(), gi_id=made.id + 1)
-    mig_control.destroy_instance(**common, boot="an earlier one", gi_id=made.id)
-    assert h100.profiles() == ["2g.20gb"]
-    mig_control.destroy_instance(**common, boot=host.boot_id())
-    assert h100.profiles() == []
-    mig_control.destroy_instance(**common, boot=host.boot_id())
+    place = {"uuid": h100.device.uuid, "admin": [], "profile_id": FOREIGN, "start": 2}
+    for which in ({"boot": host.boot_id(), "gi_id": made.id + 1}, {"boot": "an earlier one", "gi_id": made.id}):
+        h100.journal.undo(h100.journal.add("mig_instance", **place, **which))
+        assert h100.profiles() == ["2g.20gb"]
+    for _ in range(2):
+        h100.journal.undo(h100.journal.add("mig_instance", **place, boot=host.boot_id()))
+        assert h100.profiles() == []
 
 
 def test_a_job_on_the_device_of_another_is_an_error(h100: Machine, sleeper: int) -> None:
@@ -452,8 +454,7 @@ def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, m
 def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> None:
     """Killed right after it started nvidia-smi, an orchestrator leaves an instance that is not there yet."""
     uuid, place = h100.device.uuid, {"profile_id": FOREIGN, "start": 2}
-    common = {"uuid": uuid, "program": str(h100.program), "admin": []}
-    h100.journal.add("mig_instance", **common, **place, boot=host.boot_id())
+    h100.journal.add("mig_instance", uuid=uuid, admin=[], **place, boot=host.boot_id())
     line = f'sleep 0.5; exec {h100.program} "$@"'
     argv = ["mig", "-i", uuid, "-cgi", f"{FOREIGN}:2", "-C"]
     with subprocess.Popen(["sh", "-c", line, "sh", *argv], stdout=subprocess.DEVNULL) as late:

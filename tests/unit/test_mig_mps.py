@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import mps, nvml
+from pipeline.gpu import mps_clients, nvml
 from pipeline.gpu.mig_mps import MigMps
 from pipeline.journal import Journal
 from pipeline.simulation import mps_control
@@ -71,7 +71,7 @@ def join(folder: Path, slot, pid: int) -> None:
 
 
 def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(make, folder, sleepers, monkeypatch):
-    monkeypatch.setattr(mps, "_PROOF_LIMIT_S", 0.3)
+    monkeypatch.setattr(mps_clients, "_PROOF_LIMIT_S", 0.3)
     group, before = make(3), gpu_of(folder)
     with MigMps(profiles=["3g.20gb", "2g.10gb"]).prepare(group.device, group, folder) as shared:
         slots = shared.slots
@@ -137,4 +137,5 @@ def test_the_commands_that_need_an_administrator_are_named_in_order(make):
         *destroy,
         ["-i", uuid, "-mig", "0"],
     ]
-    assert [list(command) for command in MigMps().privileged(group)] == [[smi, *rest] for rest in expected]
+    commands = MigMps().privileged(group)
+    assert [list(words) for words in (*commands.do, *commands.undo)] == [[smi, *rest] for rest in expected]

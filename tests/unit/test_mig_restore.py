@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pipeline import command, mig_table
-from pipeline.gpu import mig_control, nvml, profiles
+from pipeline.gpu import nvml, profiles, smi
 from pipeline.gpu.mig import Mig
 from pipeline.gpu.mig_state import read_state
 from pipeline.gpu.partitions import Instance, Layout
@@ -99,7 +99,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(mig_control, "_writers", lambda uuid: [])  # no other process: there is none to be looked for
+    monkeypatch.setattr(smi, "_writers", lambda uuid: [])  # no other process: there is none to be looked for
     yield Machine(folder=tmp_path, file=file, program=program)
 
 

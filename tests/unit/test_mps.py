@@ -21,8 +21,9 @@ import pytest
 
 from pipeline import processes
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import mps, mps_daemon
+from pipeline.gpu import mps_clients, mps_daemon
 from pipeline.gpu.mps import Mps, MpsPercent
+from pipeline.gpu.programs import Programs
 from pipeline.host import cpu_device
 from pipeline.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.journal import Journal, replay
@@ -80,6 +81,10 @@ def prepared(folder: Path, group: Group, faults: tuple[str, ...] = (), sharing: 
         yield slots
 
 
+def of_folder(folder: Path) -> Programs:
+    return Programs(configured={mps_daemon.CONTROL: str(folder / mps_daemon.CONTROL)})
+
+
 def group_in(folder: Path, *names: str, **changes: Any) -> Group:
     return make_group(*names, gpu=gpu_settings(lock_dir=folder), **changes)
 
@@ -132,7 +137,7 @@ def test_a_child_of_a_job_may_be_the_client(folder):
 
 
 def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
-    monkeypatch.setattr(mps, "_PROOF_LIMIT_S", 0.3)
+    monkeypatch.setattr(mps_clients, "_PROOF_LIMIT_S", 0.3)
     nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
     with prepared(folder, group_in(folder, "a", "b")) as slots, ExitStack() as stack:
         first = stack.enter_context(client(slots.slots[0]))
@@ -151,7 +156,7 @@ def scripts(*names: str) -> tuple[Job, ...]:
 
 
 def test_a_script_is_looked_for_while_it_runs(folder, monkeypatch):
-    monkeypatch.setattr(mps, "_WATCH_S", 0.05)
+    monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
     group = group_in(folder, "a", jobs=scripts("a"))
     with prepared(folder, group) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
         slots.verify({0: pid})
@@ -163,7 +168,7 @@ def test_a_script_is_looked_for_while_it_runs(folder, monkeypatch):
 
 
 def test_a_script_that_never_was_a_client_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr(mps, "_WATCH_S", 0.05)
+    monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
     group = group_in(folder, "a", jobs=scripts("a"))
     nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
     with (
@@ -262,8 +267,9 @@ def test_the_daemon_of_somebody_else_is_left_alone(folder):
         before = daemons(foreign)
         with prepared(folder, group_in(folder, "a")):
             pass
-        Journal(folder, GPU.uuid).add("mps_daemon", program=str(program), pipes=str(folder / "mps/pipe"))
-        replay(Journal(folder, GPU.uuid))
+        journal = Journal(folder, GPU.uuid, Programs(configured={mps_daemon.CONTROL: str(program)}))
+        journal.add("mps_daemon", pipes=str(folder / "mps/pipe"))
+        replay(journal)
         assert len(before) == 2
         assert daemons(foreign) == before
         assert connection is not None
@@ -322,7 +328,7 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     for fatal in range(1, 100):
         status = run_killed(folder, fatal)
         left_behind += bool(daemons(folder))
-        journal = Journal(folder, GPU.uuid)
+        journal = Journal(folder, GPU.uuid, of_folder(folder))
         replay(journal)
         assert daemons(folder) == [], f"killed at step {fatal}"
         assert not journal.path.exists()
@@ -334,14 +340,14 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     assert left_behind > 3, "the kills hardly ever left a daemon behind"
 
 
-@pytest.mark.parametrize("is_folder_gone", [True, False])
-def test_a_replay_ends_the_daemon_with_or_without_its_folder(folder, is_folder_gone):
+@pytest.mark.parametrize(("is_folder_gone", "knows_program"), [(True, True), (False, True), (False, False)])
+def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
     write_program(folder, device_name=GPU.name)
     run_killed(folder, None)
     assert len(daemons(folder)) == 2
     if is_folder_gone:
         shutil.rmtree(folder / "mps")
-    (step,) = replay(Journal(folder, GPU.uuid))
+    (step,) = replay(Journal(folder, GPU.uuid, of_folder(folder) if knows_program else Programs(own={})))
     assert step.kind == "mps_daemon"
     assert daemons(folder) == []
 
@@ -351,7 +357,7 @@ def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
     pipes.mkdir(parents=True)
     with subprocess.Popen(["/bin/sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as bystander:
         (pipes / "nvidia-cuda-mps-control.pid").write_text(str(bystander.pid))
-        mps_daemon.end_daemon(program="/nonexistent", pipes=str(pipes))
+        mps_daemon.end_daemon(Programs(own={}), pipes=str(pipes))
         assert bystander.poll() is None
         bystander.kill()
 
@@ -428,8 +434,8 @@ def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monk
     group = group_in(folder, "a")
     with Mps().prepare(GPU, group, folder) as slots:
         assert slots._servers[0].control.program == str(program)
-    simulated = dataclasses.replace(GPU, kind="simulated")
-    with pytest.raises(SharingError, match="needs the program"), Mps().prepare(simulated, group, folder):
+    simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
+    with pytest.raises(SharingError, match="needs the program"), Mps().prepare(simulated.device, simulated, folder):
         pass
 
 
@@ -451,7 +457,6 @@ MEASURED = json.loads(
 @pytest.mark.parametrize("kind", ["clean", "faulty"])
 def test_shares_are_warned_about_as_they_were_measured(kind):
     for share, multiprocessors in MEASURED[kind].items():
-        assert mps._multiprocessors(float(share)) == multiprocessors
         (warning,) = MpsPercent(active_thread_pct=float(share)).warnings(bf16(H100)) or ("",)
         assert (f"{multiprocessors} of 132" in warning) == (kind == "faulty"), share
 
@@ -462,15 +467,13 @@ def bf16(device: Any, precision: str = "bf16", degree: int = 1) -> Group:
     return make_group("a", device=device, jobs=jobs)
 
 
-def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere(folder, caplog):
+def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere():
     natural = MpsPercent()
     assert len(natural.warnings(bf16(H100, degree=7))) == 7  # 100/7 per cent
     assert natural.warnings(bf16(H100, "fp32", degree=7)) == ()
     assert natural.warnings(bf16(GPU, degree=7)) == ()  # of which the capability is not known
     assert "fp16 and bf16" in natural.warnings(make_group(*"abcdefg", device=H100))[0]  # precision not known
-    group = dataclasses.replace(bf16(H100), gpu=gpu_settings(lock_dir=folder))
-    with prepared(folder, group, sharing=MpsPercent, active_thread_pct=40):
-        assert "known to come out wrong" in caplog.text
+    assert "known to come out wrong" in MpsPercent(active_thread_pct=40).warnings(bf16(H100))[0]
 
 
 def test_ending_the_jobs_of_a_group_does_not_end_its_daemon(folder, monkeypatch):

@@ -57,10 +57,10 @@ def test_a_missing_profiler_says_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Nsys, "places", (f"{tmp_path}/opt/*/nsys",))
     with pytest.raises(ConfigError, match=rf"profiler=nsys needs .*: PATH, {tmp_path}/opt/\*/nsys\. Install it"):
-        Nsys().check()
+        Nsys().check(make_group("a"))
     (tmp_path / "nsys").write_text("not executable")
     with pytest.raises(ConfigError, match="profiler=nsys needs"):
-        Nsys().check()
+        Nsys().check(make_group("a"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,15 @@
+"""What a command about GPUs found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """For programs, for people, and as an exit status."""
+
+    data: dict[str, Any]
+    text: str
+    status: int = 0
