@@ -10,14 +10,12 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from pipeline import endings
+from pipeline.normalise import in_turn, normalise, rate_name
 from pipeline.tags import Tag
 from pipeline.types import Group, GroupResult, Result, WindowKind
-
-T = TypeVar("T")
 
 # How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
 # the largest difference between equal jobs that computed correctly: two models, four precisions, seven jobs at once on
@@ -101,17 +99,6 @@ class Comparison:
         return against_baseline(row, solo, mix.makespan_s if mix else None)
 
 
-def in_turn(mixes: Mapping[tuple[str, ...], T], jobs: tuple[str, ...]) -> T | None:
-    """The same jobs one after another: in their own order where that ran, else in another one; `None` if in none.
-
-    Args:
-        mixes: what ran one after another, by the workload digests of its jobs in their order.
-        jobs: workload digests in their order.
-    """
-    of_any = (mix for digests, mix in mixes.items() if sorted(digests) == sorted(jobs))
-    return mixes[jobs] if jobs in mixes else next(of_any, None)
-
-
 def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
     """Figures against the serial baseline and normalised by it; absent where a baseline is absent.
 
@@ -120,26 +107,14 @@ def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s
         solo: by workload digest: samples/s alone in a steady window, seconds alone in a work window.
         serial_makespan_s: of the same jobs really executed one after another, if that was measured.
     """
-    is_steady = row.group.window.kind is WindowKind.STEADY
-    if is_steady and row.group.sequential and len(row.jobs) > 1:
-        return {}  # each had the device to itself for a window of its own: there is no common rate to compare
-    progress = []
-    for job in row.jobs:
-        alone = solo.get(job.job.workload.digest)
-        together = job.metrics.get("throughput_samples_per_s" if is_steady else "makespan_s")
-        if not alone or not together:
-            return {}
-        progress.append(together / alone if is_steady else alone / together)
-    if is_steady:
-        speedup = sum(progress)
-    else:
-        serial_s = serial_makespan_s or sum(solo[job.job.workload.digest] for job in row.jobs)
-        speedup = serial_s / row.metrics["makespan_s"]
-    return {
-        "speedup_vs_serial_ratio": speedup,
-        "slowdown_worst_ratio": 1 / min(progress),
-        "fairness_jain_ratio": sum(progress) ** 2 / (len(progress) * sum(p * p for p in progress)),
-    }
+    rate = rate_name(row.group.window.kind)
+    return normalise(
+        row.group.window.kind,
+        [(job.metrics.get(rate), solo.get(job.job.workload.digest)) for job in row.jobs],
+        is_sequential=row.group.sequential,
+        serial_s=serial_makespan_s,
+        makespan_s=row.metrics.get("makespan_s"),
+    )
 
 
 def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
@@ -159,7 +134,7 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
 
 def baseline_of(row: GroupResult) -> Baseline:
     """What a serial row says of its workloads."""
-    name = "throughput_samples_per_s" if row.group.window.kind is WindowKind.STEADY else "makespan_s"
+    name = rate_name(row.group.window.kind)
     alone: dict[str, list[float]] = defaultdict(list)
     for job in row.jobs:
         if name in job.metrics:

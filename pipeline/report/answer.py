@@ -11,8 +11,7 @@ from pipeline.report.records import Study
 from pipeline.report.statistics import MIN_BLOCKS
 from pipeline.report.tables import Cell
 from pipeline.report.verdicts import Winner
-from pipeline.report.wording import jobs_in_words, listed, times_in_words
-from pipeline.types import Result
+from pipeline.report.wording import ENDINGS, jobs_in_words, listed, times_in_words
 from pipeline.words import counted
 
 
@@ -99,14 +98,9 @@ def _gain(winner: Winner, cells: Sequence[Cell]) -> str:
 
 def _endings(cells: Sequence[Cell]) -> list[str]:
     found = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
-    words = {
-        Result.WRONG_RESULTS: "computed wrong results",
-        Result.OOM: "ran out of memory",
-        Result.SKIPPED: "could not be placed",
-        Result.FAILED: "failed",
-        Result.TIMEOUT: "ran out of time",
-    }
-    parts = [f"{found[result]} {text}" for result, text in words.items() if found[result]]
+    parts = [
+        f"{found[result]} {words.of_several}" for result, words in ENDINGS.items() if found[result] and words.of_several
+    ]
     return [f"Of all combinations of jobs and mode, {listed(parts)}; they are shown and not ranked."] if parts else []
 
 

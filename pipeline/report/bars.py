@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.modes import Mode
 from pipeline.report.drawing import FAINT, INK, PAPER, WARNING, plain, text_on
 from pipeline.report.statistics import Estimate
-from pipeline.report.tables import Cell
+from pipeline.report.tables import Cell, cases_in
+from pipeline.report.wording import ENDINGS
 from pipeline.types import Result
+from pipeline.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FINDINGS = {
-    Result.OOM: "oom",
-    Result.WRONG_RESULTS: "wrong results",
-    Result.SKIPPED: "skipped",
-    Result.TIMEOUT: "timeout",
-    Result.INTERRUPTED: "interrupted",
-    Result.FAILED: "failed",
-}
+BARS_CAPTION = (
+    "Bars are medians over the blocks, error bars 95 % t intervals, of memory the lowest and highest block (from three "
+    "blocks on). A hatched box is a group without a figure, labelled with what came of it."
+)
 NOT_MEASURED = "not measured"
 _GROUP_WIDTH = 0.84
 _BOX_HEIGHT = 0.42
@@ -50,8 +48,19 @@ def bar_of(cell: Cell, *estimates: Estimate | None) -> Bar:
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
     finding = ""
     if not any(known):
-        finding = NOT_MEASURED if cell.is_ranked or cell.finding is Result.OK else FINDINGS[cell.finding]
+        finding = NOT_MEASURED if cell.is_ranked or cell.finding is Result.OK else ENDINGS[cell.finding].label
     return Bar(sharing=cell.sharing, detail=plain(cell.detail, 24), estimates=known, finding=finding)
+
+
+def by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
+    """A group of bars for each number of jobs."""
+    degrees = sorted({cell.degree for cell in cells})
+    return [(counted(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
+
+
+def by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
+    """A group of bars for each case."""
+    return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in cases_in(cells)]
 
 
 def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> None:

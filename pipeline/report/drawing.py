@@ -73,15 +73,26 @@ _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """A figure, drawn.
+class Sketch:
+    """A figure that can be drawn.
 
     Attributes:
-        name: of its files, without a suffix.
+        name: of its files, without a suffix; made fit for that.
         caption: what it shows, what its error bars are, and what it leaves out.
         section: the heading of the page that it stands under.
-        svg, pdf: its content.
+        paint: makes the figure, within the project's style.
     """
+
+    name: str
+    title: str
+    caption: str
+    section: str
+    paint: Callable[[], Figure]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A figure, drawn: `name`, `title`, `caption` and `section` as in its sketch, `svg` and `pdf` its content."""
 
     name: str
     title: str
@@ -91,24 +102,19 @@ class Drawn:
     pdf: bytes
 
 
-def draw(
-    name: str, title: str, caption: str, section: str, paint: Callable[[], Figure], *, is_simulated: bool
-) -> Drawn:
+def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
     """Paint a figure once and write it as SVG and PDF. Equal input gives equal bytes.
 
     Args:
+        sketch: of it.
         name: of its files.
-        title: above it.
-        caption: below it.
-        section: heading that it stands under.
-        paint: makes the figure, within the project's style.
         is_simulated: stamps it.
     """
     import matplotlib as mpl
 
     style: Any = {**_STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style):
-        figure = paint()
+        figure = sketch.paint()
         if is_simulated:
             figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")
         engine = figure.get_layout_engine()
@@ -122,9 +128,9 @@ def draw(
             figure.savefig(target, format=kind, metadata=_NO_DATES[kind], facecolor=ground)
     return Drawn(
         name=name,
-        title=title,
-        caption=caption,
-        section=section,
+        title=sketch.title,
+        caption=sketch.caption,
+        section=sketch.section,
         svg=written["svg"].getvalue().decode("utf-8"),
         pdf=written["pdf"].getvalue(),
     )

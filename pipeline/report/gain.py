@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.modes import SERIAL, Mode
 from pipeline.report import labels
-from pipeline.report.bars import FINDINGS
-from pipeline.report.drawing import FAINT, INK, PAPER, in_lines, panels_of
+from pipeline.report.drawing import FAINT, INK, PAPER, Sketch, in_lines, panels_of
 from pipeline.report.metrics import SPEEDUP, THROUGHPUT, TOTAL_TIME
+from pipeline.report.series import GroupSeries
 from pipeline.report.statistics import Estimate, estimate
-from pipeline.report.tables import Case, Cell, modes_in, speed_ratios
+from pipeline.report.tables import Case, Cell, cases_in, modes_in, speed_ratios
+from pipeline.report.wording import ENDINGS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def paint_gain(cells: Sequence[Cell]) -> Figure:
-    """One panel a workload that ran with others.
+def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
+    """One of the workloads of which several copies ran."""
+    copies = [cell for cell in cells if not cell.case.is_mix]
+    if any(cell.degree > 1 for cell in copies):
+        yield Sketch(
+            name="gain",
+            title="Throughput gain against the number of jobs",
+            caption="Speed of all jobs together over one at a time, in the same block: medians and 95 % t intervals. "
+            "Dashed: the ideal, as many times as there are jobs. Dotted: one job at a time in another step mode, "
+            "where it was measured. Of several MIG layouts or limits at a degree, the fastest is drawn.",
+            section="Throughput gain",
+            paint=partial(_paint, copies),
+        )
 
-    Args:
-        cells: of equal jobs.
-    """
-    cases = [case for case in dict.fromkeys(cell.case for cell in cells) if _is_collocated(case, cells)]
+
+def _paint(cells: Sequence[Cell]) -> Figure:
+    """One panel a workload that ran with others."""
+    cases = [case for case in cases_in(cells) if _is_collocated(case, cells)]
     figure, panels = panels_of(len(cases), 2.9)
     handles: dict[str, Any] = {}
     for axes, case in zip(panels, cases, strict=True):
@@ -78,7 +91,7 @@ def _line(axes: Axes, mode: Mode, cells: Sequence[Cell], failed: Counter[int]) -
             points.append((degree, max(known, key=lambda found: found.median)))
         elif all(not cell.is_ranked for cell in here):
             axes.annotate(
-                f"{mode.label} {FINDINGS.get(here[0].finding, '')}".strip(),
+                f"{mode.label} {ENDINGS[here[0].finding].label}" if here[0].finding in ENDINGS else mode.label,
                 (degree, 0),
                 xytext=(-10 - 10 * failed[degree], 3),
                 textcoords="offset points",

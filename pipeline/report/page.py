@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree
 
 from pipeline.report import methods
 from pipeline.report.answer import answer, missing, question
@@ -22,7 +23,6 @@ TEMPLATE = "page.html.jinja"
 _WINNERS = "winners"  # stands among the verdicts
 _IN_WORDS, _MIND = "in words", "mind"
 _NOT_MEASURED = Agreement.NOT_MEASURED.value
-_TAG = re.compile("<[^<>]*>")  # colours are replaced within tags only: a run may be named like one
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that HTML must not have, and that UTF-8 cannot hold."""
@@ -149,13 +149,27 @@ def _with_interval(value: Value, low: Value, high: Value) -> Value:
 
 def inline(figure: Drawn) -> str:
     """The SVG as part of a page: no header, ids of its own, and colours that follow the page's theme."""
-    svg = figure.svg[figure.svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
+    root = ElementTree.fromstring(figure.svg)  # noqa: S314  matplotlib wrote it
     prefix = slug(figure.name)
-    svg = re.sub(r'(<[a-zA-Z][^<>]*? id=")([^"]*")', rf"\1{prefix}-\2", svg)
-    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\1{prefix}-", svg)
-    svg = _TAG.sub(lambda tag: _COLOR.sub(lambda color: f"var(--{THEME[color[0]]})", tag[0]), svg)
-    width, height = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups()  # type: ignore[union-attr]
-    svg = svg.replace(f'width="{width}pt" height="{height}pt"', f'style="max-width: {float(width) * 1.35:.0f}px"', 1)
-    return svg.replace("<svg ", f'<svg role="img" aria-labelledby="{prefix}-title" ', 1)
+    for parent in list(root.iter()):
+        for child in [child for child in parent if _plain(child.tag) in ("metadata", "style")]:
+            parent.remove(child)
+    for element in root.iter():
+        element.tag = _plain(element.tag)  # HTML knows what is in an <svg> without namespaces
+        element.attrib = {_plain(key): _for_page(_plain(key), value, prefix) for key, value in element.items()}
+    width = float(root.attrib.pop("width").removesuffix("pt"))
+    del root.attrib["height"]
+    root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title", "style": f"max-width: {width * 1.35:.0f}px"}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _plain(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _for_page(name: str, value: str, prefix: str) -> str:
+    if name == "id":
+        return f"{prefix}-{value}"
+    if name == "href":
+        return f"#{prefix}-{value.removeprefix('#')}"
+    return _COLOR.sub(lambda colour: f"var(--{THEME[colour[0]]})", value.replace("url(#", f"url(#{prefix}-"))

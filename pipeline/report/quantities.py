@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.compare import in_turn
-from pipeline.report.metrics import sampled
+from pipeline.normalise import in_turn, normalise, rate_name
+from pipeline.report.metrics import BEST_SOLO, SPEEDUP, sampled
 from pipeline.report.records import JobRow, Row
 from pipeline.types import Result, WindowKind
 
@@ -91,19 +91,11 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
         share = row.metrics["energy_above_idle_j"] / energy_j
         found["energy_above_idle_per_sample_j"] = share * found["energy_per_sample_j"]
     found |= _epochs(row, baselines)
-    progress = [_progress(row, job, baselines.alone(row, job)) for job in row.jobs]
-    known = [value for value in progress if value is not None]
-    # Each job of a steady serial mix has a window of its own, so they have no common rate.
-    has_no_common_rate = row.window is WindowKind.STEADY and row.is_sequential and row.degree > 1
-    if not known or len(known) < len(progress) or has_no_common_rate:
-        return found
-    found["slowdown_worst_ratio"] = 1 / min(known)
-    found["fairness_jain_ratio"] = sum(known) ** 2 / (len(known) * sum(value * value for value in known))
-    serial_s = baselines.total_time_s(row)
-    found |= _named("speedup_vs_serial_ratio", _speedup(row, lambda job: baselines.alone(row, job), serial_s))
-    if any(len(baselines.step_modes(job)) > 1 for job in row.jobs):
-        found |= _named("speedup_vs_best_solo_ratio", _speedup(row, lambda job: _best(row, baselines, job), None))
-    return found
+    figures = _normalised(row, [baselines.alone(row, job) for job in row.jobs], baselines.total_time_s(row))
+    if figures and any(len(baselines.step_modes(job)) > 1 for job in row.jobs):
+        best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
+        figures |= _named(BEST_SOLO, best.get(SPEEDUP))
+    return found | figures
 
 
 def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str, float]:
@@ -133,43 +125,24 @@ def _digests(row: Row) -> tuple[str, ...]:
     return tuple(job.digest for job in row.jobs)
 
 
-def _rate_name(row: Row) -> str:
-    return "throughput_samples_per_s" if row.window is WindowKind.STEADY else "makespan_s"
-
-
-def _progress(row: Row, job: JobRow, alone: JobRow | None) -> float | None:
-    """Speed of a job relative to its speed alone."""
-    name = _rate_name(row)
-    if alone is None or not job.metrics.get(name) or not alone.metrics.get(name):
-        return None
-    ratio = job.metrics[name] / alone.metrics[name]
-    return ratio if row.window is WindowKind.STEADY else 1 / ratio
-
-
-def _speedup(row: Row, alone: Callable[[JobRow], JobRow | None], serial_s: float | None) -> float | None:
-    """Progress of all jobs together over what the device does with one at a time.
-
-    Args:
-        row: the group.
-        alone: the run alone that a job is compared with.
-        serial_s: total time of the same jobs really executed one after another, if it was measured.
-    """
-    solos = [alone(job) for job in row.jobs]
-    progress = [_progress(row, job, solo) for job, solo in zip(row.jobs, solos, strict=True)]
-    known = [value for value in progress if value is not None]
-    if len(known) < len(progress):
-        return None
-    if row.window is WindowKind.STEADY:
-        return sum(known)
-    makespan_s = row.metrics.get("makespan_s")
-    if not makespan_s:
-        return None
-    return (serial_s or sum(solo.metrics["makespan_s"] for solo in solos if solo is not None)) / makespan_s
+def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
+    """Figures of a row against each job alone, and against the same jobs really executed one after another."""
+    rate = rate_name(row.window)
+    return normalise(
+        row.window,
+        [
+            (job.metrics.get(rate), None if solo is None else solo.metrics.get(rate))
+            for job, solo in zip(row.jobs, alone, strict=True)
+        ],
+        is_sequential=row.is_sequential,
+        serial_s=serial_s,
+        makespan_s=row.metrics.get("makespan_s"),
+    )
 
 
 def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's workload in any step mode; `None` if no step mode was run alone."""
-    name = _rate_name(row)
+    name = rate_name(row.window)
     candidates = [solo for solo in baselines.by_base.get(job.base_label, []) if solo.metrics.get(name)]
     if not candidates:
         return None

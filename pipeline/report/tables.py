@@ -158,6 +158,11 @@ def modes_in(cells: Sequence[Cell]) -> list[Mode]:
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
 
+def cases_in(cells: Sequence[Cell]) -> list[Case]:
+    """The cases of cells, in their order."""
+    return list(dict.fromkeys(cell.case for cell in cells))
+
+
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[float], str]:
     """Speed of one cell over that of another in each block that has both, and the quantity that it is taken from.
 

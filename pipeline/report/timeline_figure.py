@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.modes import MIG, MPS, MPS_PERCENT, NAIVE
-from pipeline.report.drawing import FAINT, INK, OTHER, new_figure, plain, say_missing, text_on
+from pipeline.report.drawing import FAINT, INK, OTHER, Sketch, new_figure, plain, say_missing, text_on
 from pipeline.report.series import GroupSeries, Line
+from pipeline.report.tables import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +22,21 @@ _LINES = (
 )  # fmt: skip
 
 
-def paint_timeline(group: GroupSeries) -> Figure:
+def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
+    """One of the group that was chosen, if it has samples."""
+    if group is not None:
+        yield Sketch(
+            name="over-time",
+            title=f"Utilisation and memory over time: {plain(group.name)}",
+            caption=f"Group {plain(group.name)}, block {group.block}. The bars below are the spans of the jobs' work; "
+            "time runs from the start of the first. Series as sampled"
+            + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
+            section="One group over time",
+            paint=partial(_paint, group),
+        )
+
+
+def _paint(group: GroupSeries) -> Figure:
     """Three panels that share the time axis: activity, memory, spans."""
     spans_height = 0.5 + 0.2 * max(1, len(group.spans))
     figure = new_figure(8.5, 4.0 + spans_height)

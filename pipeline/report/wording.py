@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipeline.report.statistics import Estimate
 from pipeline.report.tables import Case, Cell
 from pipeline.types import Result
 
-_FINDINGS = {
-    Result.OOM: "out of memory",
-    Result.WRONG_RESULTS: "computes wrong results",
-    Result.SKIPPED: "cannot be placed",
-    Result.TIMEOUT: "ran out of time",
-    Result.FAILED: "failed",
-    Result.INTERRUPTED: "interrupted",
+
+class Ending(NamedTuple):
+    """What came of a group: on its box in a figure, of the group in a sentence, of several (empty: not counted)."""
+
+    label: str
+    of_one: str
+    of_several: str
+
+
+ENDINGS = {
+    Result.WRONG_RESULTS: Ending("wrong results", "computes wrong results", "computed wrong results"),
+    Result.OOM: Ending("oom", "out of memory", "ran out of memory"),
+    Result.SKIPPED: Ending("skipped", "cannot be placed", "could not be placed"),
+    Result.FAILED: Ending("failed", "failed", "failed"),
+    Result.TIMEOUT: Ending("timeout", "ran out of time", "ran out of time"),
+    Result.INTERRUPTED: Ending("interrupted", "interrupted", ""),
 }
+"""By result, in the order of the answer; of what ended well there is nothing to say."""
 
 
 def jobs_in_words(case: Case, degree: int) -> str:
@@ -41,7 +52,7 @@ def finding_in_words(cell: Cell) -> str:
     """Why a cell is not ranked: `out of memory in 5 of 5 blocks: REASON`."""
     total = sum(cell.results.values())
     count = cell.results[cell.finding]
-    words = _FINDINGS.get(cell.finding, "no figure to compare")
+    words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
 
 
