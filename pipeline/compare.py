@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pipeline import endings
 from pipeline.normalise import in_turn, normalise, rate_name
 from pipeline.tags import Tag
-from pipeline.types import Group, GroupResult, Result, WindowKind
+from pipeline.types import Group, GroupResult, Result
 
 # How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
 # the largest difference between equal jobs that computed correctly: two models, four precisions, seven jobs at once on

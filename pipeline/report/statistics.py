@@ -10,8 +10,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from pipeline.report.metrics import Scale
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 MARGIN = 0.02
@@ -90,17 +97,34 @@ def paired(ratios: Sequence[float]) -> Test:
     mean, n = statistics.fmean(logs), len(logs)
     if n < 2:
         return Test(ratio=estimate(ratios), p_different=None, p_equal=None, mean=mean, deviation=None)
-    error, margin = _standard_error(logs), math.log1p(MARGIN)
+    different, equal = p_values(mean, _standard_error(logs), n - 1)
     return Test(
         ratio=estimate(ratios),
-        p_different=min(1.0, 2 * _p_above(abs(mean), error, n - 1)),
-        p_equal=_p_above(margin - abs(mean), error, n - 1),  # the larger of the two
+        p_different=float(different),
+        p_equal=float(equal),
         mean=mean,
         deviation=_deviation(logs),
     )
 
 
-def corrected(different: Sequence[float], equal: Sequence[float]) -> list[tuple[float, float]]:
+def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, Floats]:
+    """Of "the ratio is 1" (two-sided), and of "it is outside the margin around 1" (two one-sided tests).
+
+    Args:
+        mean: of the log ratios; any shape, which the results have too.
+        error: standard error of the mean, of the same shape.
+        degrees: of freedom.
+    """
+    import numpy as np
+
+    distance = np.abs(mean)
+    # The larger of the two one-sided ones.
+    return np.minimum(1.0, 2 * _p_above(distance, error, degrees)), _p_above(
+        math.log1p(MARGIN) - distance, error, degrees
+    )
+
+
+def corrected(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Floats]:
     """Adjusted p values of each comparison: the chance of one wrong claim of either kind in a table is below the level.
 
     All are one family: 2m hypotheses of m comparisons. Holm multiplies the i-th smallest p value (from 0) by the number
@@ -109,16 +133,19 @@ def corrected(different: Sequence[float], equal: Sequence[float]) -> list[tuple[
     sequentially rejective multiple test procedures", JASA 81:826, the static form).
 
     Args:
-        different: p value of "no difference" of each comparison.
+        different: p value of "no difference" of each comparison. Shape: [..., comparisons]; each row is a table.
         equal: p value of "a difference of at least the margin" of each.
     """
-    m = len(different)
-    p_values = [*different, *equal]
-    adjusted, largest = [0.0] * (2 * m), 0.0
-    for rank, index in enumerate(sorted(range(2 * m), key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, min(m, 2 * m - rank) * p_values[index]))
-        adjusted[index] = largest
-    return list(zip(adjusted[:m], adjusted[m:], strict=True))
+    import numpy as np
+
+    p = np.concatenate([np.asarray(different, float), np.asarray(equal, float)], axis=-1)
+    m = p.shape[-1] // 2
+    order = np.argsort(p, axis=-1, kind="stable")
+    factors = np.minimum(m, 2 * m - np.arange(2 * m))
+    ascending = np.minimum(1.0, factors * np.take_along_axis(p, order, axis=-1))
+    adjusted = np.empty_like(p)
+    np.put_along_axis(adjusted, order, np.maximum.accumulate(ascending, axis=-1), axis=-1)
+    return adjusted[..., :m], adjusted[..., m:]
 
 
 def blocks_needed(test: Test, num_tests: int) -> int | None:
@@ -159,13 +186,14 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _p_above(distance: float, error: float, degrees: int) -> float:
+def _p_above(distance: ArrayLike, error: ArrayLike, degrees: int) -> Floats:
     """Chance of a mean so far above zero, or farther, if it were zero."""
+    import numpy as np
     from scipy.special import stdtr  # light: scipy.stats takes a second to import
 
-    if error == 0:
-        return 0.0 if distance > 0 else 1.0
-    return float(stdtr(degrees, -distance / error))
+    is_exact = np.equal(error, 0)
+    found: Floats = stdtr(degrees, -np.divide(distance, np.where(is_exact, 1.0, error)))
+    return np.where(is_exact, np.where(np.greater(distance, 0), 0.0, 1.0), found)
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.modes import MPS, NAIVE, SERIAL, Mode
 from pipeline.report import statistics
@@ -20,6 +21,9 @@ from pipeline.report.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, block
 from pipeline.report.tables import Case, Cell, speed_ratios
 from pipeline.report.wording import finding_in_words, jobs_in_words, listed, times_in_words
 from pipeline.words import counted
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (SERIAL, NAIVE, MPS)
@@ -95,15 +99,47 @@ class _Pair:
     test: Test | None
 
 
+class _Judgement(NamedTuple):
+    """Of a comparison with enough blocks, its decision and adjusted p values."""
+
+    decision: Decision = Decision.NO_VERDICT
+    p_different: float | None = None
+    p_equal: float | None = None
+
+
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     """Each mode against serial, naive and MPS, in the order of the cells."""
     places = _by_place(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.num_blocks >= MIN_BLOCKS]
-    of_each = corrected([_known(test.p_different) for test in tested], [_known(test.p_equal) for test in tested])
-    adjusted = dict(zip(map(id, tested), of_each, strict=True))
+    different, equal = corrected(
+        [_known(test.p_different) for test in tested], [_known(test.p_equal) for test in tested]
+    )
+    decisions = decided([test.ratio.median for test in tested], different, equal)
+    judgements = map(_Judgement, decisions, different.tolist(), equal.tolist())
+    judged = dict(zip(map(id, tested), judgements, strict=True))
     num_tests = sum(pair.test is not None for pair in pairs)
-    return [_verdict(pair, adjusted.get(id(pair.test)), num_tests) for pair in pairs]
+    return [_verdict(pair, judged.get(id(pair.test), _Judgement()), num_tests) for pair in pairs]
+
+
+def decided(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
+    """What comparisons of enough blocks come to.
+
+    Args:
+        ratio: median of each comparison.
+        different: its adjusted p value of "no difference".
+        equal: of "a difference of at least the margin".
+    """
+    import numpy as np
+
+    ratio, is_different = np.asarray(ratio), np.less(different, LEVEL)
+    index = np.select(
+        [is_different & (ratio > 1 + MARGIN), is_different & (ratio < 1 / (1 + MARGIN)), np.less(equal, LEVEL)],
+        [0, 1, 2],
+        default=3,
+    )
+    outcomes = (Decision.BETTER, Decision.WORSE, Decision.EQUAL, Decision.NO_VERDICT)
+    return [outcomes[number] for number in index.ravel()]
 
 
 def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
@@ -167,9 +203,9 @@ def _comes_after(cell: Cell, reference: Mode) -> bool:
     return cell.mode != reference.label and cell.sharing.order >= reference.order
 
 
-def _verdict(pair: _Pair, adjusted: tuple[float, float] | None, num_tests: int) -> Verdict:
+def _verdict(pair: _Pair, judgement: _Judgement, num_tests: int) -> Verdict:
     cell, test = pair.cell, pair.test
-    decision = Decision.NOT_RANKED if test is None else _decide(test, adjusted)
+    decision = Decision.NOT_RANKED if test is None else judgement.decision
     needed = None
     if decision is Decision.NO_VERDICT and test is not None and pair.num_blocks >= statistics.MIN_FOR_INTERVAL:
         needed = blocks_needed(test, num_tests)
@@ -183,27 +219,15 @@ def _verdict(pair: _Pair, adjusted: tuple[float, float] | None, num_tests: int) 
         metric=pair.metric,
         ratio=None if test is None else test.ratio,
         p=None if test is None else test.p_different,
-        p_adjusted=None if adjusted is None else adjusted[0],
+        p_adjusted=judgement.p_different,
         p_equal=None if test is None else test.p_equal,
-        p_equal_adjusted=None if adjusted is None else adjusted[1],
+        p_equal_adjusted=judgement.p_equal,
         num_blocks=pair.num_blocks,
         decision=decision,
         blocks_needed=needed,
         sentence="",
     )
     return dataclasses.replace(verdict, sentence=_marked(_sentence(verdict, cell), cell))
-
-
-def _decide(test: Test, adjusted: tuple[float, float] | None) -> Decision:
-    if adjusted is None:
-        return Decision.NO_VERDICT
-    different, equal = adjusted
-    ratio = test.ratio.median
-    if different < LEVEL and ratio > 1 + MARGIN:
-        return Decision.BETTER
-    if different < LEVEL and ratio < 1 / (1 + MARGIN):
-        return Decision.WORSE
-    return Decision.EQUAL if equal < LEVEL else Decision.NO_VERDICT
 
 
 def _sentence(verdict: Verdict, cell: Cell) -> str:

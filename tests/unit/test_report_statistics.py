@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,13 @@ from numpy.typing import NDArray
 from pipeline.modes import MIG, MPS, NAIVE, SERIAL
 from pipeline.report import statistics
 from pipeline.report.metrics import SPEEDUP, Scale
-from pipeline.report.statistics import corrected, estimate, paired
+from pipeline.report.statistics import corrected, estimate, p_values, paired
 from pipeline.report.tables import Case, Cell
-from pipeline.report.verdicts import Decision, Verdict, verdicts
+from pipeline.report.verdicts import Decision, Verdict, decided, verdicts
 from pipeline.types import Result, WindowKind
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
 MODES = (SERIAL, NAIVE, MPS, MIG)
-NUM_PAIRS = 6
 NUM_TABLES = 2500
 CLAIMS = (Decision.BETTER, Decision.WORSE)
 RNG_SEED = 20261121
@@ -35,34 +35,64 @@ def studies(noise: float, speeds: tuple[float, ...], num_studies: int) -> NDArra
     return np.exp(np.log(speeds) + drift[..., None] + runs)
 
 
-def claims(study: NDArray[np.float64]) -> list[Verdict]:
-    """The verdicts of one study: of each case, every mode against those before it, by way of the serial baseline."""
-    cells = []
-    for number, case in enumerate(study):
-        label = f"case {number}"
-        for index, mode in enumerate(MODES):
-            ratios = {block: float(rates[index] / rates[0]) for block, rates in enumerate(case, start=1)}
-            cells.append(
-                Cell(
-                    case=Case(label=label, is_mix=False, workloads=(label,), base_workloads=(label,)),
-                    degree=7,
-                    mode=mode.label,
-                    sharing=mode,
-                    window=WindowKind.STEADY,
-                    device="H100",
-                    results=Counter({Result.OK: NUM_BLOCKS}),
-                    values={SPEEDUP: ratios},
-                )
-            )
-    return verdicts(cells)
+PAIRS = ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2))
+"""Each mode against those before it, as `verdicts` takes them."""
 
 
-@pytest.mark.slow
+def judged(ratios: NDArray[np.float64]) -> tuple[NDArray[np.object_], NDArray[np.float64], NDArray[np.float64]]:
+    """Decision and adjusted p values of many tables at once. Shape of the ratios: [table, comparison, block]."""
+    logs = np.log(ratios)
+    num_blocks = logs.shape[-1]
+    error = np.std(logs, axis=-1, ddof=1) / math.sqrt(num_blocks)
+    different, equal = corrected(*p_values(np.mean(logs, axis=-1), error, num_blocks - 1))
+    decisions = np.array(decided(np.median(ratios, axis=-1), different, equal), dtype=object)
+    return decisions.reshape(different.shape), different, equal
+
+
+def ratios_of(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shape: [study, comparison, block]."""
+    pairs = np.stack([rates[..., one] / rates[..., other] for one, other in PAIRS], axis=2)
+    return pairs.reshape(len(rates), NUM_CASES * len(PAIRS), NUM_BLOCKS)
+
+
+def cells_of(case: int, rates: NDArray[np.float64]) -> list[Cell]:
+    """The modes of a case, by their speed over that of the first one. Shape: [block, mode]."""
+    return [
+        Cell(
+            case=Case(label=f"case {case}", is_mix=False, workloads=(f"{case}",), base_workloads=(f"{case}",)),
+            degree=7,
+            mode=mode.label,
+            sharing=mode,
+            window=WindowKind.STEADY,
+            device="H100",
+            results=Counter({Result.OK: len(rates)}),
+            values={SPEEDUP: {block: float(row[index] / row[0]) for block, row in enumerate(rates, start=1)}},
+        )
+        for index, mode in enumerate(MODES[: rates.shape[1]])
+    ]
+
+
+def assert_a_report_says_the_same(found: list[Verdict], *expected: NDArray[Any]) -> None:
+    decisions, different, equal = expected
+    assert [verdict.decision for verdict in found] == list(decisions)
+    assert [verdict.p_adjusted for verdict in found] == pytest.approx(list(different), rel=1e-6)
+    assert [verdict.p_equal_adjusted for verdict in found] == pytest.approx(list(equal), rel=1e-6)
+
+
+@pytest.mark.parametrize(("noise", "speeds"), [(0.01, (1, 1, 1, 1)), (0.04, (1, 1, 1, 1)), (0.01, (1, 1, 1, 1.1))])
+def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, speeds: tuple[float, ...]) -> None:
+    several = studies(noise, speeds, 20)
+    for study, *expected in zip(several, *judged(ratios_of(several)), strict=True):
+        cells = [cell for case, rates in enumerate(study) for cell in cells_of(case, rates)]
+        assert_a_report_says_the_same(verdicts(cells), *expected)
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.04])
 def test_equal_modes_are_declared_different_in_at_most_5_percent_of_studies(noise: float) -> None:
-    found = [any(v.decision in CLAIMS for v in claims(study)) for study in studies(noise, (1, 1, 1, 1), NUM_STUDIES)]
-    share = np.mean(found)
-    print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {NUM_CASES * NUM_PAIRS}")
+    decisions, _, _ = judged(ratios_of(studies(noise, (1, 1, 1, 1), NUM_STUDIES)))
+    assert decisions.shape == (NUM_STUDIES, NUM_CASES * len(PAIRS))
+    share = np.mean(np.isin(decisions, CLAIMS).any(axis=1))
+    print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {decisions.shape[1]}")
     assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_STUDIES)
 
 
@@ -74,45 +104,27 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
     """
     rng = np.random.default_rng(RNG_SEED)
     truth = np.array([math.log1p(statistics.MARGIN) * (-1) ** case for case in range(num_at_margin)] + [0.0] * 6)[:6]
-    wrong = []
-    for logs in truth[:, None] + rng.normal(0, 0.003, (NUM_TABLES, 6, 10)):
-        cells = [cell for case, ratios in enumerate(np.exp(logs)) for cell in compared(case, ratios)]
-        found = sorted(verdicts(cells), key=lambda verdict: verdict.case)
-        assert len(found) == 6 and None not in {v.p_adjusted for v in found} | {v.p_equal_adjusted for v in found}
-        wrong.append(
-            any(v.p_equal_adjusted < 0.05 for v in found[:num_at_margin])
-            or any(v.p_adjusted < 0.05 for v in found[num_at_margin:])
-        )
+    ratios = np.exp(truth[:, None] + rng.normal(0, 0.003, (NUM_TABLES, 6, 10)))
+    decisions, different, equal = judged(ratios)
+    wrong = (equal[:, :num_at_margin] < 0.05).any(axis=1) | (different[:, num_at_margin:] < 0.05).any(axis=1)
     share = np.mean(wrong)
     print(f"{num_at_margin} of 6 at the margin: {share:.4f} of {NUM_TABLES} tables with a wrong claim")
     assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_TABLES)
-
-
-def compared(case: int, ratios: NDArray[np.float64]) -> list[Cell]:
-    """A mode against serial, by its ratio in each block."""
-    return [
-        Cell(
-            case=Case(label=f"case {case}", is_mix=False, workloads=(f"{case}",), base_workloads=(f"{case}",)),
-            degree=7,
-            mode=mode.label,
-            sharing=mode,
-            window=WindowKind.STEADY,
-            device="H100",
-            results=Counter({Result.OK: len(ratios)}),
-            values={SPEEDUP: {block: float(value) for block, value in enumerate(values, start=1)}},
-        )
-        for mode, values in ((SERIAL, np.ones(len(ratios))), (NAIVE, ratios))
-    ]
+    for table in range(20):
+        pairs = [np.stack([np.ones(10), ratios[table, case]], axis=1) for case in range(6)]
+        cells = [cell for case, rates in enumerate(pairs) for cell in cells_of(case, rates)]
+        assert_a_report_says_the_same(verdicts(cells), decisions[table], different[table], equal[table])
 
 
 @pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7)])
 def test_a_difference_of_10_percent_is_found(noise: float, power: float) -> None:
     """Power of each claim, after the correction over 48 of them, with five blocks."""
-    every = [v for study in studies(noise, (1.0, 1.0, 1.0, 1.1), 200) for v in claims(study) if v.mode == "MIG"]
-    found = [v.decision is Decision.BETTER for v in every]
-    assert len(found) == 200 * NUM_CASES * 3 and Decision.WORSE not in {v.decision for v in every}
-    print(f"noise {noise:.1%} of a run: found {np.mean(found):.3f} of the differences")
-    assert np.mean(found) > power
+    decisions, _, _ = judged(ratios_of(studies(noise, (1.0, 1.0, 1.0, 1.1), 200)))
+    of_mig = decisions.reshape(200, NUM_CASES, len(PAIRS))[..., 3:]
+    assert of_mig.size == 200 * NUM_CASES * 3 and Decision.WORSE not in set(of_mig.ravel())
+    share = np.mean(of_mig == Decision.BETTER)
+    print(f"noise {noise:.1%} of a run: found {share:.3f} of the differences")
+    assert share > power
 
 
 def test_intervals_cover_the_truth_95_times_of_100() -> None:
@@ -169,15 +181,20 @@ def test_equality_within_the_margin_needs_evidence() -> None:
 
 def test_both_kinds_of_claims_are_corrected_as_one_family() -> None:
     """Four hypotheses, of which two can be true at once: the multipliers are 2, 2, 2, 1 in the order of p."""
-    assert corrected([0.01, 0.5], [0.9, 0.02]) == [pytest.approx((0.02, 1.0)), pytest.approx((1.0, 0.04))]
+    assert pairs_of([0.01, 0.5], [0.9, 0.02]) == [pytest.approx((0.02, 1.0)), pytest.approx((1.0, 0.04))]
     # Three comparisons: 3, 3, 3, 3, 2, 1; an adjusted p value is never below that of a smaller p.
-    assert corrected([0.001, 0.002, 0.003], [0.01, 0.014, 0.02]) == [
+    assert pairs_of([0.001, 0.002, 0.003], [0.01, 0.014, 0.02]) == [
         pytest.approx((0.003, 0.03)),
         pytest.approx((0.006, 0.03)),
         pytest.approx((0.009, 0.03)),
     ]
-    assert corrected([0.04], [0.03]) == [pytest.approx((0.04, 0.03))]
-    assert corrected([], []) == []
+    assert pairs_of([0.04], [0.03]) == [pytest.approx((0.04, 0.03))]
+    assert pairs_of([], []) == []
+
+
+def pairs_of(different: list[float], equal: list[float]) -> list[tuple[float, float]]:
+    """Both adjusted p values of each comparison."""
+    return list(zip(*(found.tolist() for found in corrected(different, equal)), strict=True))
 
 
 def test_the_number_of_blocks_that_is_needed_grows_with_the_spread() -> None:
