@@ -95,8 +95,8 @@ class ThreadedListener(ABC):
     def __init__(self, interval_ms: int, **options: object) -> None:
         if interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
-                f"listener {self.name}: interval_ms={interval_ms} is too short, the least is {MIN_INTERVAL_MS}: "
-                "sensors do not change faster, and reading them costs CPU time that the jobs need"
+                f"listener {self.name}: interval_ms={interval_ms} is too short; the minimum is {MIN_INTERVAL_MS}: "
+                "sensors do not change faster, and reading them takes CPU time from the jobs"
             )
         if options:
             raise ConfigError(f"listener {self.name}: unknown options {', '.join(sorted(options))}")

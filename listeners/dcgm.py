@@ -210,7 +210,7 @@ class _Table:
             value = float(cell)
             if math.isfinite(value):
                 return value if value < _BLANK else None
-        self._warn(field_id, f"{cell!r} in column {_COLUMNS[field_id]} is no number and is left out")
+        self._warn(field_id, f"{cell!r} in column {_COLUMNS[field_id]} is not a number and is left out")
         return None
 
     def _warn(self, key: str, message: str) -> None:

@@ -171,7 +171,7 @@ def _check_support(gpu: object, name: str) -> None:
         is_supported = nvml_c.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice
     except nvml_c.NVMLError_FunctionNotFound as error:
         raise ListenerError(
-            "listener gpm: this NVIDIA driver knows no GPM counters, which came with R520: install a newer one, or "
+            "listener gpm: this NVIDIA driver has no GPM counters, which need R520 or later: install a newer one, or "
             "leave gpm out"
         ) from error
     except nvml_c.NVMLError_NotSupported:
@@ -181,7 +181,7 @@ def _check_support(gpu: object, name: str) -> None:
     if not is_supported:
         raise ListenerError(
             f"listener gpm: {name} has no GPM counters. Hopper GPUs (H100, H200, GH200) and later ones have them; for "
-            "earlier data-center GPUs there is listener dcgm; listeners.gpm.required=false goes on without"
+            "earlier data-center GPUs there is listener dcgm; listeners.gpm.required=false continues without it"
         )
 
 

@@ -77,7 +77,7 @@ class SmiListener(ThreadedListener):
         columns = [field.source_id for field in self.fields]
         while not stop.is_set():
             if not columns:
-                raise ListenerError(f"listener {self.name}: {program} knows none of the columns that are asked for")
+                raise ListenerError(f"listener {self.name}: {program} knows none of the requested columns")
             query = f"--query-gpu={','.join(columns)}"
             argv = [program, query, "--format=csv,nounits", "-i", device.uuid, "-lms", str(self.interval_ms)]
             try:
@@ -160,5 +160,5 @@ class _Table:
                 return value
         if column not in self._unreadable:
             self._unreadable.add(column)
-            _log.warning("listener smi: %r in column %s is no number and is left out", cell, column)
+            _log.warning("listener smi: %r in column %s is not a number and is left out", cell, column)
         return None

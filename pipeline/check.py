@@ -54,12 +54,12 @@ def settings(config: Config) -> None:
 
 def _names(config: Config) -> None:
     names = {
-        "tracking.root": (config.tracking.root, "the folder of the store and of the spool"),
-        "tracking.experiment": (config.tracking.experiment, "the MLflow experiment that takes the results a name"),
+        "tracking.root": (config.tracking.root, "give the folder of the store and of the spool"),
+        "tracking.experiment": (config.tracking.experiment, "name the MLflow experiment for the results"),
     }
-    for key, (value, what) in names.items():
+    for key, (value, remedy) in names.items():
         if not value.strip():
-            raise ConfigError(f"{key} is empty: give {what}")
+            raise ConfigError(f"{key} is empty: {remedy}")
 
 
 def _rehearsal(config: Config) -> None:

@@ -87,7 +87,7 @@ class Comparison:
         for job in row.jobs:
             together = _losses(row).get(job.job.index, [])
             if difference := loss_difference(together, alone.get(job.job.workload.digest, [])):
-                return f"job {job.job.name} learns otherwise than alone: {difference}"
+                return f"the losses of job {job.job.name} differ from its solo run: {difference}"
         return None
 
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:

@@ -49,7 +49,9 @@ def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
         printed = command.run([shell, "-c", _SCRIPT], timeout_s=_LIMIT_S, environ=begin).stdout
     except CommandError as error:
         words = error.stderr.strip() or "nothing"
-        raise ConfigError(f"{title} cannot be activated: a script of its packages failed and says: {words}") from error
+        raise ConfigError(
+            f"{title} cannot be activated: an activation script of its packages failed and says: {words}"
+        ) from error
     try:
         end: dict[str, str] = json.loads(printed)
     except ValueError as error:

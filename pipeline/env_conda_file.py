@@ -107,7 +107,7 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"env.file={file} is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"env.file={file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or set(content) - _KEYS:
         unknown = sorted(map(str, set(content) - _KEYS)) if isinstance(content, dict) else type(content).__name__
         raise ConfigError(f"env.file={file}: an environment has the keys {sorted(_KEYS)}; found {unknown}")

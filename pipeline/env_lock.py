@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.errors import ConfigError
 from pipeline.words import without_secrets
 
-EDITABLE = "what is installed from a folder can change and cannot be recorded; build a wheel and name that"
+EDITABLE = "a package installed from a folder can change and cannot be recorded; build a wheel and name that"
 _FIRST_LINE = "# environment lock: "
 _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Short-lived folders that go with their maker, or that the next process can tell to be abandoned if it was killed.
+"""Temporary folders owned by a living process; the next process recognises those of a killed one as abandoned.
 
 <parent>/<prefix>new-<PID>-<random>     being made, by the process of that number
 <parent>/<prefix><name>                 locked by its maker, as long as that lives

@@ -111,7 +111,7 @@ def env_of(config: Config, workload: WorkloadConfig) -> Spec:
     if "file" not in options:
         raise ConfigError(
             f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but the kind of "
-            "environment that is chosen is built from no file; say env=conda or env=venv"
+            "environment that is chosen is built from no file; choose env=conda or env=venv"
         )
     return dataclasses.replace(spec, options=tuple((options | {"file": workload.env_file}).items()))
 

@@ -396,7 +396,7 @@ def _takes(undo: Callable[..., None], arguments: dict[str, Any]) -> bool:
 
 
 def _remedy(found: Found) -> str:
-    return f"user {found.owner} left them and has to clean up: python -m pipeline.gpu clean"
+    return f"user {found.owner} left them and must clean up: python -m pipeline.gpu clean"
 
 
 def _user_name(uid: int) -> str:

@@ -23,7 +23,7 @@ def expanded(key: str, given: str) -> Path:
         return Path(given).expanduser()
     except RuntimeError as error:
         home = given.partition("/")[0]
-        raise ConfigError(f"{key}={given}: no user has the home folder {home}; write the whole path") from error
+        raise ConfigError(f"{key}={given}: unknown user {home}; give an absolute path") from error
 
 
 def find_file(key: str, given: str) -> Path:

@@ -132,7 +132,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
 
 
 def _refuse_other(group: Group, again: Group) -> None:
-    """Refuse a combination of the sweep that the digest does not tell from an earlier one, though it is another one.
+    """Reject sweep variants that differ but share a digest.
 
     Raises:
         ConfigError: says in what they differ.
@@ -194,7 +194,7 @@ def _groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep:
     if device.is_simulated:
         notes.append(
             f"{device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
-            f"{config.gpu.job_memory_mib} MiB, and the figures tell nothing about a real GPU"
+            f"{config.gpu.job_memory_mib} MiB, and these figures say nothing about a real GPU"
         )
     notes += factory.instance(_profiler(config.profiler).build).notes(device)
     workloads = chosen_workloads(config)

@@ -43,7 +43,7 @@ class _Nsight:
         for option in self._options:
             if option.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"profiler.options={list(self._options)}: {option} is not free, because the report of each job "
+                    f"profiler.options={list(self._options)}: {option} cannot be set, because the report of each job "
                     "goes to the job's folder and becomes its artifact; leave it out"
                 )
 

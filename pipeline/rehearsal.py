@@ -154,7 +154,7 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
     machine = simulated[0].machine
     if any(gpu.machine != machine for gpu in simulated):
-        raise ConfigError("gpu.machine holds for the simulated machine of a whole study and cannot be swept")
+        raise ConfigError("gpu.machine applies to the whole study and cannot be swept")
     path = None if machine is None else expanded("gpu.machine", machine).resolve()
     model_names = _model_names(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.

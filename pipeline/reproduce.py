@@ -78,13 +78,12 @@ class Reproduction:
             )
         if found and self.config.reproduce_strict:
             raise ConfigError(
-                f"reproduce={original.run_id}: reproduce_strict=true, and not everything is as it was: "
-                + "; ".join(found)
+                f"reproduce={original.run_id}: reproduce_strict=true, but there are differences: " + "; ".join(found)
             )
         what = (
             f"reproduces {original.name}, block {original.fact('block')}, of {original.experiment} ({original.run_id})"
         )
-        lines = [f"    differs: {line}" for line in found] or ["    nothing that is recorded differs"]
+        lines = [f"    differs: {line}" for line in found] or ["    no recorded fact differs"]
         return "\n".join([what, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
@@ -156,7 +155,7 @@ def _refuse_others(run_id: str, given: Iterable[str]) -> None:
     others = [key for key in given if not any(key == may or key.startswith(f"{may}.") for may in _MAY_BE_GIVEN)]
     if others:
         raise ConfigError(
-            f"reproduce={run_id} runs a group as it was, so {', '.join(others)} cannot be given; what may be is "
+            f"reproduce={run_id} runs a group as it was, so {', '.join(others)} cannot be given; allowed are "
             f"{', '.join(key for key in _MAY_BE_GIVEN if not key.startswith('reproduce'))} (and keys below them)"
         )
 

@@ -35,7 +35,7 @@ def find(original: RecordedGroup, group: Group, inventory: Inventory, facts: Map
     # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
     if not known and is_built and original.fact("digest") not in (None, group.digest):
-        known.append("the plan of the group: its digest is another one, though nothing that was compared differs")
+        known.append("the plan of the group: its digest differs, though nothing that was compared does")
     return known
 
 
@@ -61,7 +61,7 @@ def _source(original: RecordedGroup, facts: Mapping[str, str]) -> Iterable[str]:
     yield _changed("git commit", original.fact("git_commit"), facts.get("git_commit"))
     for whose, changed in (("the original's", original.fact("git_changed")), ("the present", facts.get("git_changed"))):
         if changed == "true":
-            yield f"{whose} source has changes that are in no commit"
+            yield f"{whose} source has uncommitted changes"
 
 
 def _packages(original: RecordedGroup, group: Group, inventory: Inventory) -> Iterable[str]:
@@ -114,6 +114,6 @@ def _scripts(original: RecordedGroup, group: Group) -> Iterable[str]:
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
         if then.get("script_digest") not in (None, "", now.script_digest):
             file = files[then["script"]]
-            kept = f"; as it was: artifact {file} of the original" if file in original.files else ""
+            kept = f"; the original is artifact {file}" if file in original.files else ""
             found[f"{Path(now.script).name}: its content has changed{kept}"] = None
     return found

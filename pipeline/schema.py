@@ -107,7 +107,7 @@ class MigMpsConfig(ScenarioConfig):
 
     Attributes:
         profiles: one an instance; decides if it is given.
-        profile: one for all instances, by slices (`3g`) or in full, or `auto`: the largest that fits so often.
+        profile: one for all instances, by slices (`3g`) or in full, or `auto`: the largest of which that many fit.
         num_instances: how many, if `profiles` is not given; never more than there are jobs.
         instance_of: position of the instance of each job; dealt in turn if not given.
         active_thread_pct: cap in per cent of the instance's multiprocessors; no cap if not given.

@@ -184,7 +184,7 @@ def _check_same(configs: Sequence[Config]) -> None:
     for key in _STUDY_KEYS:
         value_of = operator.attrgetter(key)
         if any(value_of(config) != value_of(configs[0]) for config in configs):
-            raise ConfigError(f"{key} holds for the whole study and cannot be swept; give it one value")
+            raise ConfigError(f"{key} applies to the whole study and cannot be swept; give it one value")
 
 
 def _fields(plan: Plan) -> Fields:

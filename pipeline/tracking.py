@@ -75,20 +75,22 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("serve", "answer an orchestrator's requests on stdin"),
-        ("flush", "send what an earlier study could not, and close and send what a killed one left"),
-        ("relocate", "after copying or moving a local store: let its artifacts follow"),
+        ("flush", "send the groups in the spool; close and send those of killed studies"),
+        ("relocate", "update artifact paths after a local store was copied or moved"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument(
             "--root", type=Path, default=Path("mlruns"), help="folder of the local store and the spool"
         )
         if name == "relocate":
-            command.add_argument("--from", dest="old_root", type=Path, help="where the store lay, if it cannot be told")
+            command.add_argument(
+                "--from", dest="old_root", type=Path, help="former folder of the store, if it cannot be determined"
+            )
         else:
             command.add_argument(
-                "--uri", help="tracking server for everything; else each group goes where it was to go"
+                "--uri", help="tracking server for all groups; by default each goes to that of its study"
             )
-            command.add_argument("--series-points", type=int, default=500, help="samples a series in MLflow's charts")
+            command.add_argument("--series-points", type=int, default=500, help="points of a series in MLflow's charts")
     return parser
 
 

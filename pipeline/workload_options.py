@@ -53,7 +53,7 @@ class Precision(enum.Enum):
 
 
 class Autotune(enum.Enum):
-    """When cuDNN tries its algorithms: one job after another, while the other jobs do, or not at all."""
+    """When cuDNN tries its algorithms: one job after another, all at once, or not at all."""
 
     in_turn = 0
     together = 1
@@ -148,8 +148,8 @@ class TrainTimmConfig(WorkloadConfig):
         samples: training samples an epoch for synthetic data; the real data set's number if not given.
         loader_workers: data loader processes of each job.
         threads: CPU threads of each job's framework; the framework's own choice if not given.
-        autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it, and the
-            jobs train at a third of their speed (docs/method.md).
+        autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it
+            (docs/method.md).
         canary: check before the run that the job's products and convolutions come out right (docs/method.md).
         validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
     """
@@ -200,7 +200,7 @@ class TrainTimmConfig(WorkloadConfig):
         if self.image_px >= _GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} trains on {self.image_px}-pixel images and no GPU was found; "
-                "say gpu=cpu if you mean to do that on CPUs"
+                "use gpu=cpu to train on the CPUs anyway"
             )
 
     def _check_cuda_graph(self, device: Device) -> None:
@@ -223,7 +223,7 @@ class TrainTimmConfig(WorkloadConfig):
         if self.data_root is None:
             raise ConfigError(
                 f"workload {self.name} reads {name} from disk, but no folder is given; "
-                "say data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape"
+                "set data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape"
             )
         path = expanded("data.root", self.data_root) / folder
         if not path.is_dir():

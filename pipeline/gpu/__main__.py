@@ -83,7 +83,7 @@ def show_partitions(arguments: argparse.Namespace) -> Answer:
         "combinations": [list(names) for names in combinations],
         "num_layouts": num_layouts,
     }
-    last = f"{len(combinations)} combinations; {num_layouts} layouts, if the places of the instances tell them apart"
+    last = f"{len(combinations)} combinations; {num_layouts} layouts, counted by placement"
     return Answer(data=data, text="\n".join([gpu.name, *map(" ".join, combinations), last]))
 
 
@@ -114,19 +114,19 @@ def clean_up(arguments: argparse.Namespace) -> Answer:
 COMMANDS = {
     "status": Command(
         answer=show_status,
-        about="what a GPU is, who is on it, and what studies have left to undo (exit status 1 if something is)",
+        about="state of each GPU, its processes, and the steps left to undo (exit status 1 if any)",
         is_about_all=True,
     ),
     "clean": Command(
         answer=clean_up,
-        about="undo what killed studies left, and nothing else (exit status 1 if something stays)",
+        about="undo the changes of killed studies, nothing else (exit status 1 if any remain)",
         is_about_all=True,
     ),
     "profiles": Command(answer=show_profiles, about="the MIG profiles of a GPU, with placements and SMs"),
     "partitions": Command(
         answer=show_partitions,
         about="every combination of MIG instances to which none can be added",
-        flags=(("--double-memory", "count the plain profiles with twice the memory for their slices as well"),),
+        flags=(("--double-memory", "include plain profiles with double memory for their slices"),),
     ),
 }
 
@@ -145,7 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.gpu", description="What a GPU offers, how it is, and how it is cleared."
+        prog="python -m pipeline.gpu",
+        description="Show what a GPU offers and its state; clean up after killed studies.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
@@ -156,8 +157,8 @@ def _parser() -> argparse.ArgumentParser:
         default, which = (None, "all GPUs if not given; ") if command.is_about_all else ("0", "")
         each.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
         if command.is_about_all:
-            each.add_argument("--lock-dir", default=GpuConfig().lock_dir, help="as gpu.lock_dir of the studies")
-            each.add_argument("--machine", metavar="FILE", help="a simulated machine that was kept: gpu.machine")
+            each.add_argument("--lock-dir", default=GpuConfig().lock_dir, help="gpu.lock_dir of the studies")
+            each.add_argument("--machine", metavar="FILE", help="a kept simulated machine (gpu.machine)")
         each.add_argument("--json", action="store_true", help="print JSON")
         for flag, about in command.flags:
             each.add_argument(flag, action="store_true", help=about)

@@ -72,7 +72,7 @@ def _clean(target: Target, folder: Path, programs: Programs, *, is_kept: bool) -
         gpu["refused"] = str(error)
     if gpu["failed"] and target.device is None:
         gpu["refused"] = (
-            f"the GPU is not there: if it is a simulated one, say --machine FILE; if it left this machine for good, "
+            f"the GPU is not there: add --machine FILE for a simulated one; if it left this machine for good, "
             f"remove {ours.path}"
         )
     return gpu

@@ -32,7 +32,7 @@ def check(group: Group, profiler: str) -> None:
     if _has_to_pause(group) and group.gpu.admin is None:
         raise ConfigError(
             f"profiler={profiler} on {group.device.name} needs the counters that DCGM may hold, and gpu.admin=null "
-            "forbids to pause it; leave the profiler out, or say gpu.admin=[]"
+            "forbids pausing it; leave the profiler out, or set gpu.admin=[]"
         )
 
 

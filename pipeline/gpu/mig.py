@@ -80,7 +80,7 @@ class Mig:
 
     Args:
         profile: one for all jobs, by slices (`2g`) or in full (`2g.10gb`); `auto` leaves it to the sizes of a mix or,
-            without a mix, takes the largest plain profile that fits so often.
+            without a mix, takes the largest plain profile of which that many fit.
         profiles: one a job, by position; decides if it is given.
         size_profile: profile by mix letter, in place of those of `partitions.SIZE_PROFILE`.
         program: path of nvidia-smi; looked for on PATH if not given. A simulated GPU has its own instead.

@@ -188,7 +188,7 @@ def _repeat(
         if is_done():
             return
         if _IN_USE not in said.lower():
-            raise SharingError(f"{what} failed. nvidia-smi said: {said}. When that is mended: {_CLEAN}")
+            raise SharingError(f"{what} failed. nvidia-smi said: {said}. When that is fixed: {_CLEAN}")
         if time.monotonic() > deadline:
             raise SharingError(
                 f"{what} failed for {_RETRY_LIMIT_S:g} s. nvidia-smi said: {said}. "

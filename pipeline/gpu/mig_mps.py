@@ -56,7 +56,7 @@ class MigMps(Mig):
 
     Args:
         profiles: one an instance; decides if it is given.
-        profile: one for all instances, by slices or in full; `auto` takes the largest that fits so often.
+        profile: one for all instances, by slices or in full; `auto` takes the largest of which that many fit.
         num_instances: how many instances, if `profiles` is not given; never more than there are jobs.
         instance_of: position of the instance of each job; dealt in turn if not given.
         active_thread_pct: cap of a job in per cent of the multiprocessors of its instance; no cap if not given.

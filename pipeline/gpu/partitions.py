@@ -282,7 +282,7 @@ def _broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
         return f"{memory} memory slices, but there are {gpu.memory_slices}"
     with_engines = [profile.name for profile in profiles if profile.suffix in _WITH_ENGINES]
     if len(with_engines) > 1:
-        return f"{' and '.join(with_engines)} want the media engines that exist once"
+        return f"{' and '.join(with_engines)} need the media engines that exist once"
     without = [profile.name for profile in profiles if profile.suffix not in ("-me", "+me.all")]
     if without and any(profile.suffix == "+me.all" for profile in profiles):
         return f"beside {with_engines[0]}, which has all media engines, only profiles with -me fit, not {without[0]}"

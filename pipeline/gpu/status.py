@@ -76,7 +76,7 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target
         NvmlError: a GPU does not answer.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; say --lock-dir FOLDER as the studies say gpu.lock_dir")
+        raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
     found = [Target(uuid=device.uuid, device=device) for device in nvml.list_devices()]
     if is_real:
         there = {target.uuid for target in found}
@@ -119,7 +119,7 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
     lines = [line for each in gpus for line in _lines(each)] or ["there is no NVIDIA GPU on this machine"]
     lines += [_left_line(path, pids) for path, pids in left.items()]
     is_left = bool(left) or any(not each["is_clean"] and each["holder"] is None for each in gpus)
-    in_use = "not clean: a study runs, and undoes this itself"
+    in_use = "not clean: a study is running and undoes this itself"
     lines.append("clean" if is_clean else f"not clean: {_clean_command(folder, machine)}" if is_left else in_use)
     data = {"gpus": gpus, "abandoned": left, "is_clean": is_clean}
     return Answer(data=data, text="\n".join(map(printable, lines)), status=int(not is_clean))
@@ -166,7 +166,7 @@ def _gpu(target: Target, folder: Path) -> dict[str, Any]:
 def _journal(target: Target, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
     ours = Journal(folder, target.uuid)
     trouble = [
-        f"user {found.owner} left something to undo, and has to clean up: {found.path}"
+        f"user {found.owner} left steps to undo and must clean up: {found.path}"
         for found in journal.find(folder)
         if found.path.name == ours.path.name and not found.is_ours and not goes_with_its_study(target.uuid)
     ]
@@ -272,7 +272,7 @@ def _mig_lines(gpu: dict[str, Any]) -> list[str]:
 def _process_lines(gpu: dict[str, Any]) -> list[str]:
     return [
         f"process:   {p['name'] or 'a program'} (pid {p['pid']}), {'MPS client' if p['kind'] == 'mps' else p['kind']}, "
-        + ("memory not told by the driver" if p["memory_mib"] is None else f"{p['memory_mib']:.0f} MiB")
+        + ("memory not reported by the driver" if p["memory_mib"] is None else f"{p['memory_mib']:.0f} MiB")
         for p in gpu["processes"]
     ] or ["process:   none"]
 

@@ -233,7 +233,7 @@ def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel,
     [
         (["env=conda"], "env=conda needs a file"),
         (["env=venv", "env.file=gone.txt"], "there is no such file"),
-        (["workload.env_file=environment.yml"], "say env=conda or env=venv"),
+        (["workload.env_file=environment.yml"], "choose env=conda or env=venv"),
         (["env=conda", "env.file=environment.yml", "window.seconds=-1"], "window.seconds"),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tm
     for words in (
         "device: NVIDIA A100-SXM4-40GB, now",
         "git commit: 0123456789, now",
-        "train.py: its content has changed; as it was: artifact script-train.py of the original",
+        "train.py: its content has changed; the original is artifact script-train.py",
         f"packages: torch==1.0 now {torch}",
     ):
         assert words in err
@@ -99,7 +99,7 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
     (tmp_path / "b/train.py").write_text("print('c')\n")
     _, _, err = run(*again)
     assert err.count("its content has changed") == 1
-    assert "train.py: its content has changed; as it was: artifact script-1-train.py of the original" in err
+    assert "train.py: its content has changed; the original is artifact script-1-train.py" in err
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_group_that_learns_otherwise_than_its_baseline_has_wrong_results(basel
     assert [(c.group.name, c.result) for c in changed if c.result is not Result.OK] == [("naive-a+a", "wrong_results")]
     final = comparison.latest(wrong)
     assert final.result is Result.WRONG_RESULTS
-    assert final.reason == "job 1-a learns otherwise than alone: loss 2.5 instead of 2.2 in step 2"
+    assert final.reason == "the losses of job 1-a differ from its solo run: loss 2.5 instead of 2.2 in step 2"
     assert "speedup_vs_serial_ratio" not in final.metrics
 
 

@@ -172,11 +172,11 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("e.yml", "channels: [a\n", "is no YAML"),
+        ("e.yml", "channels: [a\n", "is not valid YAML"),
         ("e.yml", "- python\n", "has the keys"),
         ("e.yml", "channels: [a]\ndependencys: [python]\n", "dependencys"),
         ("e.yml", "channels: [a]\n", "names no dependencies"),
-        ("e.yml", "channels: [~nobody-here/c]\ndependencies: [python]\n", "no user has the home folder ~nobody-here"),
+        ("e.yml", "channels: [~nobody-here/c]\ndependencies: [python]\n", "unknown user ~nobody-here"),
         ("lock.txt", "@EXPLICIT\n# variables {bad\nhttps://x/y.conda\n", "comes a JSON object, not {bad"),
         ("e.yml", "dependencies: [python]\n", "names no channels"),
         ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),

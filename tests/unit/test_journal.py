@@ -268,7 +268,7 @@ def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, 
     journal.add("file", path=str(tmp_path / "a"))
     as_another_user(monkeypatch)
     ours = Journal(tmp_path, UUID)
-    with pytest.raises(JournalError, match="has to clean up"):
+    with pytest.raises(JournalError, match="must clean up"):
         replay(ours)
     assert [(found.device_uuid, found.is_ours) for found in find(tmp_path)] == [(UUID, False)]
     assert undo_all(ours).undone == ()

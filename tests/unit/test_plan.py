@@ -175,7 +175,7 @@ def test_options_become_flags(make_plan):
         (["workload.batch_size=0"], "batch_size"),
         (["time_limit_s=0"], "time_limit_s"),
         (["seed=4294967296"], "seed=4294967296: must not be greater than 4294967295"),
-        (["workload=script", "workload.script='~nobody-here/train.py'"], "no user has the home folder ~nobody-here"),
+        (["workload=script", "workload.script='~nobody-here/train.py'"], "unknown user ~nobody-here"),
         (["workload.loader_workers=-1"], "loader_workers"),
         (["workload.samples=10"], "synthetic"),
         (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"], "have 32 pixels"),

@@ -67,7 +67,7 @@ def test_a_missing_profiler_says_where_it_was_looked_for(tmp_path, monkeypatch):
     ("kind", "option"), [(Nsys, "-o"), (Nsys, "--output=/x"), (Ncu, "--export"), (Ncu, "--target-processes")]
 )
 def test_options_that_are_decided_here_are_refused(kind, option):
-    with pytest.raises(ConfigError, match=f"{option} is not free"):
+    with pytest.raises(ConfigError, match=f"{option} cannot be set"):
         kind(options=[option])
 
 

@@ -88,7 +88,7 @@ def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference
     (later,) = planning.build_plan(configs, to_build, is_sweep=False).groups
     assert later.digest != group.digest
     assert find(original, group, built, {}) == find(original, later, to_build, {}) == []
-    assert "digest is another one" in find(original, later, built, {})[0]
+    assert "its digest differs" in find(original, later, built, {})[0]
 
 
 def test_a_difference_of_locks_is_short():

@@ -282,10 +282,10 @@ def test_a_journal_of_another_user_is_named_and_never_carried_out(a100: Kept, mo
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     code, answer = a100.ask("status", "--gpu", "0")
     assert code == 1
-    assert "has to clean up" in answer["gpus"][0]["journal_trouble"][0]
+    assert "must clean up" in answer["gpus"][0]["journal_trouble"][0]
     code, answer = a100.ask("clean", "--gpu", "0")
     assert code == 1
-    assert "has to clean up" in answer["gpus"][0]["refused"]
+    assert "must clean up" in answer["gpus"][0]["refused"]
     assert a100.gpu.mig_current
     monkeypatch.undo()
     assert a100.ask("clean", "--gpu", "0")[0] == 0  # the journal could be carried out
@@ -302,7 +302,7 @@ def test_journals_of_gpus_that_are_not_there_are_told_and_kept(
     assert (gpu["is_there"], gpu["is_simulated"], len(gpu["steps"])) == (False, False, 2)
     code, answer = ask("clean", "--gpu", a100.gpu.uuid)
     assert code == 1
-    assert "say --machine FILE" in answer["gpus"][0]["refused"]
+    assert "add --machine FILE" in answer["gpus"][0]["refused"]
     assert len(a100.journal.steps()) == 2
 
 

@@ -139,13 +139,13 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
 def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
     tagged = of_a_group(record(()))
     make_spool(root, tagged)
-    late = {"metrics": {"late_ratio": 2.5}, "result": "wrong_results", "reason": "learns otherwise"}
+    late = {"metrics": {"late_ratio": 2.5}, "result": "wrong_results", "reason": "other losses"}
     write_amendment(root / "spool", Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, **late))
     assert flush(root).returncode == 0
     [run] = runs_of(client(root))
     assert run.data.metrics["late_ratio"] == 2.5
     assert run.data.tags["collocation.result"] == "wrong_results"
-    assert run.data.tags["collocation.reason"] == "learns otherwise"
+    assert run.data.tags["collocation.reason"] == "other losses"
     assert run.info.status == "FAILED"
     assert run.info.end_time == tagged.clock.to_wall_ms(tagged.parent.end_ns)
     assert not (root / "spool").exists()
