@@ -58,16 +58,18 @@ def missing(study: Study) -> list[str]:
 def _who_won(winners: Sequence[Winner], cells: Sequence[Cell]) -> list[str]:
     wins = Counter(winner.mode for winner in winners if winner.mode is not None)
     order = sorted(wins, key=lambda mode: (-wins[mode], mode))
-    total = f"{counted(len(winners), 'case')} of jobs that ran together"
+    total = counted(len(winners), "collocated case")
     undecided = len(winners) - sum(wins.values())
     if len(winners) > 1 and len(wins) == 1 and not undecided:
-        said = [f"Of {total}, the fastest is {_way(order[0])} in all."]
+        fastest = _way(order[0])
+        said = [f"{fastest[0].upper()}{fastest[1:]} is fastest in all {total}."]
     elif wins:
-        parts = [f"{_way(mode)} in {wins[mode]}" for mode in order]
+        parts = [f"{_way(order[0])} is fastest in {wins[order[0]]}"]
+        parts += [f"{_way(mode)} in {wins[mode]}" for mode in order[1:]]
         parts += [f"no single mode in {undecided}"] if undecided else []
-        said = [f"Of {total}, the fastest is {listed(parts)}."]
+        said = [f"Of {total}, {listed(parts)}."]
     else:
-        said = [f"In {total}, no single mode is shown to be the fastest."]
+        said = [f"In {total} no single mode is shown to be fastest."]
     known = sorted(
         ((winner.speedup.median, number) for number, winner in enumerate(winners) if winner.speedup is not None),
         key=lambda found: (-found[0], found[1]),

@@ -103,7 +103,7 @@ def test_the_page_has_every_figure_and_table_in_order(whole: Content, page: str)
 def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Content) -> None:
     text = " ".join(answer(whole.study, whole.cells, whole.winners))
     # MPS was made 6 % faster than serial for 3 of the medium jobs: too little to be proved in five blocks.
-    together = "Of 10 cases of jobs that ran together, the fastest is MPS in 8, naive in 1 and no single mode in 1."
+    together = "Of 10 collocated cases, MPS is fastest in 8, naive in 1 and no single mode in 1."
     assert together in text
     assert re.search(r"largest speed-up .* is 2\.\d\d times \(.*\): 3 resnet26_cifar10 .* under MPS; over one at", text)
     assert "1 computed wrong results, 1 ran out of memory and 1 could not be placed" in text
@@ -180,7 +180,7 @@ def test_a_half_run_study_says_what_is_missing() -> None:
     text = render(content_of(found))
     assert '<div class="missing" id="missing">' in text and "lacks 1 of 3 groups" in text
     assert "it takes 5" in text
-    assert "no single mode is shown to be the fastest" in text
+    assert "no single mode is shown to be fastest" in text
     assert "findings of the paper are about what was not measured here" in text
 
 
