@@ -11,7 +11,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,64 +43,65 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Executor:
-    """Runs groups.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the groups of a study have in common.
 
     Attributes:
         spool: where each group is recorded.
         sender: rests while a window is open.
         warm_start: starts the jobs; rests while a window is open.
-        idle_w: lowest power read before jobs started, by device.
         view: called with what is being watched, for the time that a group runs.
-        warned: what the user has been told of the machine, which is the same in every group.
         rehearsal: the machine of a study on simulated GPUs.
+        idle_w: lowest power read before jobs started, by device; groups add what they read.
+        warned: what the user has been told of the machine, which is the same in every group.
     """
 
     inventory: Inventory
     spool: Spool
     sender: Sender
     warm_start: WarmStart
-    idle_w: dict[str, float] = field(default_factory=dict)
-    view: Callable[[Group, Watched], AbstractContextManager[None]] = lambda group, watched: nullcontext()
+    view: Callable[[Group, Watched], AbstractContextManager[None]]
     rehearsal: Rehearsal | None = None
+    idle_w: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
-    def run(self, group: Group) -> GroupResult:
-        """Run one group and record its row.
 
-        Raises:
-            Interrupted: the user asked to end; the row says so.
-        """
-        with self.spool.open(group) as run:
-            if (skipped := endings.skipped(group)) is not None:
-                run.close(skipped)
-                return skipped
-            execution = _Execution(group, run, self)
-            interrupted: Interrupted | None = None
-            try:
-                execution.go()
-            except Interrupted as error:
-                interrupted = error
-            row = measure.judge(group, execution.observation(interrupted is not None))
-            row = dataclasses.replace(row, spool_id=run.spool_id)
-            run.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
-            trace.write(run, row, execution.history.samples, execution.fields)
-            run.close(row)
-        if interrupted is not None:
-            raise interrupted
-        return row
+def run(group: Group, shared: Shared) -> GroupResult:
+    """Run one group and record its row.
+
+    Raises:
+        Interrupted: the user asked to end; the row says so.
+    """
+    with shared.spool.open(group) as record:
+        if (skipped := endings.skipped(group)) is not None:
+            record.close(skipped)
+            return skipped
+        execution = _Execution(group, record, shared)
+        interrupted: Interrupted | None = None
+        try:
+            execution.go()
+        except Interrupted as error:
+            interrupted = error
+        row = measure.judge(group, execution.observation(interrupted is not None))
+        row = dataclasses.replace(row, spool_id=record.spool_id)
+        record.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
+        trace.write(record, row, execution.history.samples, execution.fields)
+        record.close(row)
+    if interrupted is not None:
+        raise interrupted
+    return row
 
 
 class _Execution:
     """One group on its way through the stack; keeps what was seen, however it ends."""
 
-    def __init__(self, group: Group, run: SpoolRun, executor: Executor) -> None:
-        self.group, self.run, self.executor = group, run, executor
+    def __init__(self, group: Group, record: SpoolRun, shared: Shared) -> None:
+        self.group, self.record, self.shared = group, record, shared
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
         self.history = History()
-        self.sink = Tee(run.sink, self.history)
+        self.sink = Tee(record.sink, self.history)
         self.fields = Fields()
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
@@ -120,7 +121,7 @@ class _Execution:
             log.debug("%s: %s", self.group.name, self.reason, exc_info=True)
         except Exception as error:  # the one boundary behind which a study goes on
             self.reason = f"{type(error).__name__}: {error}"
-            self.run.add_artifact(layout.ORCHESTRATOR_ERROR, traceback.format_exc())
+            self.record.add_artifact(layout.ORCHESTRATOR_ERROR, traceback.format_exc())
             log.exception("%s failed in the orchestrator", self.group.name)
         finally:
             self._undo_again()
@@ -161,7 +162,7 @@ class _Execution:
 
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
-        idle_w, uuid = self.executor.idle_w, self.group.device.uuid
+        idle_w, uuid = self.shared.idle_w, self.group.device.uuid
         read_w = sampled.first_power_w(self.history.samples, self.fields)
         if read_w is not None:
             idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
@@ -174,15 +175,15 @@ class _Execution:
         profiler: Profiler = factory.instance(group.profiler.build)
         stack.enter_context(profiler.prepare(group))
         sharing: Sharing = factory.instance(group.sharing)
-        slots = stack.enter_context(sharing.prepare(group.device, group, self.run.scratch))
-        self.run.place(slots.slots)
+        slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
+        self.record.place(slots.slots)
         listeners = [(spec, self._listener(spec)) for spec in group.listeners if not self._is_pointless(spec)]
         self.fields = Fields(listener.table for _, listener in listeners)
-        self.run.add_artifact(layout.FIELDS, self.fields.as_json())
-        watched = Watched(group.device, slots.slots, self.run.folder, self.history.samples, self.fields)
+        self.record.add_artifact(layout.FIELDS, self.fields.as_json())
+        watched = Watched(group.device, slots.slots, self.record.folder, self.history.samples, self.fields)
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
-        stack.enter_context(self.executor.view(group, watched))
+        stack.enter_context(self.shared.view(group, watched))
         in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
         for jobs in in_turn:
             self.phases.begin(phases.LAUNCH)
@@ -195,7 +196,7 @@ class _Execution:
                 )
                 for job in jobs
             ]
-            files = GroupFiles(folder=self.run.folder, scratch=self.run.scratch, mark=self.run.spool_id)
+            files = GroupFiles(folder=self.record.folder, scratch=self.record.scratch, mark=self.record.spool_id)
             with UndoStack() as processes:
                 running = JobGroup(starts, files, group.limits, pin_cpus=group.pin_cpus)
                 self.batches.append(running.states)
@@ -209,14 +210,14 @@ class _Execution:
     def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:
         """From the barrier to the end of the jobs."""
         group = self.group
-        if self.executor.rehearsal is not None:
+        if self.shared.rehearsal is not None:
             programs = [str(start.starter.interpreter.python) for start in starts]
-            self.executor.rehearsal.charge(running.states, slots.slots, programs, group.gpu.job_memory_mib)
+            self.shared.rehearsal.charge(running.states, slots.slots, programs, group.gpu.job_memory_mib)
             if running.went_wrong:
                 return
         slots.verify(running.pids())
-        self.executor.sender.rest()
-        self.executor.warm_start.rest()
+        self.shared.sender.rest()
+        self.shared.warm_start.rest()
         self.phases.begin(phases.WINDOW)
         with self._own_cost():
             running.measure(group.window)
@@ -227,9 +228,9 @@ class _Execution:
     def _starter(self, job: Job, profiler: Profiler) -> Starter:
         workload = job.workload
         if not self.group.profiler.is_none:  # a profiler must see its program start
-            prefix = profiler.prefix(self.run.folder / layout.job_path(job.index))
-            return Spawn(self.executor.inventory.interpreters[workload.env], prefix)
-        return self.executor.warm_start.starter(workload, self.executor.inventory.interpreters[workload.env])
+            prefix = profiler.prefix(self.record.folder / layout.job_path(job.index))
+            return Spawn(self.shared.inventory.interpreters[workload.env], prefix)
+        return self.shared.warm_start.starter(workload, self.shared.inventory.interpreters[workload.env])
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
         """Say which jobs ended well and left no report of their profiler, which is not their fault."""
@@ -259,8 +260,8 @@ class _Execution:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
             said = f"left out: {error}"
-            if said not in self.executor.warned:  # once a study; each group's tags have it
-                self.executor.warned.add(said)
+            if said not in self.shared.warned:  # once a study; each group's tags have it
+                self.shared.warned.add(said)
                 log.warning("%s", said)
         else:
             self.helpers.append(listener)
@@ -278,7 +279,7 @@ class _Execution:
     def _cpu_s(self) -> float:
         own = resource.getrusage(resource.RUSAGE_SELF)
         total = own.ru_utime + own.ru_stime
-        for pid in (self.executor.sender.pid, *(pid for helper in self.helpers for pid in helper.pids())):
+        for pid in (self.shared.sender.pid, *(pid for helper in self.helpers for pid in helper.pids())):
             try:
                 times = psutil.Process(pid).cpu_times()
             except psutil.Error:

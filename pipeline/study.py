@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from pipeline import (
     build,
+    executor,
     factory,
     go_on,
     host,
@@ -33,7 +34,6 @@ from pipeline import (
 from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
-from pipeline.executor import Executor
 from pipeline.fields import Fields
 from pipeline.gpu import lease, programs
 from pipeline.interrupts import UndoStack
@@ -242,7 +242,14 @@ class _Study:
         to_fork = (group for group in groups if group.skip_reason is None and group.profiler.is_none)
         for job in (job for group in to_fork for job in group.jobs):
             warm_start.begin(job.workload, self.inventory.interpreters[job.workload.env])
-        executor = Executor(self.inventory, spool, self.sender, warm_start, view=view.watch, rehearsal=self.simulated)
+        shared = executor.Shared(
+            inventory=self.inventory,
+            spool=spool,
+            sender=self.sender,
+            warm_start=warm_start,
+            view=view.watch,
+            rehearsal=self.simulated,
+        )
         comparison = Comparison()
         limit_s = self.config.time_limit_s
         begin_s = time.monotonic()
@@ -255,7 +262,7 @@ class _Study:
                     break
                 outcome.group_begins()
                 view.begin(group)
-                row = executor.run(group)
+                row = executor.run(group, shared)
                 view.done(row)
                 self._take_in(row, comparison, spool)
         finally:
