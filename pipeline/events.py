@@ -56,7 +56,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """Where a running job is, from the last lines of its file."""
 
     phase: str
@@ -80,7 +80,7 @@ def read(path: Path) -> Events:
     return events
 
 
-def read_progress(path: Path) -> Progress:
+def read_progress(path: Path) -> JobProgress:
     """The newest phase and step of a job, at the cost of reading a few kilobytes."""
     phase, epoch, total, t_ns = "start", None, None, None
     try:
@@ -89,7 +89,7 @@ def read_progress(path: Path) -> Progress:
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().splitlines()
     except FileNotFoundError:
-        return Progress(phase, epoch, total, t_ns)
+        return JobProgress(phase, epoch, total, t_ns)
     phase = "train"  # whatever scrolled out of the tail was steps
     for line in lines:
         try:
@@ -100,7 +100,7 @@ def read_progress(path: Path) -> Progress:
                 epoch, total, t_ns = event["epoch"], event["total"], event["t_ns"]
         except (ValueError, KeyError, TypeError):
             continue
-    return Progress(phase, epoch, total, t_ns)
+    return JobProgress(phase, epoch, total, t_ns)
 
 
 def _add(events: Events, event: dict[str, object]) -> None:

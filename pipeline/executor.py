@@ -211,8 +211,8 @@ class _Execution:
         """From the barrier to the end of the jobs."""
         group = self.group
         if self.shared.rehearsal is not None:
-            programs = [str(start.starter.interpreter.python) for start in starts]
-            self.shared.rehearsal.charge(running.states, slots.slots, programs, group.gpu.job_memory_mib)
+            pythons = [str(start.starter.interpreter.python) for start in starts]
+            self.shared.rehearsal.charge(running.states, slots.slots, pythons, group.gpu.job_memory_mib)
             if running.went_wrong:
                 return
         slots.verify(running.pids())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from pipeline import events, layout
 from pipeline.fields import Fields
 from pipeline.progress import Progress
+from pipeline.protocols import Watch
 from pipeline.types import Group, GroupResult, Sample, WindowKind
 from pipeline.words import duration, say
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _REFRESH_S = 1.0
 
 
-class Shown(Protocol):
+class Shown(Watch, Protocol):
     """The group that runs, as the live view sees it."""
 
     @property
@@ -38,10 +39,6 @@ class Shown(Protocol):
     @property
     def fields(self) -> Fields:
         """The quantities of the listeners."""
-        ...
-
-    def pids(self) -> Mapping[int, int]:
-        """Job index to PID, for the jobs that are alive now."""
         ...
 
 
@@ -112,7 +109,7 @@ class _Drawer:
 
     def __init__(self, group: Group, watched: Shown, progress: Progress) -> None:
         self.group, self.watched, self.progress = group, watched, progress
-        self.before: dict[int, events.Progress] = {}
+        self.before: dict[int, events.JobProgress] = {}
         self.begin_s = time.monotonic()
 
     def table(self) -> Table:
@@ -134,7 +131,7 @@ class _Drawer:
             table.add_row(job.name, phase, _or_dash(now.epoch), self._rate(job.index, now), self._memory(job.index))
         return table
 
-    def _rate(self, index: int, now: events.Progress) -> str:
+    def _rate(self, index: int, now: events.JobProgress) -> str:
         before = self.before.get(index)
         self.before[index] = now
         if before is None or before.t_ns is None or now.t_ns is None or now.total is None or before.total is None:

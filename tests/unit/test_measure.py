@@ -315,3 +315,13 @@ def test_the_first_losses_stay_with_the_row(tmp_path):
     losses = [{"event": "metric", "name": "first_loss", "t_ns": S, "step": i, "value": 2.0 - i} for i in (1, 0)]
     row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], [*losses, *steps(0, 11, 0.5, 4)], told_ns=11 * S))
     assert row.tags["collocation.first_losses"] == '{"0": [2.0, 1.0]}'
+
+
+def test_the_first_thing_that_is_noticed_of_a_job_is_its_ending(tmp_path):
+    alone = group("a")
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], status=-9, was_signalled=True)
+    bad.notice(Result.OOM, "no room")
+    bad.notice(Result.FAILED, "ended too early")
+    assert bad.went_wrong and not bad.ended_well
+    row = judge(tmp_path, alone, bad)
+    assert (row.result, row.reason) == (Result.OOM, "job 0-a: no room")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from pipeline.fields import Fields
 from pipeline.table import table
-from pipeline.types import GroupResult, Result, WindowKind
+from pipeline.types import Field, FieldTable, GroupResult, Result, Sample, Summary, WindowKind
 from tests.rows import FIELDS, group
 
 
@@ -45,3 +46,21 @@ def test_groups_of_one_name_are_told_apart_by_window_and_device():
         ["naive-a+a", "steady, 10 s after 1 s", "NVIDIA A30", "1", "ok"],
         ["naive-a+a", "work, 2 epochs", pair.device.name, "1", "ok"],
     ]
+
+
+def test_a_figure_of_a_new_listener_has_the_column_that_its_field_names():
+    speed = Field(source_id="s", name="fan_rpm", unit="1/min", summary=Summary.MAX, column="fan rpm")
+    row = GroupResult(group=group("a"), result=Result.OK, reason="", metrics={"fan_max_rpm": 900.0})
+    lines = table([row], Fields([FieldTable(source="fans", fields=(speed,))])).splitlines()
+    assert re.split("  +", lines[0])[-1] == "fan rpm" and lines[1].endswith(" 900.0")
+
+
+def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():
+    samples = [
+        Sample(source="nvml", t_ns=1, values={"process_memory_mib": 70.0}, job=1),
+        Sample(source="nvml", t_ns=1, values={"memory_used_mib": 900.0}),
+        Sample(source="host", t_ns=2, values={"rss_mib": 50.0, "pss_mib": 40.0}, job=1),
+        Sample(source="host", t_ns=3, values={"rss_mib": 60.0}, job=0),
+    ]
+    assert [FIELDS.live_memory_mib(samples, job) for job in (0, 1, 2)] == [60.0, 70.0, None]
+    assert FIELDS.live_memory_mib(samples[2:], 1) == 40.0
