@@ -246,6 +246,15 @@ def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0
 
 
+def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_importable() -> None:
+    code = (
+        "import sys; from pipeline.store_server import import_mlflow; import_mlflow(with_database=True)\n"
+        "assert 'mlflow' in sys.modules and not {'pandas', 'scipy'} & set(sys.modules)\n"
+        "import pandas, scipy"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
+
+
 def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     page = "#/experiments/3/runs?workflowType=machine_learning"
