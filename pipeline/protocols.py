@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.types import Commands, Device, FieldTable, Group, GroupResult, Interpreter, Sample, Slot
+from pipeline.types import Commands, Device, FieldTable, Group, Interpreter, Sample, Slot
 
 
 class Slots(Protocol):
@@ -178,30 +178,4 @@ class Profiler(Protocol):
 
     def report(self, folder: Path) -> Path | None:
         """The report that it left in a job's folder; `None` if there is none."""
-        ...
-
-
-class Run(Protocol):
-    """The record of one group while it runs: a folder on disk that a killed process cannot lose."""
-
-    @property
-    def folder(self) -> Path:
-        """Where the group keeps its files; absolute."""
-        ...
-
-    @property
-    def sink(self) -> Sink:
-        """Where listeners write."""
-        ...
-
-    def close(self, result: GroupResult) -> None:
-        """Finish the record. What happens after this cannot change it."""
-        ...
-
-
-class Recorder(Protocol):
-    """Keeps what was found."""
-
-    def open(self, group: Group) -> AbstractContextManager[Run]:
-        """Begin the record of a group; leaving without `close` records it as interrupted or failed."""
         ...

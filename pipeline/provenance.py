@@ -6,20 +6,25 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline import command, host
 from pipeline.errors import CommandError
 from pipeline.host import boot_id
-from pipeline.inventory import Inventory
 from pipeline.paths import PROJECT_DIR
+from pipeline.types import Interpreter, Spec
 from pipeline.words import without_secrets
 
 _GIT_LIMIT_S = 10.0
 
 
-def collect(inventory: Inventory) -> dict[str, str]:
-    """The facts that hold for a whole study, by name. What cannot be known is absent."""
+def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
+    """The facts that hold for a whole study, by name; what cannot be known is absent.
+
+    Args:
+        interpreters: of its jobs.
+    """
     facts = {
         "command_line": without_secrets(shlex.join(sys.argv)),
         "user": host.user_name(),
@@ -31,7 +36,7 @@ def collect(inventory: Inventory) -> dict[str, str]:
         "python": platform.python_version(),
         **_git(),
     }
-    for number, interpreter in enumerate(inventory.interpreters.values()):
+    for number, interpreter in enumerate(interpreters.values()):
         facts[f"environment_{number}_digest"] = interpreter.lock_digest
         facts[f"environment_{number}_python"] = str(interpreter.python)
     return {key: value for key, value in facts.items() if value}

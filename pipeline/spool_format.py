@@ -22,7 +22,7 @@ from pipeline.errors import TrackingError
 from pipeline.tags import Tag
 from pipeline.types import Result
 
-VERSION = 1
+VERSION = 2
 TAIL_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -140,9 +140,10 @@ def read(folder: Path) -> Record:
     """
     try:
         raw = json.loads((folder / layout.RECORD).read_text(encoding="utf-8"))
-        if raw["version"] != VERSION:
+        if (version := raw.get("version")) != VERSION:
             raise TrackingError(
-                f"{folder / layout.RECORD} has version {raw['version']}; this program reads version {VERSION}"
+                f"{folder / layout.RECORD} has version {version}; this program reads version {VERSION}: "
+                "send it with the release that wrote it, or remove the folder"
             )
         return Record(
             **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri")},
@@ -150,7 +151,7 @@ def read(folder: Path) -> Record:
             parent=RunRecord(**raw["parent"]),
             children=tuple(_child(child) for child in raw["children"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrackingError(f"could not read {folder / layout.RECORD}: {type(error).__name__}: {error}") from error
 
 

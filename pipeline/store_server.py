@@ -167,7 +167,8 @@ def sentence(error: Exception) -> str:
 def import_mlflow(*, with_database: bool) -> None:
     """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
     left_out = [name for name in _NOT_NEEDED if name not in sys.modules]
-    sys.modules |= dict.fromkeys(left_out)  # an import of them fails now, which MLflow takes for not installed
+    for name in left_out:  # an import of it fails now, which MLflow takes for not installed
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
         importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
     finally:

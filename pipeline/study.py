@@ -109,7 +109,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
             plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
             differences = None
             if reproduction is not None:
-                differences = reproduction.describe(plan, inventory, provenance.collect(inventory))
+                differences = reproduction.describe(plan, inventory, provenance.collect(inventory.interpreters))
                 words.say(differences)
             if sender is None or first.dry_run:
                 if sender is not None and first.resume:
@@ -123,7 +123,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
                 inventory = inventory.with_environments()
                 plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
                 if reproduction is not None:
-                    of_built = reproduction.describe(plan, inventory, provenance.collect(inventory))
+                    of_built = reproduction.describe(plan, inventory, provenance.collect(inventory.interpreters))
                     if of_built != differences:
                         words.say(of_built)
             return _Study(first, plan, inventory, sender, root, simulated, reproduction).run(stack)
@@ -222,6 +222,11 @@ class _Study:
                 journal.device_is_gone()  # the machine that it speaks of went with its study
             _say_undone(device, replay(journal))
             lease.refuse_strangers(device, self.config.gpu.tolerate)
+        facts = provenance.collect(self.inventory.interpreters)
+        facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
+        if self.reproduction is not None:
+            facts["reproduces"] = self.reproduction.original.run_id
+        artifacts = self._artifacts(facts)
         tracking_to = self.config.tracking
         store = self.sender.open(self.plan.experiment, self.root, tracking_to.uri, tracking_to.series_points)
         self._send_what_others_left(waiting)
@@ -229,12 +234,8 @@ class _Study:
         if self.config.resume:
             finished = self.sender.finished(self.plan.experiment)
             groups, known = _what_is_left(self.plan, finished)
-        facts = provenance.collect(self.inventory)
-        facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
-        if self.reproduction is not None:
-            facts["reproduces"] = self.reproduction.original.run_id
         interpreters = self.inventory.interpreters
-        spool = Spool(self.root, self.sender, facts, self._artifacts(facts), interpreters, tracking_to.uri)
+        spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking_to.uri)
         for note in self.plan.notes:
             words.say(f"note: {note}")
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))

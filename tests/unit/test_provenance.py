@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 
 from pipeline import provenance
-from pipeline.inventory import Inventory
 
 
 def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "tracking.uri=https://me:s3cret@mlflow.example.org/x"])
-    facts = provenance.collect(Inventory(devices={}, interpreters={}, scripts={}))
+    facts = provenance.collect({})
     assert facts["command_line"] == "run.py degree=2 tracking.uri=https://mlflow.example.org/x"
