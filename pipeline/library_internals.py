@@ -21,7 +21,7 @@ def let_hydra_raise() -> None:
     """
     from hydra._internal import utils
 
-    utils.run_and_report = lambda run: run()
+    utils.run_and_report = lambda func: func()
 
 
 def share_config_store() -> None:
