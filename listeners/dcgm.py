@@ -12,11 +12,11 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
-from listeners.base import StopSignal, ThreadedListener, activity_fields, scaled
-from listeners.program import Program, running
+from listeners.base import StopSignal, activity_fields, scaled
+from listeners.program import Program, ProgramListener
 from pipeline import command
 from pipeline.errors import CommandError, ListenerError
 from pipeline.protocols import Watch
@@ -59,7 +59,7 @@ Entity = tuple[str, int]
 """What dmon names its rows by: `GPU` or `GPU-I`, and DCGM's own entity id, which is not that of NVML."""
 
 
-class DcgmListener(ThreadedListener):
+class DcgmListener(ProgramListener):
     """Samples the whole GPU and the GPU instances of the slots with `dcgmi dmon`, stamped when each line arrives.
 
     Fields have the names of listener gpm, so that both can be compared. Ratios of a GPU instance are relative to that
@@ -91,11 +91,6 @@ class DcgmListener(ThreadedListener):
     def __init__(self, interval_ms: int, program: str | None = None, **options: object) -> None:
         super().__init__(interval_ms, **options)
         self._program = program
-        self._running: tuple[int, ...] = ()
-
-    def pids(self) -> tuple[int, ...]:
-        """dcgmi, while it runs. The host engine is not ours and is not counted."""
-        return self._running
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
         """One sample a line: of the GPU, or of one GPU instance.
@@ -109,19 +104,10 @@ class DcgmListener(ThreadedListener):
         fields = list(self.fields)
         while not stop.is_set():
             try:
-                with self._started(_dmon(dcgmi, fields, entities, self.interval_ms)) as program:
+                with self.started(_dmon(dcgmi, fields, entities, self.interval_ms)) as program:
                     yield from self._samples(program, _Table(fields), entities, stop)
             except _RefusedError as refusal:
                 fields = _accepted(dcgmi, fields, entities, str(refusal), stop)
-
-    @contextmanager
-    def _started(self, argv: Sequence[str]) -> Iterator[Program]:
-        with running(argv) as program:
-            self._running = (program.pid,)
-            try:
-                yield program
-            finally:
-                self._running = ()
 
     def _samples(
         self, program: Program, table: _Table, entities: Mapping[Entity, int | None], stop: StopSignal

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, cast
 
-from listeners.base import StopSignal
+from listeners.base import StopSignal, ThreadedListener
 
 _END_LIMIT_S = 2.0
 
@@ -56,6 +56,26 @@ class Program:
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_END_LIMIT_S)
         return None
+
+
+class ProgramListener(ThreadedListener):
+    """A listener whose source is one program that runs for as long as it samples."""
+
+    _running: tuple[int, ...] = ()
+
+    def pids(self) -> tuple[int, ...]:
+        """The program, while it runs; what it asks, such as the host engine of DCGM, is not ours and not counted."""
+        return self._running
+
+    @contextmanager
+    def started(self, argv: Sequence[str]) -> Iterator[Program]:
+        """Run the program until the context ends (`running`)."""
+        with running(argv) as program:
+            self._running = (program.pid,)
+            try:
+                yield program
+            finally:
+                self._running = ()
 
 
 @contextmanager

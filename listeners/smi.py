@@ -8,11 +8,11 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 
-from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, ThreadedListener, scaled
-from listeners.program import Program, running
+from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scaled
+from listeners.program import Program, ProgramListener
 from pipeline.errors import ListenerError
 from pipeline.protocols import Watch
 from pipeline.types import Chart, Field, Sample
@@ -23,7 +23,7 @@ _UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _NOT_AVAILABLE = re.compile(r"\[.*\]|N/A|")
 
 
-class SmiListener(ThreadedListener):
+class SmiListener(ProgramListener):
     """Samples one whole GPU with `nvidia-smi --query-gpu`, stamped when each line arrives.
 
     A column that this nvidia-smi does not know, or prints under another name, is reported as a warning and is absent.
@@ -52,11 +52,6 @@ class SmiListener(ThreadedListener):
     def __init__(self, interval_ms: int, program: str = "nvidia-smi", **options: object) -> None:
         super().__init__(interval_ms, **options)
         self._program = program
-        self._running: tuple[int, ...] = ()
-
-    def pids(self) -> tuple[int, ...]:
-        """nvidia-smi, while it runs."""
-        return self._running
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
         """One sample a line.
@@ -81,20 +76,11 @@ class SmiListener(ThreadedListener):
             query = f"--query-gpu={','.join(columns)}"
             argv = [program, query, "--format=csv,nounits", "-i", device.uuid, "-lms", str(self.interval_ms)]
             try:
-                with self._started(argv) as nvidia_smi:
+                with self.started(argv) as nvidia_smi:
                     yield from self._samples(nvidia_smi, columns, stop)
             except _InvalidColumnError as error:
                 _log.warning("listener smi: %s does not know %s, which is left out", program, error.column)
                 columns.remove(error.column)
-
-    @contextmanager
-    def _started(self, argv: Sequence[str]) -> Iterator[Program]:
-        with running(argv) as nvidia_smi:
-            self._running = (nvidia_smi.pid,)
-            try:
-                yield nvidia_smi
-            finally:
-                self._running = ()
 
     def _samples(self, nvidia_smi: Program, columns: list[str], stop: StopSignal) -> Iterator[Iterable[Sample]]:
         silence_s = self.start_limit_s + self.interval_ms / 1e3

@@ -181,7 +181,7 @@ class TestSmiListener(ListenerContract):
 
     def test_a_program_that_knows_no_field_is_an_error(self, program: Program) -> None:
         program.header.clear()
-        with pytest.raises(ListenerError, match="none of the columns"):
+        with pytest.raises(ListenerError, match="none of the requested columns"):
             self._first(program)
 
     def test_lines_that_are_no_rows_are_no_samples(self, program: Program) -> None:
