@@ -10,6 +10,7 @@ the database, because MLflow's client takes milliseconds a value. Their figures 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sqlite3
 import subprocess
@@ -32,6 +33,8 @@ from pipeline.spool_format import Clock
 from pipeline.store import open_store
 
 EXPERIMENT = "scale"
+_SETTINGS = {"device": "NVIDIA H100 80GB HBM3", "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}
+_PLANNED = json.dumps({"settings": _SETTINGS, "options": {}})
 _START_MS, _STEP_NS = 1_700_000_000_000, 100_000_000
 _WORKLOADS = [f"workload{letter}" for letter in "abcdefghijkl"]
 _SPEED = {"serial": 1.0, "naive": 1.4, "mps": 1.8, "mig": 1.7}
@@ -93,6 +96,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
             "collocation.device": "NVIDIA H100 80GB HBM3",
             "collocation.result": "ok",
             "collocation.digest": f"{number}",
+            "collocation.planned": _PLANNED,
         }
         params = {"scenario": scenario, "degree": str(degree), "window": "steady", "window_seconds": "5", "seed": "0"}
         add(

@@ -124,4 +124,6 @@ def _size(profile: str) -> tuple[int, str]:
 
 def in_words(value: object) -> str:
     """A recorded value; several as `3g+1g`."""
-    return "+".join(map(in_words, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return "+".join(map(in_words, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

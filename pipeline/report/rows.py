@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import results
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, TrackingError
 from pipeline.modes import mode_of
 from pipeline.report import naming, selection
 from pipeline.report.records import JobRow, Row, Study
@@ -26,7 +26,6 @@ _FACTS = (
     *("cuda_version", "compute_capability", "multiprocessors", "persistence_mode", "compute_mode"),
     "plan",
 )
-_OPTION, _EXCLUSIVE = "scenario.", "exclusive_process"
 _JOB_FACTS = ("torch", "timm", "cuda", "cudnn", "cublas")
 
 
@@ -102,8 +101,7 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
         return None
     jobs = tuple(sorted((_job(child) for child in children), key=lambda job: job.index))
     scenario = params.get("scenario", "")
-    settings = _settings(params, facts)
-    options = _options(params)
+    settings, options = _planned(run.info.run_id, facts, store)
     return Row(
         run_id=run.info.run_id,
         digest=facts["digest"],
@@ -138,31 +136,22 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     )
 
 
-def _options(params: Mapping[str, str]) -> dict[str, object]:
-    """How the GPU is shared. False is as good as absent: a CPU has no `exclusive_process`."""
-    options = {key[len(_OPTION) :]: _value(text) for key, text in params.items() if key.startswith(_OPTION)}
-    return options | ({_EXCLUSIVE: "true"} if params.get(_EXCLUSIVE) == "true" else {})
+def _planned(
+    run_id: str, facts: Mapping[str, str], store: Path | str
+) -> tuple[tuple[tuple[str, str], ...], dict[str, object]]:
+    """The settings and options of a group.
 
-
-def _value(text: str) -> object:
-    """A param as data: several values are recorded as JSON."""
-    return json.loads(text) if text.startswith("[") else text
-
-
-def _settings(params: Mapping[str, str], facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    if params.get("window") == WindowKind.WORK:
-        epochs = params.get("window_epochs", "?")
-        window = f"work, {epochs} epoch{'' if epochs == '1' else 's'}"
-    else:
-        window = f"steady, {params.get('window_seconds', '?')} s after {params.get('window_settle_s', '?')} s"
-    return (
-        ("device", ("simulated " if facts.get("simulated") == "true" else "") + facts.get("device", "")),
-        ("window", window),
-        ("seed", params.get("seed", "")),
-        ("pinned CPUs", params.get("pin_cpus", "")),
-        # Of a simulated GPU only; no name is ever left out, so that the settings of any two rows can be compared.
-        ("memory of a job", f"{params['job_memory_mib']} MiB" if "job_memory_mib" in params else ""),
-    )
+    Raises:
+        TrackingError: the run does not say.
+    """
+    try:
+        planned = json.loads(facts["planned"])
+        return tuple(planned["settings"].items()), planned["options"]
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise TrackingError(
+            f"run {run_id} in {store} does not say with which settings and options it ran, as one that an earlier "
+            f"version recorded ({error!r}); name another experiment, or delete the run"
+        ) from error
 
 
 def _job(run: Any) -> JobRow:

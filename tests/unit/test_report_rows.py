@@ -197,16 +197,15 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
         assert found.is_mix == (sizes != "MM")
 
 
-def recorded(group: Group, root: Path, *forgotten: str) -> Row:
-    """A group as a report reads it back from what was recorded of it, without the params that are forgotten."""
+def recorded(group: Group, root: Path) -> Row:
+    """A group as a report reads it back from what was recorded of it."""
 
     def run(record: spool_format.RunRecord | spool_format.ChildRecord, number: int) -> Any:
-        kept = {key: value for key, value in record.params.items() if key not in forgotten}
         tags = record.tags | {"collocation.result": "ok", "collocation.index": str(number)}
         info = SimpleNamespace(
             run_id=f"{group.digest}-{number}", run_name=record.name, status="FINISHED", start_time=number, end_time=9
         )
-        return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params=kept, metrics={}))
+        return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params=record.params, metrics={}))
 
     with Spool(root, Recorded(), {"plan": "0123"}, {}).open(group) as opened:
         record = opened.record
@@ -221,8 +220,7 @@ def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_p
     found = study(*(recorded(group, tmp_path) for group in plan.groups))
     assert len(plan.groups) == len(found.rows) == 3 and found.left_out == {}
     assert sorted(r.mode for r in found.rows) == ["MPS", "MPS exclusive_process=true", "serial"]
-    plain = next(group for group in plan.groups if not group.gpu.exclusive_process)
-    assert recorded(plain, tmp_path, "exclusive_process").key == recorded(plain, tmp_path).key
+    assert sorted(str(r.options) for r in found.rows) == ["{'exclusive_process': True}", "{}", "{}"]
 
 
 def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(make_plan, tmp_path) -> None:
@@ -248,9 +246,9 @@ def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) ->
     assert sorted({r.setting for r in found.rows}) == ["memory of a job 512 MiB", "memory of a job 600 MiB"]
     real = recorded(make_plan(["scenario=naive", "degree=2"], device=GPU).groups[0], tmp_path)
     assert [name for name, _ in real.settings] == [name for name, _ in every[0].settings]
-    newest, plain = max(zip(every, plan.groups, strict=True), key=lambda both: both[1].gpu.job_memory_mib)
-    before = recorded(plain, tmp_path, "job_memory_mib")
-    older = dataclasses.replace(before, start_ms=-1, facts={"plan": "4567"})
+    newest = max(every, key=lambda row: dict(row.settings)["memory of a job"])
+    unknown = tuple((key, "" if key == "memory of a job" else value) for key, value in newest.settings)
+    older = dataclasses.replace(newest, settings=unknown, start_ms=-1, facts={"plan": "4567"})
     assert list(study(older, newest).left_out) == ["older plan: memory of a job not recorded instead of 600 MiB"]
 
 

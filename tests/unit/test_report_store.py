@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -18,6 +19,7 @@ from pipeline.types import Result
 pytest_plugins = ["tests.tracking_fixtures"]
 EXPERIMENT = "study"
 DEVICE = "NVIDIA H100 80GB HBM3"
+SETTINGS = {"device": DEVICE, "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}
 
 
 def insert(root: Path, groups: list[dict]) -> None:
@@ -40,6 +42,7 @@ def insert(root: Path, groups: list[dict]) -> None:
             "collocation.gpu_uuid": "GPU-1",
             "collocation.boot_id": group.get("boot", "boot-1"),
             "collocation.device": DEVICE,
+            "collocation.planned": group.get("planned", json.dumps({"settings": SETTINGS, "options": {}})),
             "collocation.git_commit": "0123abcd",
             "collocation.plan_groups": "99",
         }
@@ -106,6 +109,13 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
     naive = next(c for c in tables.cells(study) if c.mode == "naive")
     assert naive.values["speedup_vs_serial_ratio"] == {1: 1.4, 2: 1.4}
     assert not [name for row in study.rows for name in row.metrics if name.startswith("system/")]
+
+
+@pytest.mark.parametrize("planned", ["", "{}", "[]", "{"])
+def test_a_run_that_does_not_say_its_settings_is_one_error(root: Path, planned: str) -> None:
+    insert(root, [group("serial", 1, 1, 100.0), group("naive", 2, 1, 70.0, planned=planned)])
+    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* does not say with which settings"):
+        rows.read([root], EXPERIMENT)
 
 
 def test_what_failed_before_a_resume_is_replaced_by_what_came_after(root: Path) -> None:
