@@ -137,7 +137,7 @@ class _Execution:
             try:
                 undone = replay(journal)
             except Exception as error:  # noqa: BLE001  the row of the group is known, and the study goes on
-                log.warning("%s is not as it was found: %s", device.name, error)
+                log.warning("%s was not restored: %s", device.name, error)
             else:
                 if undone:
                     log.info("%d steps of %s were undone at the second try", len(undone), self.group.name)

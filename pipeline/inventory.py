@@ -152,6 +152,6 @@ def _find_script(script: str) -> tuple[Path, str]:
     try:
         return path, source_digest(path, PROJECT_DIR)
     except SyntaxError as error:
-        raise ConfigError(f"workload.script={script}: {error.filename} is no Python: {error}") from error
+        raise ConfigError(f"workload.script={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:
         raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error

@@ -135,7 +135,7 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
         missing.append("File")
     if missing:
         raise ConfigError(
-            f"{path} is no table of radT: its first line lacks {', '.join(missing)}; it must be like "
+            f"{path} is not a table of radT: its first line lacks {', '.join(missing)}; it must be like "
             "Experiment,Workload,Status,Run,Devices,Collocation,File,Listeners,Params"
         )
 

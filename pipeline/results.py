@@ -107,7 +107,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
     except MlflowException as error:
         if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
             raise TrackingError(
-                f"run {run_id} could not be read: the tracking server at {root_or_uri} does not answer as it should: "
+                f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid answer: "
                 f"{reason_of(error)}; check tracking.uri"
             ) from error
         raise TrackingError(
@@ -182,7 +182,7 @@ def experiment_names(store: Store) -> list[str]:
         return sorted(found.name for found in store.client.search_experiments())
     except MlflowException as error:
         raise TrackingError(
-            f"the tracking server at {store.uri} does not answer as it should: {reason_of(error)}; check --uri"
+            f"the tracking server at {store.uri} gave no valid answer: {reason_of(error)}; check --uri"
         ) from error
 
 

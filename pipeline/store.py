@@ -86,7 +86,7 @@ class Store:
             raise
         except Exception as error:  # each kind of store raises errors of its own
             raise TrackingError(
-                f"the tracking server at {self.uri} does not answer as it should: {reason_of(error)}; "
+                f"the tracking server at {self.uri} gave no valid answer: {reason_of(error)}; "
                 "check tracking.uri, or use tracking=local"
             ) from error
 

@@ -201,7 +201,7 @@ def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:
     try:
         data, labels = np.asarray(batch["data"]), np.asarray(batch["labels"], dtype=np.int64) - first_label
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no batch of images: {error}") from error
+        raise ValueError(f"{path} is not a batch of images: {error}") from error
     if data.dtype != np.uint8 or data.shape != (len(labels), 3 * px * px):
         raise ValueError(f"{path}: expected uint8 of shape {(len(labels), 3 * px * px)}, not {data.dtype} {data.shape}")
     if len(labels) == 0 or labels.min() < 0:

@@ -136,7 +136,7 @@ class Mig:
         num_used = sum(instance.profile.compute_slices for instance in self._layout(group).instances)
         if num_used == num_slices:
             return ()
-        return (f"{num_slices - num_used} of {num_slices} compute slices of {group.device.name} stay without a job",)
+        return (f"{num_slices - num_used} of {num_slices} compute slices of {group.device.name} are unused",)
 
     def privileged(self, group: Group) -> Commands:
         """The mode, the instances, larger first, and their undoing."""
@@ -287,6 +287,6 @@ def _compare(control: Control, before: MigState) -> None:
     after = control.read()
     if after != before:
         raise SharingError(
-            f"{control.uuid} is not as it was found: before {before}, now {after}; if the journal still holds steps: "
+            f"{control.uuid} was not restored: before {before}, now {after}; if the journal still holds steps: "
             "python -m pipeline.gpu clean"
         )

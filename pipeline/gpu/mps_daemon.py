@@ -108,9 +108,9 @@ class MpsDaemon:
             raise SharingError(f"the MPS daemon is gone: {error}{_last_words(self.logs)}") from error
         if servers != [self.server] or status != ["ACTIVE"]:
             raise SharingError(
-                f"the MPS server {self.server} is not as it was (status: {' / '.join(status) or 'none'}; servers "
-                f"now: {servers or 'none'}). A fatal GPU error of one client takes all clients with it: see stderr.log "
-                f"of the jobs{_last_words(self.logs)}"
+                f"the MPS server {self.server} was replaced or is not active (status: {' / '.join(status) or 'none'}; "
+                f"servers now: {servers or 'none'}). A fatal GPU error of one client takes all clients with it: see "
+                f"stderr.log of the jobs{_last_words(self.logs)}"
             )
 
 

@@ -109,7 +109,7 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
         (["reproduce=absent", "degree=3"], "degree cannot be given"),
         (["-m", "reproduce=absent", "degree=1,2"], "without -m"),
         (["reproduce=absent", "tracking.root=nowhere"], "there is no store in"),
-        (["reproduce=absent", "tracking=server", "tracking.uri=http://127.0.0.1:1"], "does not answer as it should"),
+        (["reproduce=absent", "tracking=server", "tracking.uri=http://127.0.0.1:1"], "gave no valid answer"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_before_anything_is_touched(run, tmp_path, arguments, words):

@@ -110,5 +110,5 @@ def test_a_program_of_ours_that_is_no_python_is_one_error(make_plan, project):
     from pipeline.errors import ConfigError
 
     (project / "workloads/steps.py").write_text("def")
-    with pytest.raises(ConfigError, match=r"train_timm.py: .*steps.py is no Python"):
+    with pytest.raises(ConfigError, match=r"train_timm.py: .*steps.py is not valid Python"):
         make_plan([])
