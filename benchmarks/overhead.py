@@ -1,6 +1,7 @@
 """What the orchestrator costs: the time that it adds to a job, and its influence on what it measures.
 
     python -m benchmarks.overhead added        # seconds added to a 10 s job, for 1, 3 and 7 jobs; any machine
+    python -m benchmarks.overhead scripts      # the same of 7 scripts that log five metrics through MLflow
     python -m benchmarks.overhead gap          # seconds between two groups of a sweep
     python -m benchmarks.overhead throughput --workload resnet26_cifar10 --degrees 2 3 7     # against a bare loop; GPU
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -62,6 +64,40 @@ def added(folder: Path, runs: int) -> list[str]:
         spread = f"{statistics.median(times):.2f} ({min(times):.2f} - {max(times):.2f})"
         lines.append(f"| {jobs} | {spread} | {bare:.2f} | {skew:.1f} | {cpu:.2f} |")
     return lines
+
+
+def scripts(folder: Path, runs: int) -> list[str]:
+    """Seconds before the first line of seven scripts that log through MLflow, and after the last one's last line."""
+    script, lines_of = folder / "logs.py", folder / "lines"
+    script.write_text(
+        "import time; began = time.time()\n"
+        f"out = open({str(lines_of)!r}, 'a'); out.write(f'{{began}}\\n'); out.flush()\n"
+        "import mlflow\n"
+        f"time.sleep(max(0, began + {SLEEP_S} - time.time()))\n"
+        "for step in range(5):\n    mlflow.log_metric(f'metric{step}', step)\n"
+        "out.write(f'{time.time()}\\n')\n"
+    )
+    root, before, after, cpu = folder / "mlruns", [], [], []
+    for _ in range(runs + 1):  # the first one makes the store
+        lines_of.write_text("")
+        start_s, spent_s = time.time(), cpu_s_of_children()
+        run("workload=script", f"workload.script={script}", "degree=7", "baseline=never", root=root)
+        times = [float(line) for line in lines_of.read_text().split()]
+        before.append(min(times) - start_s)
+        after.append(time.time() - max(times))
+        cpu.append(cpu_s_of_children() - spent_s)
+    figures = (statistics.median(values[1:]) for values in (before, after, cpu))
+    return [
+        "| before the first line, s (median) | after the last line, s | CPU of everything, s |",
+        "|---|---|---|",
+        "| " + " | ".join(f"{value:.2f}" for value in figures) + " |",
+    ]
+
+
+def cpu_s_of_children() -> float:
+    """CPU time of every process that was started here and has ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def gap(folder: Path, runs: int) -> list[str]:
@@ -148,7 +184,7 @@ def job_argv(overrides: list[str]) -> tuple[str, ...]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["added", "gap", "throughput"])
+    parser.add_argument("what", choices=["added", "scripts", "gap", "throughput"])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--workload", nargs="+", default=["resnet26_cifar10", "resnet50_imagenet64"])
@@ -163,7 +199,7 @@ def main() -> None:
         if options.what == "throughput":
             lines = throughput(folder, options)
         else:
-            lines = {"added": added, "gap": gap}[options.what](folder, options.runs)
+            lines = {"added": added, "scripts": scripts, "gap": gap}[options.what](folder, options.runs)
     print("\n".join(lines))
 
 
