@@ -29,7 +29,7 @@ def script_files(scripts: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedGroup:
+class Original:
     """What MLflow holds of a group that ran.
 
     Attributes:

@@ -11,13 +11,13 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import schema
 from pipeline.errors import ConfigError
 from pipeline.layout import CONFIG
-from pipeline.recorded import RecordedGroup
+from pipeline.recorded import Original
 from pipeline.workload_options import WorkloadConfig
 
 T = TypeVar("T")
 
 
-def config_of(group: RecordedGroup) -> tuple[DictConfig, list[str]]:
+def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     """The configuration that asked for the group, as it was resolved, and the keys that were not recorded.
 
     The file holds values without their types; a node's type is the one of the schema that has its keys.
@@ -76,7 +76,7 @@ def _keys(node: type[Any]) -> set[str]:
     return {each.name for each in dataclasses.fields(node)}
 
 
-def _not_understood(group: RecordedGroup, why: str) -> str:
+def _not_understood(group: Original, why: str) -> str:
     commit = group.fact("git_commit") or "unknown"
     return (
         f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "

@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory
 from pipeline.paths import expanded
-from pipeline.recorded import RecordedGroup
+from pipeline.recorded import Original
 from pipeline.schema import Config
 from pipeline.sender import Sender
 from pipeline.types import GroupResult, Plan
@@ -37,7 +37,7 @@ class Reproduction:
         unrecorded: keys of the configuration that the original did not have; they hold today's defaults.
     """
 
-    original: RecordedGroup
+    original: Original
     config: Config
     unrecorded: Sequence[str]
 
@@ -174,7 +174,7 @@ def _take_over(whole: DictConfig, composed: DictConfig, key: str) -> None:
             (OmegaConf.select(whole, parent) if parent else whole).pop(name, None)
 
 
-def _build_from_locks(whole: DictConfig, original: RecordedGroup, stack: UndoStack) -> None:
+def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -> None:
     """Let environments that are built from a file be built from the lock that the original recorded."""
     if "file" not in whole.env or not original.job_locks:
         return

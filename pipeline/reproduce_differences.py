@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline import layout
 from pipeline.inventory import Inventory
-from pipeline.recorded import RecordedGroup, script_files
+from pipeline.recorded import Original, script_files
 from pipeline.types import Group
 
 _MAX_PACKAGES = 8
@@ -18,7 +18,7 @@ _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "n
 _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 
 
-def find(original: RecordedGroup, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
+def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
     """One line for each thing that differs; what the original did not record cannot be compared and is left out.
 
     Args:
@@ -43,7 +43,7 @@ def _changed(words: str, before: str | None, now: str | None) -> str:
     return f"{words}: {before}, now {now or 'unknown'}" if before is not None and before != now else ""
 
 
-def _device(original: RecordedGroup, group: Group) -> Iterable[str]:
+def _device(original: Original, group: Group) -> Iterable[str]:
     device = group.device
     was_simulated = original.fact("simulated") == "true"
     if was_simulated != device.is_simulated:
@@ -57,14 +57,14 @@ def _device(original: RecordedGroup, group: Group) -> Iterable[str]:
             yield _changed(key.replace("_", " "), original.fact(key), value)
 
 
-def _source(original: RecordedGroup, facts: Mapping[str, str]) -> Iterable[str]:
+def _source(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
     yield _changed("git commit", original.fact("git_commit"), facts.get("git_commit"))
     for whose, changed in (("the original's", original.fact("git_changed")), ("the present", facts.get("git_changed"))):
         if changed == "true":
             yield f"{whose} source has uncommitted changes"
 
 
-def _packages(original: RecordedGroup, group: Group, inventory: Inventory) -> Iterable[str]:
+def _packages(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
     compared: set[tuple[str, tuple[str, ...]]] = set()
     for job in group.jobs:
         before = original.job_locks.get(str(job.index))
@@ -106,7 +106,7 @@ def _by_name(lock: Iterable[str]) -> dict[str, str]:
     return packages
 
 
-def _scripts(original: RecordedGroup, group: Group) -> Iterable[str]:
+def _scripts(original: Original, group: Group) -> Iterable[str]:
     """By the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
     before = [job["workload"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])]
     files = script_files(workload["script"] for workload in before)

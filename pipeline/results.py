@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import layout
 from pipeline.errors import TrackingError
-from pipeline.recorded import RecordedGroup
+from pipeline.recorded import Original
 from pipeline.store import Store, is_server, open_if_there, reason_of
 from pipeline.tags import GROUP, JOB, Tag
 from pipeline.types import Result
@@ -85,7 +85,7 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
     return finished
 
 
-def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
+def recall(root_or_uri: Path | str, run_id: str) -> Original:
     """The group of a run, which may be the group's own or that of one of its jobs.
 
     Args:
@@ -122,7 +122,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> RecordedGroup:
         [run.info.experiment_id], f"tags.`{Tag.PARENT_RUN}` = '{run.info.run_id}'", max_results=PAGE
     )
     locks = {child.data.tags.get(Tag.INDEX, ""): _files(store, child.info.run_id) for child in children}
-    return RecordedGroup(
+    return Original(
         run_id=run.info.run_id,
         experiment=experiment.name,
         name=run.info.run_name,

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from pipeline.errors import TrackingError
-from pipeline.recorded import RecordedGroup
+from pipeline.recorded import Original
 
 _OPEN_LIMIT_S = 120.0
 _SEND_LIMIT_S = 300.0
@@ -115,7 +115,7 @@ class Sender:
         groups: list[dict[str, Any]] = self._call(request, _OPEN_LIMIT_S)["groups"]
         return groups
 
-    def recall(self, run_id: str, store: str) -> RecordedGroup:
+    def recall(self, run_id: str, store: str) -> Original:
         """The group of a run, for a reproduction.
 
         Args:
@@ -125,7 +125,7 @@ class Sender:
         Raises:
             TrackingError: there is no such run of ours.
         """
-        return RecordedGroup(**self._call({"op": "recall", "run_id": run_id, "store": store}, _OPEN_LIMIT_S)["group"])
+        return Original(**self._call({"op": "recall", "run_id": run_id, "store": store}, _OPEN_LIMIT_S)["group"])
 
     def begin(self, folder: Path) -> None:
         """Have the group's runs made, so that the UI shows them as running. Does not wait."""

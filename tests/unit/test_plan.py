@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
 from pipeline.inventory import take as take_inventory
 from pipeline.paths import PROJECT_DIR
-from pipeline.recorded import RecordedGroup
+from pipeline.recorded import Original
 from pipeline.recorded_config import config_of
 from pipeline.types import WindowKind
 from tests.conftest import DATA, GPU, inventory_of, sweep
@@ -319,10 +319,8 @@ def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name
     ]
 
 
-def recorded(text: str) -> RecordedGroup:
-    return RecordedGroup(
-        run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text}
-    )
+def recorded(text: str) -> Original:
+    return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
 
 
 @pytest.fixture

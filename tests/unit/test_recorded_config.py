@@ -10,16 +10,14 @@ from omegaconf import OmegaConf, open_dict
 from pipeline import layout, reproduce
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
-from pipeline.recorded import RecordedGroup
+from pipeline.recorded import Original
 from pipeline.recorded_config import config_of
 from pipeline.reproduce_differences import find, lock_difference
 from tests.conftest import GPU, inventory_of
 
 
-def recorded(text: str) -> RecordedGroup:
-    return RecordedGroup(
-        run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text}
-    )
+def recorded(text: str) -> Original:
+    return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
 
 
 @pytest.mark.parametrize("scenario", ["serial", "naive", "mps", "mps_percent", "mig", "mig_mps"])
