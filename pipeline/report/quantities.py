@@ -101,13 +101,8 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
 def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str, float]:
     """Those of `degree` copies one after another: `degree` times the solo run, which is what was measured."""
     alone = quantities(solo, baselines)
-    kept = (
-        *("throughput_total_samples_per_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
-        *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "power_mean_w"),
-        *("energy_per_sample_j", "energy_above_idle_per_sample_j", "sm_clock_mean_mhz", "temperature_max_c"),
-        *("speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio"),
-        *sampled(solo),
-    )
+    kept = [name for name in RECORDED if name not in ("makespan_s", "overlap_ratio")]
+    kept += ["energy_above_idle_per_sample_j", SPEEDUP, BEST_SOLO, *sampled(solo)]
     found = {name: alone[name] for name in kept if name in alone}
     if solo.window is WindowKind.WORK and "makespan_s" in alone:
         found["makespan_s"] = degree * alone["makespan_s"]
