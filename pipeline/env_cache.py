@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline import command, trust, words
+from pipeline import command, locks, trust, words
 from pipeline.env_lock import changed_archive
 from pipeline.env_probe import Probe, probe, probe_new
 from pipeline.env_recipe import BUILD_LIMIT_S, FORMAT, Builder, Environment, Recipe, python_of
@@ -50,11 +49,11 @@ class Cache:
             self._refuse_what_others_can_change(recipe)
             return "is not built yet"
         handle = self._open(recipe)
-        if not _try(handle, fcntl.LOCK_SH):
+        if not locks.try_take(handle, is_shared=True):
             return "is being built by another process"
         found = self._look(recipe)
         if isinstance(found, str):
-            fcntl.flock(handle, fcntl.LOCK_UN)
+            locks.drop(handle)
         return found
 
     def prepare(self, recipe: Recipe) -> Environment:
@@ -66,16 +65,16 @@ class Cache:
         handle = self._open(recipe)
         is_told = False
         while True:
-            if _try(handle, fcntl.LOCK_SH):
+            if locks.try_take(handle, is_shared=True):
                 found = self._look(recipe)
                 if isinstance(found, Environment):
                     return found
                 # A change of an flock is not atomic, so what was seen before it is looked at again.
-                if _try(handle, fcntl.LOCK_EX) and isinstance(why := self._look(recipe), str):
+                if locks.try_take(handle) and isinstance(why := self._look(recipe), str):
                     try:
                         self._build(recipe, handle, why)
                     finally:
-                        fcntl.flock(handle, fcntl.LOCK_UN)
+                        locks.drop(handle)
                     continue
             if not is_told:
                 words.say(f"{recipe.title}: another process builds or uses {self._folder(recipe)}; waiting for it")
@@ -198,14 +197,6 @@ def _remove(folder: Path) -> None:
     (folder / _MARKER).unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def _try(handle: int, how: int) -> bool:
-    try:
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _sha256(text: str) -> str:

@@ -9,7 +9,6 @@ anything under such a name into a folder as /tmp: only real folders of our own u
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -18,6 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from pipeline import locks
 
 _UNNAMED = "new-"
 
@@ -37,7 +38,7 @@ def held(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
     unnamed = Path(tempfile.mkdtemp(prefix=f"{prefix}{_UNNAMED}{os.getpid()}-", dir=parent))
     lock = _open(unnamed)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.take(lock)
         folder = unnamed.rename(parent / f"{prefix}{name or unnamed.name.rpartition('-')[2]}")
         try:
             yield folder
@@ -83,12 +84,9 @@ def _is_free(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return locks.try_take(lock, is_shared=True)
     finally:
         os.close(lock)
-    return True
 
 
 def _open(folder: Path) -> int:

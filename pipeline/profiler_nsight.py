@@ -22,11 +22,7 @@ _REPORT = "profile"
 
 
 class _Nsight:
-    """A profiler of NVIDIA Nsight, one process a job.
-
-    Args:
-        program: path of the profiler, or its name on PATH; looked for where it is installed if not given.
-        options: further arguments of the profiler, verbatim.
+    """A profiler of NVIDIA Nsight, one process a job. Options: `pipeline.schema.ProfilerConfig`.
 
     Raises:
         ConfigError: an option says where the report goes, which is decided here.

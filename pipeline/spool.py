@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import endings, layout, leftovers, spool_format
+from pipeline import endings, layout, leftovers, locks, spool_format
 from pipeline.errors import TrackingError
 from pipeline.paths import PROJECT_DIR
 from pipeline.recorded import script_files
@@ -121,12 +120,12 @@ class Spool:
 
     def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
-        lock = os.open(folder / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = locks.opened(folder / layout.LOCK)
         sink = SampleFile(folder / layout.SAMPLES)
         record = _new_record(group, self.study, self._facts, self._interpreters)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locks.take(lock)
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
             run.add_artifact(layout.GROUP, _group_json(group))

@@ -6,7 +6,6 @@ Must not import MLflow: the orchestrator uses this module while it measures.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline import layout, leftovers
+from pipeline import layout, leftovers, locks
 from pipeline.errors import TrackingError
 from pipeline.tags import Tag
 from pipeline.types import Result
@@ -227,14 +226,9 @@ def _fields_of(record: Any) -> dict[str, Any]:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[bool]:
     """Hold the owner's lock, so that nobody else closes the folder at the same time; false if it is taken."""
-    handle = os.open(folder / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = locks.opened(folder / layout.LOCK)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
-        except BlockingIOError:
-            free = False
-        yield free
+        yield locks.try_take(handle)
     finally:
         os.close(handle)
 

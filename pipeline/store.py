@@ -6,7 +6,6 @@ once. MLflow itself would let them migrate one fresh database at the same time, 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -23,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
+from pipeline import locks
 from pipeline.errors import ConfigError, TrackingError
 from pipeline.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 
@@ -235,12 +235,8 @@ def foreign_root(location: str, root: Path) -> Path | None:
 def locked(root: Path) -> Iterator[Path]:
     """Hold the store's lock; gives its file, which names the MLflow version that last prepared the store."""
     path = root / STORE_LOCK
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locks.held(path):
         yield path
-    finally:
-        os.close(handle)
 
 
 def _prepare(root: Path, version_file: Path) -> None:

@@ -6,17 +6,15 @@ rows and accepts equal params, files are replaced, and the folder is removed onl
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import fields, layout, series, spool_format
+from pipeline import fields, layout, locks, series, spool_format
 from pipeline.errors import TrackingError
 from pipeline.fields import Fields
 from pipeline.run_content import RunContent
@@ -38,7 +36,7 @@ class RunIds:
 
 def begin(store: Store, folder: Path) -> RunIds:
     """Create the group's runs with what is known of them, so that the UI shows the group while it runs."""
-    with _sending(folder):
+    with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         record = spool_format.read(folder)
         runs = _find_or_create_runs(store, folder, record)
         _log(store, runs.parent, RunContent(params=_described(record.parent).params))
@@ -63,7 +61,7 @@ def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
     """
     if not folder.exists():
         return None
-    with _sending(folder):
+    with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         record = spool_format.read(folder)
         unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]
         if record.state != "closed" or unfinished:
@@ -210,17 +208,6 @@ class _Upload:
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
             self._log_files(run_id, [path])
         self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
-
-
-@contextmanager
-def _sending(folder: Path) -> Iterator[None]:
-    """Keep a second sender (a `flush` by hand, say) away from the folder until this one is done."""
-    handle = os.open(folder / layout.SEND_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _described(run: RunRecord) -> RunContent:

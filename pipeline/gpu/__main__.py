@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import interrupts, mig_table
+from pipeline import interrupts, mig_table, words
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.gpu import partitions, profiles
 from pipeline.gpu.answer import Answer
@@ -64,7 +64,8 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
     }
     head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB"]
     lines = [head, *([_cell(value) for value in row.values()] for row in rows)]
-    return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{_columns(lines)}")
+    table = "\n".join(words.aligned(lines, left=range(len(head))))
+    return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{table}")
 
 
 def show_partitions(arguments: argparse.Namespace) -> Answer:
@@ -175,13 +176,6 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return "-" if value is None else str(value)
-
-
-def _columns(lines: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
 
 
 if __name__ == "__main__":

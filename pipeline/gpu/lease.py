@@ -6,7 +6,6 @@ however it dies; children do not inherit it, because Python opens files close-on
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import host
+from pipeline import host, locks
 from pipeline.errors import GpuBusyError
 from pipeline.types import Device
 
@@ -77,12 +76,9 @@ def holder(device_uuid: str, folder: Path) -> Holder | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_holder(descriptor)
+        return None if locks.try_take(descriptor, is_shared=True) else _read_holder(descriptor)
     finally:
         os.close(descriptor)
-    return None
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
@@ -125,9 +121,7 @@ def _lock(path: Path, device: Device) -> int:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         descriptor = _open(path, device)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not locks.try_take(descriptor):
             other = _read_holder(descriptor)
             os.close(descriptor)
             if time.monotonic() < deadline:
@@ -136,7 +130,7 @@ def _lock(path: Path, device: Device) -> int:
             raise GpuBusyError(
                 f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
                 "wait for it, or choose another device with gpu.device"
-            ) from error
+            )
         try:
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 os.utime(descriptor)  # young files survive the cleaning of temporary folders

@@ -27,13 +27,7 @@ from pipeline.types import Commands, Device, Group, Job, Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSlots:
-    """One slot a job, each on a MIG device.
-
-    Attributes:
-        slots: in the order of the jobs.
-        jobs: who takes them.
-        device: the whole GPU.
-    """
+    """One slot a job, each on a MIG device of `device`, the whole GPU."""
 
     slots: Sequence[Slot]
     jobs: Sequence[Job]
@@ -56,11 +50,6 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
     A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a container
     its PIDs are not the driver's.
 
-    Args:
-        slots: in the order of the jobs, each on a MIG device.
-        jobs: who takes them.
-        pids: job index to the PID of its leading process.
-
     Raises:
         SharingError: a job is elsewhere than on its own device.
         NvmlError: the processes cannot be listed.
@@ -76,15 +65,7 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
 
 
 class Mig:
-    """Each job has a MIG instance.
-
-    Args:
-        profile: one for all jobs, by slices (`2g`) or in full (`2g.10gb`); `auto` leaves it to the sizes of a mix or,
-            without a mix, takes the largest plain profile of which that many fit.
-        profiles: one a job, by position; decides if it is given.
-        size_profile: profile by mix letter, in place of those of `partitions.SIZE_PROFILE`.
-        program: path of nvidia-smi; looked for on PATH if not given. A simulated GPU has its own instead.
-    """
+    """Each job has a MIG instance. Options: `pipeline.schema.MigConfig`, sizes as in `partitions.SIZE_PROFILE`."""
 
     def __init__(
         self,
@@ -153,11 +134,7 @@ class Mig:
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        """Make an instance a job, and put everything back in the end.
-
-        Raises:
-            ConfigError, SharingError, JournalError, NvmlError: as `divided`.
-        """
+        """Make an instance a job, and put everything back in the end; raises as `divided`."""
         with self.divided(device, group) as places:
             pipes = scratch / "no-mps"  # else a daemon of the machine would turn MIG into MPS in MIG, and say nothing
             pipes.mkdir()

@@ -25,12 +25,7 @@ from pipeline.types import Device, Group, Job, Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigMpsSlots:
-    """One slot a job, several of them on one MIG device.
-
-    Attributes:
-        clients: the same slots, with the proof that each job is a client of the server of its instance.
-        jobs: who takes them.
-    """
+    """One slot a job, several of them on one MIG device, each the client of the server of its instance."""
 
     clients: MpsSlots
     jobs: Sequence[Job]
@@ -52,18 +47,7 @@ class MigMpsSlots:
 
 
 class MigMps(Mig):
-    """Jobs share MIG instances under MPS.
-
-    Args:
-        profiles: one an instance; decides if it is given.
-        profile: one for all instances, by slices or in full; `auto` takes the largest of which that many fit.
-        num_instances: how many instances, if `profiles` is not given; never more than there are jobs.
-        instance_of: position of the instance of each job; dealt in turn if not given.
-        active_thread_pct: cap of a job in per cent of the multiprocessors of its instance; no cap if not given.
-        pinned_mem_limit: as for `Mps`.
-        priority: as for `Mps`.
-        mps_program: absolute path of nvidia-cuda-mps-control; looked for on PATH if not given.
-        program: path of nvidia-smi; looked for on PATH if not given.
+    """Jobs share MIG instances under MPS. Options: `pipeline.schema.MigMpsConfig`.
 
     Raises:
         ConfigError: a value that MPS or MIG does not know.
@@ -111,11 +95,7 @@ class MigMps(Mig):
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        """Make the instances, run a daemon on each, and put everything back in the end, the daemons first.
-
-        Raises:
-            ConfigError, SharingError, JournalError, NvmlError: as `Mig.divided` and `Mps.prepare`.
-        """
+        """Make the instances and run a daemon on each; raises as `Mig.divided` and `Mps.prepare`."""
         programs = of_group(group, {CONTROL: self._control_program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)

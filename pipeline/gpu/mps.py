@@ -25,13 +25,7 @@ from pipeline.types import Commands, Device, Group, Slot
 
 
 class Mps:
-    """Jobs share the GPU under MPS.
-
-    Args:
-        pinned_mem_limit: device memory that a client may allocate, such as `10G` or `512M`; one value for all jobs or
-            a list by position. No limit if not given.
-        priority: 0 (normal) or 1 (below normal), a hint to the hardware; one value or a list by position.
-        program: absolute path of nvidia-cuda-mps-control; looked for on PATH if not given.
+    """Jobs share the GPU under MPS. Options: `pipeline.schema.MpsConfig`.
 
     Raises:
         ConfigError: a value that MPS does not know.
@@ -52,7 +46,7 @@ class Mps:
                 raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
 
     def check(self, group: Group) -> None:
-        """Check what can be checked without touching anything.
+        """Check the device, and that lists have a value for each job.
 
         Raises:
             ConfigError: the device is no GPU or has MIG mode on; a list with another length than the group has jobs.
@@ -69,7 +63,7 @@ class Mps:
             self.variables(position, group.degree)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        """What a user should know before the group runs."""
+        """None are known."""
         return ()
 
     def privileged(self, group: Group) -> Commands:
@@ -141,12 +135,7 @@ class Mps:
 
 
 class MpsPercent(Mps):
-    """Jobs share the GPU under MPS, each capped to a share of its multiprocessors.
-
-    Args:
-        active_thread_pct: the cap in per cent, greater than 0 and at most 100; one value for all jobs or a list by
-            position. Equal shares, 100 / number of jobs, if not given.
-        pinned_mem_limit, priority, program: as for `Mps`.
+    """Jobs share the GPU under MPS, each capped to a share of its multiprocessors; see `MpsPercentConfig`.
 
     Raises:
         ConfigError: a value that MPS does not know; it would ignore it and say so in its log only.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import factory
+from pipeline import build, factory
 from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
 from pipeline.journal import Journal
 from pipeline.paths import PROJECT_DIR
-from pipeline.protocols import Sharing
+from pipeline.protocols import Profiler, Sharing
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.state import Gpu, StateFile
 from pipeline.types import Commands, Device, Group, Plan
@@ -62,8 +63,13 @@ class Machine:
         """The GPU as it is, but for the processes on it."""
         return dataclasses.replace(self.file.read().gpus[0], processes=())
 
+    def changes(self) -> list[list[str]]:
+        """The same, as words; ids of instances as a plan shows them."""
+        ids = r"-(gi|ci) \d+"
+        return [re.sub(ids, lambda m: f"-{m[1]} <{m[1].upper()}>", line).split() for line in self.commands()]
+
     def commands(self) -> list[str]:
-        """How nvidia-smi and sudo were called."""
+        """How nvidia-smi, dcgmi and sudo were called."""
         log = self.folder / "commands"
         return log.read_text().splitlines() if log.exists() else []
 
@@ -77,7 +83,8 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
         file.create(["a100_40gb"])
         programs = write_programs(folder / "real", file.path)
         (folder / "bin").mkdir()
-        for name, then in {"nvidia-smi": f'exec {programs["nvidia-smi"]} "$@"', "sudo": "exit 1"}.items():
+        runs = {name: f'exec {programs[name]} "$@"' for name in ("nvidia-smi", "dcgmi")}
+        for name, then in (runs | {"sudo": "exit 1"}).items():
             program = folder / "bin" / name
             program.write_text(f'#!/bin/sh\necho "$0" "$@" >> {folder}/commands\n{then}\n')
             program.chmod(0o755)
@@ -129,7 +136,20 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
         assert machine.settings != before
     assert machine.settings == before
     assert not Journal(machine.folder, machine.device.uuid).path.exists()
-    run = [re.sub(r"-(gi|ci) \d+", lambda m: f"-{m[1]} <{m[1].upper()}>", command) for command in machine.commands()]
     commands = factory.instance(group.sharing).privileged(group)
-    assert run == [" ".join(argv) for argv in (*commands.do, *commands.undo)]
-    assert len(run) >= 2
+    assert machine.changes() == [list(words) for words in (*commands.do, *commands.undo)]
+    assert commands.do and commands.undo
+
+
+@pytest.mark.parametrize(("scenario", "exclusive"), [*CHANGES, ("naive", False)])
+def test_what_a_dry_run_prints_is_what_is_run(machine: Machine, scenario: str, exclusive: bool) -> None:
+    overrides = [f"scenario={scenario}", f"gpu.lock_dir={machine.folder}", f"gpu.exclusive_process={exclusive}"]
+    profiled = ["degree=2", "profiler=nsys", "profiler.program=/bin/true"]
+    plan = machine.make_plan([*overrides, *profiled], device=machine.device)
+    _, *printed = build.describe_privileged(plan).splitlines()
+    (group,) = plan.groups
+    profiler: Profiler = factory.instance(group.profiler.build)
+    with profiler.prepare(group), machine.prepared(group):
+        pass
+    assert machine.changes() == [shlex.split(line) for line in printed]
+    assert printed[0].endswith("dcgmi profile --pause") and printed[-1].endswith("dcgmi profile --resume")

@@ -1,0 +1,51 @@
+"""Locks on open files (flock), which the kernel drops when their last holder dies, however it dies.
+
+A lock belongs to the opened file and not to the process: a child that inherits the descriptor holds it too. Files are
+opened close-on-exec, so only a descriptor that is passed on by intent is inherited by a program.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def opened(path: Path) -> int:
+    """A descriptor of a lock file, made if need be."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def take(descriptor: int) -> None:
+    """Take the lock for this holder alone; waits for it."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def try_take(descriptor: int, *, is_shared: bool = False) -> bool:
+    """Take the lock, alone or with other sharers, if that needs no waiting; returns whether it did.
+
+    A change from one to the other drops the lock in between.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def drop(descriptor: int) -> None:
+    """Drop the lock before the descriptor is closed."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, and wait for it."""
+    descriptor = opened(path)
+    try:
+        take(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
