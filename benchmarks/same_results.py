@@ -102,7 +102,7 @@ def simulated_mig(place: Place) -> list[int]:
     """Every way to share, and a mix that no partition holds, on a simulated GPU."""
     common = [GPU, "workload=tiny", *SHORT]
     sweep = place.study("-m", "scenario=serial,naive,mps,mps_percent,mig,mig_mps", "degree=2,3", *common)
-    sizes = [f"workload@sizes.{size}=tiny" for size in "SML"]
+    sizes = [f"workload@sizes.{size}=tiny" for size in "SML"] + ["sizes.M.batch_size=16", "sizes.L.batch_size=8"]
     mix = place.study("-m", "scenario=naive,mig", "mix=[M,S],[L,M,M,S,S]", *sizes, *common[:1], *SHORT[:2])
     return [sweep, mix]
 
