@@ -42,14 +42,7 @@ def of_measurement(group: Group, job: Job, log: Events, metrics: Mapping[str, fl
 
 
 def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
-    """How a group ended.
-
-    Args:
-        jobs: those that were started.
-        reason: why the group ended early, if that was no job.
-        interrupted: whether the user ended it.
-        expected: how many jobs it has.
-    """
+    """How a group of as many jobs as expected ended; `reason` says why it ended early, if that was no job."""
     if interrupted:
         return _BY_USER
     for result in _SEVERITY:

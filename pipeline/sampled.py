@@ -27,13 +27,7 @@ def readings(samples: Iterable[Sample]) -> Mapping[int | None, Readings]:
 
 
 def figures(read: Readings, fields: Fields, windows: Sequence[Window]) -> dict[str, float]:
-    """The figures of one subject, each from the best listener that has it; those that none has are absent.
-
-    Args:
-        read: of the subject.
-        fields: of the listeners.
-        windows: in which it was measured: several of jobs one after another.
-    """
+    """The figures of one subject over its windows, each from the best listener that has it; the others are absent."""
     found: dict[str, float] = {}
     for source, field in fields:
         name = figure_of(field)
@@ -47,14 +41,7 @@ def figures(read: Readings, fields: Fields, windows: Sequence[Window]) -> dict[s
 def energy(
     found: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rate: float | None
 ) -> dict[str, float]:
-    """What follows from the energy of the device over the windows.
-
-    Args:
-        found: the figures of the device.
-        windows: over which its energy was measured.
-        idle_w: power of the device with nothing on it, if it was read.
-        rate: samples/s of all jobs, if it was measured.
-    """
+    """What follows from the energy of a device: above its idle power, and a sample at the rate in samples/s."""
     if ENERGY not in found:
         return {}
     total_s = sum(_seconds(window) for window in windows)

@@ -28,12 +28,7 @@ _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
 
 def table(rows: Sequence[GroupResult], fields: Fields) -> str:
-    """The rows as an aligned text table; a column without any value is left out, a missing value is `-`.
-
-    Args:
-        rows: groups of a study.
-        fields: the quantities of its listeners, some of which have a column.
-    """
+    """The rows as an aligned text table; a column without any value is left out, a missing value is `-`."""
     every = (*_COLUMNS, *_sampled(fields), *_LAST_COLUMNS)
     shown = [column for column in every if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.

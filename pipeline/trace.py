@@ -31,14 +31,7 @@ Event = dict[str, Any]
 
 
 def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> None:
-    """Keep the timeline of a group that is over as its artifact.
-
-    Args:
-        run: its record, which is still open.
-        row: how it ended, with its phases.
-        samples: what the listeners read.
-        fields: the quantities of the listeners.
-    """
+    """Keep the timeline of a group that is over as an artifact of its record, which is still open."""
     if any(span.job is None for span in row.spans):
         spool_format.write_json(
             run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples, fields)
@@ -48,14 +41,7 @@ def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fi
 def trace_of(
     record: spool_format.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
 ) -> dict[str, Any]:
-    """The trace of one group; instants count from its begin.
-
-    Args:
-        record: of the group: its clock and its start.
-        row: how it ended; it has at least one phase of the group.
-        samples: what the listeners read.
-        fields: the quantities of the listeners.
-    """
+    """The trace of one group, which has at least one phase of its own; instants count from its begin."""
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
