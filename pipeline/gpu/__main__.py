@@ -89,24 +89,14 @@ def show_partitions(arguments: argparse.Namespace) -> Answer:
 
 
 def show_status(arguments: argparse.Namespace) -> Answer:
-    """What GPUs are, who is on them, and what is left to undo; 1 if something is.
-
-    Raises:
-        ConfigError: there is no such GPU.
-        NvmlError: it does not answer.
-    """
+    """What GPUs are, who is on them, and what is left to undo; 1 if something is."""
     from pipeline.gpu import status
 
     return status.status(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
 def clean_up(arguments: argparse.Namespace) -> Answer:
-    """Undo what killed studies left; 1 if something could not be undone.
-
-    Raises:
-        ConfigError: there is no such GPU.
-        NvmlError: it does not answer.
-    """
+    """Undo what killed studies left; 1 if something could not be undone."""
     from pipeline.gpu import clean
 
     return clean.clean(arguments.gpu, Path(arguments.lock_dir), arguments.machine)

@@ -18,17 +18,7 @@ from pipeline.types import Device
 
 
 def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
-    """Undo it on the GPUs that are meant; the status is 1 when something is left.
-
-    Args:
-        gpu: as `driver`.
-        folder: where locks and journals lie.
-        machine: as `driver`.
-
-    Raises:
-        ConfigError: as `driver` and `targets`, or the programs of the machine cannot be written.
-        NvmlError: as `targets`.
-    """
+    """Undo it on the GPUs that are meant (see `driver` and `targets`); the status is 1 when something is left."""
     with driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
         meant = targets(selector, folder, is_real=is_real)

@@ -117,16 +117,10 @@ def find_device(selector: str) -> Device | None:
 
 
 def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
-    """The one device that is meant.
-
-    Args:
-        key: what gives the selector, for the error.
-        selector: index as text, a UUID, or how exactly one UUID begins.
-        devices: those that there are.
-        remedy: a last sentence of the error.
+    """The one of the devices whose index, UUID or beginning of its UUID the key of the configuration selects.
 
     Raises:
-        ConfigError: no device or more than one matches.
+        ConfigError: no device or more than one matches; ends with the remedy.
     """
     if selector.isdecimal():
         matches = [device for device in devices if device.index == int(selector)]

@@ -44,12 +44,7 @@ class Smi:
 
     @classmethod
     def found(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
-        """That of a device.
-
-        Args:
-            programs: of the device.
-            uuid: of the GPU.
-            admin: as a journal has it, for programs that do not say.
+        """That of a device, with the `admin` of a journal if its programs do not say one.
 
         Raises:
             SharingError: there is no nvidia-smi.

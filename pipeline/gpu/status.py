@@ -97,17 +97,7 @@ def in_words(step: Step) -> str:
 
 
 def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
-    """Everything about the GPUs that are meant; the status is 0 for clean and 1 for not.
-
-    Args:
-        gpu: as `driver`.
-        folder: where locks and journals lie.
-        machine: as `driver`.
-
-    Raises:
-        ConfigError: as `driver` and `targets`.
-        NvmlError: as `targets`.
-    """
+    """Everything about the GPUs that are meant (see `driver` and `targets`); the status is 0 for clean, 1 for not."""
     with driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
         gpus = [
