@@ -24,7 +24,7 @@ from hydra import compose, initialize_config_dir
 
 from benchmarks import bare_loop
 from pipeline import plan as planning
-from pipeline import results, schema
+from pipeline import plan_read, results, schema
 from pipeline.inventory import take
 from pipeline.paths import PROJECT_DIR
 
@@ -177,7 +177,7 @@ def job_argv(overrides: list[str]) -> tuple[str, ...]:
     """The command line that the orchestrator gives each job of this configuration."""
     schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
-        typed = planning.read([compose("config", overrides)])
+        typed = plan_read.read([compose("config", overrides)])
     return planning.build_plan(typed, take(typed), is_sweep=False).groups[0].jobs[0].workload.argv
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline import layout, recorded_config, reproduce_differences
-from pipeline import plan as planning
+from pipeline import layout, plan_read, recorded_config, reproduce_differences
 from pipeline.errors import ConfigError
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory
@@ -129,7 +128,7 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
         for key in given:
             _take_over(whole, composed, key)
         _build_from_locks(whole, original, stack)
-    (typed,) = planning.read([whole])
+    (typed,) = plan_read.read([whole])
     unrecorded = [key for key in unrecorded if key not in ("reproduce", "reproduce_strict")]
     return Reproduction(original=original, config=typed, unrecorded=unrecorded)
 

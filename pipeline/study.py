@@ -14,15 +14,17 @@ from typing import Any
 from omegaconf import DictConfig
 
 from pipeline import (
-    build,
+    describe,
     executor,
     factory,
+    feasible,
     go_on,
     host,
     interrupts,
     layout,
     outcome,
     phases,
+    plan_read,
     provenance,
     rehearsal,
     reproduce,
@@ -85,7 +87,7 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
 
 def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
     try:
-        typed = planning.read(configs)
+        typed = plan_read.read(configs)
         first = typed[0]
         _check_same(typed)
         reproduce.refuse_sweep(typed, is_sweep=is_sweep)
@@ -116,7 +118,7 @@ def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
                     finished = sender.finished(plan.experiment, first.tracking.uri or str(root))
                     groups, _ = _what_is_left(plan, finished)
                     plan = dataclasses.replace(plan, groups=groups)
-                sys.stdout.write(f"{planning.describe(plan)}\n{build.describe_privileged(plan)}\n")
+                sys.stdout.write(f"{describe.as_text(plan)}\n")
                 return 0
             if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
                 # The first plan showed that the study can run at all, before minutes are spent on its environments.
@@ -137,9 +139,9 @@ def _plan(
 ) -> Plan:
     """The plan, checked; of a reproduction its one group."""
     if reproduction is None:
-        return build.checked(planning.build_plan(configs, inventory, is_sweep=is_sweep))
+        return feasible.checked(planning.build_plan(configs, inventory, is_sweep=is_sweep))
     # As in a sweep, so that the original may be a baseline that nobody asked for.
-    return build.checked(reproduction.only_its_group(planning.build_plan(configs, inventory, is_sweep=True)))
+    return feasible.checked(reproduction.only_its_group(planning.build_plan(configs, inventory, is_sweep=True)))
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
@@ -236,8 +238,8 @@ class _Study:
             groups, known = _what_is_left(self.plan, finished)
         interpreters = self.inventory.interpreters
         spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking_to.uri)
-        for note in self.plan.notes:
-            words.say(f"note: {note}")
+        for line in describe.remarks(self.plan):
+            words.say(line)
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
         to_fork = (group for group in groups if group.skip_reason is None and group.profiler.is_none)
@@ -304,7 +306,7 @@ class _Study:
 
     def _artifacts(self, facts: dict[str, str]) -> dict[str, str]:
         text = "\n".join(f"{key}: {value}" for key, value in sorted(facts.items())) + "\n"
-        text_of_plan = f"{planning.describe(self.plan)}\n{build.describe_privileged(self.plan)}\n"
+        text_of_plan = f"{describe.as_text(self.plan)}\n"
         return {layout.PLAN: text_of_plan, layout.PROVENANCE: text}
 
     def _how_to_open(self, store: dict[str, str]) -> str:

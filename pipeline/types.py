@@ -343,13 +343,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole study: every group in the order in which it will run."""
+    """A whole study: every group in the order in which it will run, and what a user should know before it does."""
 
     experiment: str
     groups: tuple[Group, ...]
     devices: tuple[Device, ...]
     digest: str
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Summary(enum.StrEnum):

@@ -12,7 +12,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from pipeline import build, schema
+from pipeline import feasible, plan_read, schema
 from pipeline import plan as planning
 from pipeline.host import cpu_device
 from pipeline.inventory import Inventory
@@ -50,10 +50,10 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
     """Plan a study; `device` replaces what the machine has."""
 
     def make(*overrides: list[str], device: Device | None = None, is_sweep: bool | None = None) -> Plan:
-        configs = planning.read(compose(*overrides))
+        configs = plan_read.read(compose(*overrides))
         sweep = len(overrides) > 1 if is_sweep is None else is_sweep
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
-        return build.checked(plan)
+        return feasible.checked(plan)
 
     return make
 

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 
-from pipeline import build, rehearsal, schema
+from pipeline import feasible, plan_read, rehearsal, schema
 from pipeline import plan as planning
 from pipeline.inventory import take
 from pipeline.paths import PROJECT_DIR
@@ -33,7 +33,7 @@ def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> l
         sweeper: Any = Plugins.instance().instantiate_sweeper(
             hydra_context=context, task_function=lambda _: None, config=config
         )
-        return planning.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
+        return plan_read.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
 
 
 @contextmanager
@@ -43,4 +43,4 @@ def planned(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> Iter
     with rehearsal.prepared(configs) as simulated:
         assert simulated is not None
         plan = planning.build_plan(configs, take(configs, simulated.find_device), is_sweep=True)
-        yield build.checked(plan)
+        yield feasible.checked(plan)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import plan as planning
-from pipeline import rehearsal
+from pipeline import describe, plan_read, rehearsal
 from pipeline.errors import ConfigError, SharingError
 from pipeline.launch_state import JobState, Started
 from pipeline.paths import PROJECT_DIR
@@ -244,7 +243,7 @@ def test_a_dry_run_leaves_nothing(run, tmp_path):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_finds_its_gpu(compose, temporary, choice):
-    typed = planning.read(compose([f"gpu={choice}"]))
+    typed = plan_read.read(compose([f"gpu={choice}"]))
     assert f"simulated_{typed[0].gpu.model}" == choice
     with rehearsal.prepared(typed) as simulated:
         device = simulated.find_device(typed[0].gpu)
@@ -481,5 +480,5 @@ def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_p
     argv = plans[0].groups[0].jobs[0].workload.argv
     assert argv[argv.index("--device") + 1] == "cpu"
     real = make_plan([], device=GPU)
-    assert "simulated" not in planning.describe(real)
+    assert "simulated" not in describe.as_text(real)
     assert len({plan.groups[0].digest for plan in (*plans, real)}) == 3

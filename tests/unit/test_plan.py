@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import inventory, layout, schema
+from pipeline import describe, inventory, layout, plan_read, schema
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
 from pipeline.gpu import nvml
@@ -134,7 +134,7 @@ def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_pat
         "--epochs",
         "3",
     )
-    assert "cannot be told to stop" in planning.describe(plan)
+    assert "cannot be told to stop" in describe.as_text(plan)
 
 
 def test_options_become_flags(make_plan):
@@ -203,9 +203,9 @@ def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monk
 
 def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
     monkeypatch.setattr(nvml, "list_devices", list)
-    (config,) = planning.read(compose(["gpu=auto"]))
+    (config,) = plan_read.read(compose(["gpu=auto"]))
     assert inventory.take([config]).device_of(config.gpu).kind == "cpu"
-    (config,) = planning.read(compose(["gpu=auto", "gpu.device=1"]))
+    (config,) = plan_read.read(compose(["gpu=auto", "gpu.device=1"]))
     with pytest.raises(ConfigError, match=r"gpu\.device='1' names a GPU"):
         inventory.take([config])
 
@@ -252,7 +252,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
     }
     plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
     assert plan.groups
-    assert planning.describe(plan).count("\n") >= 1
+    assert describe.as_text(plan).count("\n") >= 1
 
 
 def test_the_text_of_a_plan_is_stable(make_plan):
@@ -260,7 +260,7 @@ def test_the_text_of_a_plan_is_stable(make_plan):
         *[[*o, "order=listed", SYNTHETIC] for o in sweep(scenario=["serial", "naive"], mix=["[S,M]", "[M]"])],
         device=GPU,
     )
-    text = "\n".join(" ".join(line.split()[:-1]) for line in planning.describe(plan).splitlines()[1:])
+    text = "\n".join(" ".join(line.split()[:-1]) for line in describe.as_text(plan).splitlines()[1:-1])
     assert text == (DATA / "plan_golden.txt").read_text().rstrip("\n")
 
 
@@ -274,7 +274,7 @@ def test_combinations_that_differ_only_in_paths_are_refused(make_plan, tmp_path)
 def test_combinations_that_differ_only_in_limits_or_in_the_gpu_are_refused(make_plan, compose):
     with pytest.raises(ConfigError, match="only in limits"):
         make_plan(["limits.stop_s=10"], ["limits.stop_s=20"])
-    configs = planning.read(compose(["gpu=nvidia", "gpu.device=0"], ["gpu=nvidia", "gpu.device=1"]))
+    configs = plan_read.read(compose(["gpu=nvidia", "gpu.device=0"], ["gpu=nvidia", "gpu.device=1"]))
     two = take_inventory(configs, lambda gpu: dataclasses.replace(GPU, uuid=f"GPU-{gpu.device}"))
     with pytest.raises(ConfigError, match="only in the GPU"):
         planning.build_plan(configs, two, is_sweep=True)
@@ -298,7 +298,7 @@ def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_p
 def test_a_thousand_groups_are_planned_in_seconds(compose):
     import time
 
-    configs = planning.read(compose([])) * 150
+    configs = plan_read.read(compose([])) * 150
     configs = [type(c)(**{**vars(c), "degree": 1 + n % 150, "repeats": 7}) for n, c in enumerate(configs)]
     inventory = inventory_of(configs)
     begin = time.monotonic()
@@ -353,7 +353,7 @@ def test_a_scenario_an_environment_and_a_profiler_with_options_of_their_own_are_
     assert group.jobs[0].workload.env.options == (("index", "x"),)
     again, unrecorded = config_of(recorded(group.config_text()))
     assert unrecorded == []
-    (config,) = planning.read([again])
+    (config,) = plan_read.read([again])
     (same,) = planning.build_plan([config], inventory_of([config]), is_sweep=False).groups
     assert same.digest == group.digest
     with pytest.raises(ConfigError, match=r"scenario\.name: missing; give it as scenario\.name=VALUE"):

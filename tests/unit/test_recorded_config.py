@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from pipeline import layout, reproduce
+from pipeline import layout, plan_read, reproduce
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
 from pipeline.recorded import Original
@@ -31,11 +31,11 @@ def recorded(text: str) -> Original:
 )
 def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choice):
     composed = compose([f"scenario={scenario}", "data.source=synthetic_device", "seed=3", "repeats=2", *choice])
-    configs = planning.read(composed)
+    configs = plan_read.read(composed)
     text = OmegaConf.to_yaml(OmegaConf.structured(configs[0]))
     again, unrecorded = config_of(recorded(text))
     assert unrecorded == []
-    read_again = planning.read([again])
+    read_again = plan_read.read([again])
     assert OmegaConf.to_yaml(OmegaConf.structured(read_again[0])) == text
     inventory = inventory_of(configs, GPU)
     plans = [planning.build_plan(each, inventory, is_sweep=True).groups for each in (configs, read_again)]
@@ -43,7 +43,7 @@ def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choi
 
 
 def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refused(compose):
-    values = OmegaConf.to_container(OmegaConf.structured(planning.read(compose([]))[0]), enum_to_str=True)
+    values = OmegaConf.to_container(OmegaConf.structured(plan_read.read(compose([]))[0]), enum_to_str=True)
     del values["workload"]["canary"], values["pin_cpus"]
     again, unrecorded = config_of(recorded(OmegaConf.to_yaml(values)))
     assert unrecorded == ["workload.canary", "pin_cpus"]
@@ -65,12 +65,12 @@ def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose)
     with open_dict(original):
         for key in ("listeners.smi", "listeners.nvml.interval_ms"):
             reproduce._take_over(original, given, key)
-    (config,) = planning.read([original])
+    (config,) = plan_read.read([original])
     assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
 
 
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
-    configs = planning.read(compose([]))
+    configs = plan_read.read(compose([]))
     built = inventory_of(configs, GPU)
     to_build = dataclasses.replace(
         built,
