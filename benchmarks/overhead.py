@@ -25,6 +25,7 @@ from hydra import compose, initialize_config_dir
 from benchmarks import bare_loop
 from pipeline import plan as planning
 from pipeline import plan_read, results, schema
+from pipeline.gpu import chosen
 from pipeline.inventory import take
 from pipeline.paths import PROJECT_DIR
 
@@ -178,7 +179,8 @@ def job_argv(overrides: list[str]) -> tuple[str, ...]:
     schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
         typed = plan_read.read([compose("config", overrides)])
-    return planning.build_plan(typed, take(typed), is_sweep=False).groups[0].jobs[0].workload.argv
+    plan = planning.build_plan(typed, take(typed, chosen.find_device), is_sweep=False)
+    return plan.groups[0].jobs[0].workload.argv
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from pipeline.errors import ConfigError
+from pipeline.modes import is_program
 from pipeline.schema import Config, GpuConfig, GpuKind
 from pipeline.types import MIN_INTERVAL_MS
 
@@ -69,8 +70,7 @@ def _rehearsal(config: Config) -> None:
     programs = {
         f"listeners.{name}.options.program": each.options.get("program") for name, each in config.listeners.items()
     }
-    for key in ("program", "mps_program"):
-        programs[f"scenario.{key}"] = getattr(config.scenario, key, None)
+    programs |= {f"scenario.{key}": value for key, value in vars(config.scenario).items() if is_program(key)}
     for key, program in programs.items():
         if program is not None:
             raise ConfigError(

@@ -32,7 +32,7 @@ def as_text(plan: Plan) -> str:
             f"{group.number:5d}  block {group.block}  {group.name:36s}  {_length(group):28s}  {group.digest[:12]}"
             f"{f'  {group.device.name}' if several else ''}{skip}"
         )
-    return "\n".join([*lines, *remarks(plan), _privileged(plan)])
+    return "\n".join([*lines, *remarks(plan), privileged(plan)])
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -46,8 +46,12 @@ def _length(group: Group) -> str:
     return group.window.words
 
 
-def _privileged(plan: Plan) -> str:
-    """The commands that change settings of a GPU, as text: once for all groups that use the same ones."""
+def privileged(plan: Plan) -> str:
+    """The commands that change settings of a GPU, as text: once for all groups that use the same ones.
+
+    Raises:
+        SharingError: a program that they need is not there.
+    """
     groups_by_commands: dict[Commands, list[int]] = {}
     for group in plan.groups:
         if group.skip_reason is None:

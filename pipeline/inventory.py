@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pipeline import factory
 from pipeline.errors import ConfigError
-from pipeline.host import cpu_device
 from pipeline.paths import PROJECT_DIR, find_file
 from pipeline.protocols import Env
 from pipeline.schema import Config, GpuConfig, GpuKind
@@ -47,12 +46,12 @@ class Inventory:
         return self.devices[_asked_for(gpu)]
 
 
-def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] | None = None) -> Inventory:
+def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) -> Inventory:
     """Read what the configurations need. Nothing is built.
 
     Args:
         configs: what was asked for.
-        find_device: finds a device; the default asks NVML, and knows no simulated one.
+        find_device: finds what `gpu` of a configuration asks for.
 
     Raises:
         ConfigError: a device, script, environment file or data set that is named is not there.
@@ -63,7 +62,7 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device] |
     for config in configs:
         gpu = _asked_for(config.gpu)
         if gpu not in devices:
-            devices[gpu] = (find_device or _find_device)(config.gpu)
+            devices[gpu] = find_device(config.gpu)
         for workload in chosen_workloads(config):
             env = env_of(config, workload)
             if env not in interpreters:
@@ -123,28 +122,6 @@ def _env(spec: Spec) -> Env:
 
 def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
-
-
-def _find_device(config: GpuConfig) -> Device:
-    if config.kind is GpuKind.cpu:
-        return cpu_device()
-    assert config.kind is not GpuKind.simulated, "NVML would answer with a real GPU"
-    from pipeline.gpu import nvml
-
-    device = nvml.find_device(config.device)
-    if device is not None:
-        return device
-    if config.kind is GpuKind.auto:
-        if config.device != GpuConfig().device:
-            raise ConfigError(
-                f"gpu.device={config.device!r} names a GPU, but NVML does not answer, so there is no NVIDIA driver or "
-                "no GPU here; leave it out to use the CPUs, or check that `nvidia-smi` works"
-            )
-        return cpu_device()
-    raise ConfigError(
-        "gpu=nvidia: NVML does not answer, so there is no NVIDIA driver or no GPU here; "
-        "use gpu=cpu, or check that `nvidia-smi` works"
-    )
 
 
 def _find_script(script: str) -> tuple[Path, str]:

@@ -1,6 +1,15 @@
-"""How the studies of this process went, for the exit status: Hydra drops what its task function returns."""
+"""How the studies of this process ended: the exit status, and the command that runs what they left.
+
+The status is kept here because Hydra drops what its task function returns.
+"""
 
 from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 _statuses: list[int] = []
 _composed = False
@@ -37,3 +46,22 @@ def has_started() -> bool:
 def exit_status() -> int:
     """The worst status of the studies that this process ran."""
     return max(_statuses, default=0)
+
+
+def command_to_resume(arguments: Sequence[str] | None = None) -> str:
+    """The command line that runs the groups which have no result yet.
+
+    Args:
+        arguments: of this process, its program first; `sys.argv` if not given.
+    """
+    program, *options = list(sys.argv if arguments is None else arguments)
+    kept = [option for option in options if option.partition("=")[0].lstrip("+") != "resume"]
+    return shlex.join([_python(), program, *kept, "resume=true"])
+
+
+def _python() -> str:
+    """The interpreter as a user types it: `python` where that is this one."""
+    found = shutil.which("python")
+    # By folder: the interpreters of two environments may be links to one file.
+    is_this = found is not None and Path(found).parent.samefile(Path(sys.executable).parent)
+    return "python" if is_this else sys.executable

@@ -8,6 +8,7 @@ import operator
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from pipeline import (
     executor,
     factory,
     feasible,
-    go_on,
     host,
     interrupts,
     layout,
@@ -37,7 +37,7 @@ from pipeline import plan as planning
 from pipeline.compare import Comparison
 from pipeline.errors import CollocationError, ConfigError
 from pipeline.fields import Fields
-from pipeline.gpu import lease, programs
+from pipeline.gpu import chosen, lease, programs
 from pipeline.interrupts import UndoStack
 from pipeline.inventory import Inventory, take
 from pipeline.journal import Journal, Step, replay
@@ -85,63 +85,99 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
     return status
 
 
-def _execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
+def _execute(composed: Sequence[DictConfig], *, is_sweep: bool) -> int:
     try:
-        typed = plan_read.read(configs)
-        first = typed[0]
-        _check_same(typed)
-        reproduce.refuse_sweep(typed, is_sweep=is_sweep)
         with UndoStack() as stack:
-            # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
-            sender = None
-            reproduction = None
-            if first.reproduce is not None:
-                sender = stack.enter_context(take_sender())
-                reproduction = reproduce.prepare(configs[0], first, sender, stack)
-                typed = [reproduction.config]
-                first = typed[0]
-            elif first.resume or not first.dry_run:
-                sender = stack.enter_context(take_sender())
-            simulated = stack.enter_context(rehearsal.prepared(typed))
-            find_device = simulated.find_device if simulated else None
-            inventory = take(typed, find_device)
-            root = expanded("tracking.root", first.tracking.root).resolve()
-            if sender is not None and not first.dry_run and _undo_leftovers(typed, inventory, root):
-                inventory = take(typed, find_device)
-            plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
-            differences = None
-            if reproduction is not None:
-                differences = reproduction.describe(plan, inventory, provenance.collect(inventory.interpreters))
-                words.say(differences)
-            if sender is None or first.dry_run:
-                if sender is not None and first.resume:
-                    finished = sender.finished(plan.experiment, first.tracking.uri or str(root))
-                    groups, _ = _what_is_left(plan, finished)
-                    plan = dataclasses.replace(plan, groups=groups)
-                sys.stdout.write(f"{describe.as_text(plan)}\n")
-                return 0
+            asked = _read(composed, stack, is_sweep=is_sweep)
+            inventory = _take_stock(asked)
+            plan = asked.plan(inventory)
+            if asked.config.dry_run:
+                return _preview(asked, plan)
             if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
                 # The first plan showed that the study can run at all, before minutes are spent on its environments.
                 inventory = inventory.with_environments()
-                plan = _plan(typed, inventory, reproduction, is_sweep=is_sweep)
-                if reproduction is not None:
-                    of_built = reproduction.describe(plan, inventory, provenance.collect(inventory.interpreters))
-                    if of_built != differences:
-                        words.say(of_built)
-            return _Study(first, plan, inventory, sender, root, simulated, reproduction).run(stack)
+                plan = asked.plan(inventory)
+            return _Study(asked, inventory, plan).run(stack)
     except CollocationError as error:
         words.say(f"error: {error}")
         return 1 if outcome.has_started() else 2
 
 
-def _plan(
-    configs: Sequence[Config], inventory: Inventory, reproduction: Reproduction | None, *, is_sweep: bool
-) -> Plan:
-    """The plan, checked; of a reproduction its one group."""
-    if reproduction is None:
-        return feasible.checked(planning.build_plan(configs, inventory, is_sweep=is_sweep))
-    # As in a sweep, so that the original may be a baseline that nobody asked for.
-    return feasible.checked(reproduction.only_its_group(planning.build_plan(configs, inventory, is_sweep=True)))
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """What a user asked for.
+
+    Attributes:
+        sender: the process that speaks to the store; `None` for a dry run that asks it nothing.
+        simulated: the machine to rehearse on, if it is not a real one.
+        reproduction: the group to run again, if it is only that.
+        differences: what was said of how that group differs from the original.
+    """
+
+    configs: Sequence[Config]
+    is_sweep: bool
+    sender: Sender | None
+    simulated: Rehearsal | None
+    reproduction: Reproduction | None
+    differences: str = ""
+
+    @property
+    def config(self) -> Config:
+        """The first of them: what holds for the whole study is alike in all."""
+        return self.configs[0]
+
+    @property
+    def root(self) -> Path:
+        """The folder of the store and of the spool."""
+        return expanded("tracking.root", self.config.tracking.root).resolve()
+
+    def plan(self, inventory: Inventory) -> Plan:
+        """The plan, checked; of a reproduction its one group, and it is said how that differs from the original."""
+        if self.reproduction is None:
+            return feasible.checked(planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep))
+        # As in a sweep, so that the original may be a baseline that nobody asked for.
+        whole = planning.build_plan(self.configs, inventory, is_sweep=True)
+        plan = feasible.checked(self.reproduction.only_its_group(whole))
+        differences = self.reproduction.describe(plan, inventory, provenance.collect(inventory.interpreters))
+        if differences != self.differences:
+            words.say(differences)
+            self.differences = differences
+        return plan
+
+
+def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -> _Asked:
+    configs = plan_read.read(composed)
+    first = configs[0]
+    _check_same(configs)
+    reproduce.refuse_sweep(configs, is_sweep=is_sweep)
+    sender = reproduction = None
+    if not first.dry_run or first.resume or first.reproduce is not None:
+        # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
+        sender = stack.enter_context(take_sender())
+        if first.reproduce is not None:
+            reproduction = reproduce.prepare(composed[0], first, sender, stack)
+            configs = [reproduction.config]
+    simulated = stack.enter_context(rehearsal.prepared(configs))
+    return _Asked(configs=configs, is_sweep=is_sweep, sender=sender, simulated=simulated, reproduction=reproduction)
+
+
+def _take_stock(asked: _Asked) -> Inventory:
+    """What the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
+    find_device = asked.simulated.find_device if asked.simulated else chosen.find_device
+    inventory = take(asked.configs, find_device)
+    if not asked.config.dry_run and _undo_leftovers(asked.configs, inventory, asked.root):
+        inventory = take(asked.configs, find_device)
+    return inventory
+
+
+def _preview(asked: _Asked, plan: Plan) -> int:
+    """Print the plan, or with `resume` what is left of it."""
+    if asked.sender is not None and asked.config.resume:
+        finished = asked.sender.finished(plan.experiment, asked.config.tracking.uri or str(asked.root))
+        groups, _ = _what_is_left(plan, finished)
+        plan = dataclasses.replace(plan, groups=groups)
+    sys.stdout.write(f"{describe.as_text(plan)}\n")
+    return 0
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
@@ -198,18 +234,11 @@ def _fields(plan: Plan) -> Fields:
 class _Study:
     """A plan on its way through the machine."""
 
-    def __init__(
-        self,
-        config: Config,
-        plan: Plan,
-        inventory: Inventory,
-        sender: Sender,
-        root: Path,
-        simulated: Rehearsal | None,
-        reproduction: Reproduction | None = None,
-    ) -> None:
-        self.config, self.plan, self.inventory, self.sender, self.root = config, plan, inventory, sender, root
-        self.simulated, self.reproduction = simulated, reproduction
+    def __init__(self, asked: _Asked, inventory: Inventory, plan: Plan) -> None:
+        assert asked.sender is not None
+        self.config, self.sender, self.root = asked.config, asked.sender, asked.root
+        self.simulated, self.reproduction = asked.simulated, asked.reproduction
+        self.inventory, self.plan = inventory, plan
         self.rows: list[GroupResult] = []
 
     def run(self, stack: UndoStack) -> int:
@@ -280,14 +309,14 @@ class _Study:
         if share := phases.share_in_words(ran, elapsed_s):
             words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")
 
-    def _say_how_to_go_on(self) -> None:
+    def _say_how_to_resume(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = sum(not row.result.is_finding for row in self.rows)
         if self.reproduction is None and (num_missing or num_failed):
             parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = counted(len(self.plan.groups), "group")
-            words.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {go_on.command()}")
+            words.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {outcome.command_to_resume()}")
 
     def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
         self.rows.append(row)
@@ -330,7 +359,7 @@ class _Study:
             if self.reproduction is not None:
                 sys.stdout.write(self.reproduction.side_by_side(comparison.latest(self.rows[0])) + "\n")
             sys.stdout.write(self._how_to_open(store) + "\n")
-        self._say_how_to_go_on()
+        self._say_how_to_resume()
         if self.sender.unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
             words.say(

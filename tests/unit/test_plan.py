@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import describe, inventory, layout, plan_read, schema
+from pipeline import describe, layout, plan_read, schema
 from pipeline import plan as planning
 from pipeline.errors import ConfigError
-from pipeline.gpu import nvml
+from pipeline.gpu import chosen, nvml
 from pipeline.inventory import take as take_inventory
 from pipeline.paths import PROJECT_DIR
 from pipeline.recorded import Original
@@ -204,10 +204,10 @@ def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monk
 def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
     monkeypatch.setattr(nvml, "list_devices", list)
     (config,) = plan_read.read(compose(["gpu=auto"]))
-    assert inventory.take([config]).device_of(config.gpu).kind == "cpu"
+    assert take_inventory([config], chosen.find_device).device_of(config.gpu).kind == "cpu"
     (config,) = plan_read.read(compose(["gpu=auto", "gpu.device=1"]))
     with pytest.raises(ConfigError, match=r"gpu\.device='1' names a GPU"):
-        inventory.take([config])
+        take_inventory([config], chosen.find_device)
 
 
 def test_fp16_in_a_cuda_graph_is_refused(make_plan):

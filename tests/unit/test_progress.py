@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline import go_on
+from pipeline import outcome
 from pipeline.progress import Progress
 from pipeline.types import GroupResult, Result, WindowKind
 from pipeline.view import PlainView
@@ -107,4 +107,4 @@ def test_plain_lines_say_where_the_study_is(capsys):
 @pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
 def test_the_command_that_goes_on_is_the_one_that_was_given(given):
     words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
-    assert go_on.command(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
+    assert outcome.command_to_resume(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
