@@ -19,14 +19,14 @@ import pytest
 
 from pipeline import leftovers, processes, spool_format
 from pipeline.gpu import lease, mps_daemon, nvml
-from pipeline.journal import Journal
 from pipeline.paths import PROJECT_DIR
 from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.driver import Driver
 from pipeline.simulation.install import installed
 from pipeline.simulation.mps_control import write_program
-from pipeline.simulation.state import Fault, Gpu, StateFile
+from pipeline.simulation.state import Fault
+from tests import simulated
 from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -41,20 +41,10 @@ IMPATIENT = (
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kept:
+class Kept(simulated.Machine):
     """A simulated machine with one GPU, and the commands of its user."""
 
-    folder: Path
-    file: StateFile
-    environ: dict[str, str]
-
-    @property
-    def gpu(self) -> Gpu:
-        return self.file.read().gpus[0]
-
-    @property
-    def journal(self) -> Journal:
-        return Journal(self.folder, self.gpu.uuid)
+    environ: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def start(self, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
@@ -82,9 +72,7 @@ class Kept:
 @pytest.fixture
 def a100(tmp_path: Path, template_store: Path) -> Kept:
     shutil.copytree(template_store, tmp_path / "mlruns")
-    file = StateFile(tmp_path / "machine.json")
-    file.keep(["a100_40gb"])
-    return Kept(folder=tmp_path, file=file, environ={})
+    return Kept.make(tmp_path, is_kept=True)
 
 
 @pytest.fixture
@@ -211,7 +199,7 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
 
 def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
     before = a100.gpu
-    set_faults(a100.file, Fault(function="nvmlGpuInstanceDestroy", code=codes.IN_USE, times=None))
+    a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
     status, text = a100.run("scenario=mig", "degree=1", python=("-c", IMPATIENT))
     assert status == 1
     assert "In use by another client" in text

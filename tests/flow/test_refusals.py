@@ -6,7 +6,6 @@ A simulated driver beneath pynvml in the process of run.py stands for the GPUs t
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -17,8 +16,7 @@ import pytest
 
 from pipeline.paths import PROJECT_DIR
 from pipeline.simulation import codes
-from pipeline.simulation.install import write_programs
-from pipeline.simulation.state import Fault, StateFile
+from tests import simulated
 
 pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
@@ -43,44 +41,22 @@ def run(folder: Path, *command: str, **environ: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@dataclasses.dataclass(kw_only=True)
-class Machine:
+class Machine(simulated.Machine):
     """A machine with one simulated GPU, of which run.py does not know that it is simulated."""
-
-    folder: Path
-    file: StateFile
-
-    def fail(self, function: str, code: int) -> None:
-        """Let every call of a function fail."""
-        with self.file.changing() as cell:
-            cell.state = dataclasses.replace(cell.state, faults=(Fault(function=function, code=code, times=None),))
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """run.py on this machine, whose own nvidia-smi is the first on PATH."""
-        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        path = f"{self.folder / 'recording'}:{os.environ['PATH']}"
         return run(self.folder, "-c", WITH_SIMULATED_DRIVER, str(self.file.path), *arguments, "gpu=auto", PATH=path)
-
-    @property
-    def commands(self) -> list[str]:
-        """What nvidia-smi, sudo and the MPS control program were told."""
-        log = self.folder / "commands"
-        return log.read_text().splitlines() if log.exists() else []
 
 
 @pytest.fixture
 def machine(tmp_path: Path, template_store: Path) -> Machine:
     """An A100 whose programs write down how they are called."""
     shutil.copytree(template_store, tmp_path / "mlruns")
-    file = StateFile(tmp_path / "machine.json")
-    file.create(["a100_40gb"])
-    nvidia_smi = write_programs(tmp_path / "real", file.path)["nvidia-smi"]
-    (tmp_path / "bin").mkdir()
-    others = dict.fromkeys(("sudo", "nvidia-cuda-mps-control"), "exit 1")
-    for name, then in {"nvidia-smi": f'exec {nvidia_smi} "$@"', **others}.items():
-        program = tmp_path / "bin" / name
-        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/commands\n{then}\n')
-        program.chmod(0o755)
-    return Machine(folder=tmp_path, file=file)
+    machine = Machine.make(tmp_path)
+    machine.record_commands(**dict.fromkeys(("sudo", "nvidia-cuda-mps-control"), "exit 1"))
+    return machine
 
 
 @has_no_gpu
@@ -95,7 +71,7 @@ def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> N
 
 
 def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machine) -> None:
-    machine.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED)
+    machine.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED, times=None)
     before = machine.file.read().gpus
     status, out, err = machine.run("scenario=mig")
     assert (status, out) == (2, "")
@@ -106,16 +82,16 @@ def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machi
 
 
 def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(machine: Machine) -> None:
-    machine.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION)
+    machine.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
     before = machine.file.read().gpus
     status, out, err = machine.run(*TOY, "scenario=mig", "listeners=[]")
     assert status == 1, err  # only trying tells: the group begins, and its row says why it failed
     (line,) = [line for line in err.splitlines() if "failed:" in line]
     uuid = before[0].uuid
-    assert f"failed: no permission for `{machine.folder / 'bin/nvidia-smi'} -i {uuid} -mig 1`" in line
+    assert f"failed: no permission for `{machine.folder / 'recording/nvidia-smi'} -i {uuid} -mig 1`" in line
     assert "An administrator must allow it" in line and "'gpu.admin=[sudo,-n]'" in line
     assert line.partition("no permission")[2].rpartition(" (")[0] in out
-    assert machine.commands == [f"nvidia-smi -i {uuid} -mig 1"]
+    assert machine.commands == [f"{machine.folder}/recording/nvidia-smi -i {uuid} -mig 1"]
     assert machine.file.read().gpus == before
     assert list(machine.folder.glob("*.journal")) == []
 

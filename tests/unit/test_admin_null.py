@@ -19,13 +19,12 @@ import pytest
 
 from pipeline import describe, factory
 from pipeline.errors import ConfigError
-from pipeline.gpu import nvml
-from pipeline.journal import Journal
 from pipeline.paths import PROJECT_DIR
 from pipeline.protocols import Profiler, Sharing
-from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.state import Gpu, StateFile
-from pipeline.types import Commands, Device, Group, Plan
+from pipeline.simulation.install import installed
+from pipeline.simulation.state import Gpu
+from pipeline.types import Commands, Group, Plan
+from tests import simulated
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
 # Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
@@ -37,12 +36,9 @@ CHANGES_NOTHING = [
 
 
 @dataclasses.dataclass(kw_only=True)
-class Machine:
+class Machine(simulated.Machine):
     """An A100 whose programs are first on PATH."""
 
-    folder: Path
-    file: StateFile
-    device: Device
     make_plan: Callable[..., Plan]
 
     def group(self, scenario: str, admin: str, *, exclusive: bool) -> Group:
@@ -61,17 +57,12 @@ class Machine:
     @property
     def settings(self) -> Gpu:
         """The GPU as it is, but for the processes on it."""
-        return dataclasses.replace(self.file.read().gpus[0], processes=())
+        return dataclasses.replace(self.gpu, processes=())
 
     def changes(self) -> list[list[str]]:
-        """The same, as words; ids of instances as a plan shows them."""
+        """How nvidia-smi, dcgmi and sudo were called, as words; ids of instances as a plan shows them."""
         ids = r"-(gi|ci) \d+"
-        return [re.sub(ids, lambda m: f"-{m[1]} <{m[1].upper()}>", line).split() for line in self.commands()]
-
-    def commands(self) -> list[str]:
-        """How nvidia-smi, dcgmi and sudo were called."""
-        log = self.folder / "commands"
-        return log.read_text().splitlines() if log.exists() else []
+        return [re.sub(ids, lambda m: f"-{m[1]} <{m[1].upper()}>", line).split() for line in self.commands]
 
 
 @pytest.fixture
@@ -79,20 +70,12 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
     # A short path, as that of a group's scratch folder: sockets of MPS lie below it.
     folder = Path(tempfile.mkdtemp(prefix="null-", dir="/tmp"))
     try:
-        file = StateFile(folder / "machine.json")
-        file.create(["a100_40gb"])
-        programs = write_programs(folder / "real", file.path)
-        (folder / "bin").mkdir()
-        runs = {name: f'exec {programs[name]} "$@"' for name in ("nvidia-smi", "dcgmi")}
-        for name, then in (runs | {"sudo": "exit 1"}).items():
-            program = folder / "bin" / name
-            program.write_text(f'#!/bin/sh\necho "$0" "$@" >> {folder}/commands\n{then}\n')
-            program.chmod(0o755)
-        (folder / "bin/nvidia-cuda-mps-control").symlink_to(programs["nvidia-cuda-mps-control"])
-        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
-        with installed(file.path):
-            (device,) = nvml.list_devices()
-            yield Machine(folder=folder, file=file, device=device, make_plan=make_plan)
+        made = Machine.make(folder, make_plan=make_plan)
+        programs = made.record_commands(dcgmi=f'exec {made.programs["dcgmi"]} "$@"', sudo="exit 1")
+        (programs / "nvidia-cuda-mps-control").symlink_to(made.programs["nvidia-cuda-mps-control"])
+        monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+        with installed(made.file.path):
+            yield made
     finally:
         shutil.rmtree(folder)
 
@@ -110,7 +93,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
     there = sorted(machine.folder.iterdir())
     with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids"), machine.prepared(group):
         pytest.fail("was not refused")
-    assert machine.commands() == []
+    assert machine.commands == []
     assert machine.settings == before
     assert sorted(machine.folder.iterdir()) == there  # no journal, no pipe folder
 
@@ -122,7 +105,7 @@ def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenari
     assert factory.instance(group.sharing).privileged(group) == Commands()
     with machine.prepared(group):
         assert machine.settings == before
-    assert machine.commands() == []
+    assert machine.commands == []
 
 
 @pytest.mark.parametrize(("scenario", "exclusive"), CHANGES)
@@ -135,7 +118,7 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
     with machine.prepared(group):
         assert machine.settings != before
     assert machine.settings == before
-    assert not Journal(machine.folder, machine.device.uuid).path.exists()
+    assert not machine.journal.path.exists()
     commands = factory.instance(group.sharing).privileged(group)
     assert machine.changes() == [list(words) for words in (*commands.do, *commands.undo)]
     assert commands.do and commands.undo

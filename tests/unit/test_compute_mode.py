@@ -10,52 +10,45 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import compute_mode, nvml
+from pipeline.gpu import compute_mode
 from pipeline.gpu.mig import Mig
 from pipeline.gpu.mps import Mps
 from pipeline.gpu.naive import Naive
 from pipeline.gpu.programs import of_device
 from pipeline.gpu.smi import Smi
-from pipeline.journal import Journal, replay
+from pipeline.journal import replay
 from pipeline.simulation.clients import Clients
 from pipeline.simulation.codes import NO_PERMISSION, DriverError
-from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.state import Fault, StateFile
-from pipeline.types import Device, Group
+from pipeline.simulation.install import installed
+from pipeline.types import Group
+from tests import simulated
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
 
-@dataclasses.dataclass
-class Machine:
-    file: StateFile
-    device: Device
-    smi: Smi
-    journal: Journal
+class Machine(simulated.Machine):
+    @property
+    def smi(self) -> Smi:
+        return Smi.found(of_device(self.rehearsed), self.device.uuid)
 
     @property
     def mode(self) -> int:
-        return self.file.read().gpus[0].compute_mode
+        return self.gpu.compute_mode
 
     def exclusive(self):
         return compute_mode.exclusive(self.smi, self.journal)
 
     def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
-        details = dict(self.device.details) | {"compute_mode": mode}
-        device = dataclasses.replace(self.device, details=tuple(details.items()))
+        details = dict(self.rehearsed.details) | {"compute_mode": mode}
+        device = dataclasses.replace(self.rehearsed, details=tuple(details.items()))
         return make_group(*jobs, device=device, gpu=gpu_settings(**gpu))
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    file = StateFile(tmp_path / "machine.json")
-    file.create(["h100_80gb"])
-    programs = {name: str(path) for name, path in write_programs(tmp_path / "bin", file.path).items()}
-    with installed(file.path):
-        (device,) = nvml.list_devices()
-        simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
-        smi = Smi.found(of_device(simulated), device.uuid)
-        yield Machine(file, simulated, smi, Journal(tmp_path, device.uuid, of_device(simulated)))
+    made = Machine.make(tmp_path, "h100_80gb")
+    with installed(made.file.path):
+        yield made
 
 
 def test_one_process_computes_and_the_mode_is_put_back(machine):
@@ -91,9 +84,7 @@ def test_after_a_kill_the_journal_puts_it_back(machine):
 
 
 def test_without_permission_nothing_changed_and_the_command_is_named(machine):
-    with machine.file.changing() as cell:
-        fault = Fault(function="nvmlDeviceSetComputeMode", code=NO_PERMISSION, times=None)
-        cell.state = dataclasses.replace(cell.state, faults=(fault,))
+    machine.fail("nvmlDeviceSetComputeMode", NO_PERMISSION, times=None)
     with pytest.raises(SharingError, match=r"-c EXCLUSIVE_PROCESS.*administrator"), machine.exclusive():
         pass
     assert (machine.mode, machine.journal.steps()) == (0, ())

@@ -10,25 +10,27 @@ import pytest
 
 from pipeline import command
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import nvml
-from pipeline.gpu.programs import of_device
-from pipeline.journal import Journal, replay
+from pipeline.journal import replay
 from pipeline.profiler_none import NoProfiler
 from pipeline.profiler_nsight import Nsys
 from pipeline.simulation import dcgmi
-from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.state import Fault, StateFile
-from pipeline.types import Commands, Group
+from pipeline.types import Commands, GpuSettings, Group
+from tests import simulated
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
 
-@dataclasses.dataclass
-class Machine:
-    file: StateFile
-    group: Group
-    program: str
-    journal: Journal
+@dataclasses.dataclass(kw_only=True)
+class Machine(simulated.Machine):
+    settings: GpuSettings
+
+    @property
+    def program(self) -> str:
+        return self.programs["dcgmi"]
+
+    @property
+    def group(self) -> Group:
+        return make_group("a", device=self.rehearsed, gpu=self.settings)
 
     @property
     def is_paused(self) -> bool:
@@ -38,15 +40,10 @@ class Machine:
 @pytest.fixture
 def make_machine(tmp_path: Path) -> Callable[..., Machine]:
     def make(model: str = "a100_40gb", *, fails: str | None = None, **gpu) -> Machine:
-        file = StateFile(tmp_path / "machine.json")
-        file.create([model], [Fault(function=fails, code=999, times=None)] if fails else [])
-        programs = {name: str(path) for name, path in write_programs(tmp_path / "bin", file.path).items()}
-        with installed(file.path):
-            (device,) = nvml.list_devices()
-        simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
-        settings = gpu_settings(lock_dir=tmp_path, **gpu)
-        journal = Journal(tmp_path, device.uuid, of_device(simulated))
-        return Machine(file, make_group("a", device=simulated, gpu=settings), programs["dcgmi"], journal)
+        machine = Machine.make(tmp_path, model, settings=gpu_settings(lock_dir=tmp_path, **gpu))
+        if fails:
+            machine.fail(fails, 999, times=None)
+        return machine
 
     return make
 

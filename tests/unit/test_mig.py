@@ -19,47 +19,25 @@ from pipeline import host, mig_table
 from pipeline.errors import CollocationError, ConfigError, SharingError
 from pipeline.gpu import mig_control, nvml
 from pipeline.gpu.mig import Mig, MigSlots
-from pipeline.gpu.programs import Programs
 from pipeline.host import cpu_device
-from pipeline.journal import Journal, replay
+from pipeline.journal import replay
 from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
-from pipeline.simulation.driver import Driver
-from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.state import Fault, Gpu, StateFile
-from pipeline.types import Device, Group, Job
+from pipeline.simulation.install import installed
+from pipeline.types import Group, Job
+from tests import simulated
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
 FOREIGN = 14  # profile id of 2g on A100 and H100
 
 
-@dataclasses.dataclass(kw_only=True)
-class Machine:
+class Machine(simulated.Machine):
     """A simulated machine, with what a group on its GPU 0 needs."""
 
-    folder: Path
-    file: StateFile
-    program: Path
-    device: Device
-    journal: Journal
-
     @property
-    def gpu(self) -> Gpu:
-        return self.file.read().gpus[0]
-
-    @property
-    def driver(self) -> Driver:
-        return Driver(self.file)
-
-    def fail(self, function: str, code: int, **changes: Any) -> None:
-        with self.file.changing() as cell:
-            fault = Fault(function=function, code=code, **changes)
-            cell.state = dataclasses.replace(cell.state, faults=(*cell.state.faults, fault))
-
-    def heal(self) -> None:
-        with self.file.changing() as cell:
-            cell.state = dataclasses.replace(cell.state, faults=())
+    def program(self) -> Path:
+        return Path(self.programs["nvidia-smi"])
 
     def group(self, *sizes: str | None, **changes: Any) -> Group:
         made = make_group(*("job" for _ in sizes))
@@ -86,29 +64,22 @@ class Machine:
 
 
 @contextmanager
-def simulated(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
+def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
     """A machine with one GPU below pynvml."""
-    folder.mkdir(exist_ok=True)
-    file = StateFile(folder / "machine.json")
-    file.create([model])
-    if is_on:
-        Driver(file).set_mig_mode(0, is_on=True)
-    program = write_programs(folder / "bin", file.path)["nvidia-smi"]
-    with installed(file.path):
-        (device,) = nvml.list_devices()
-        journal = Journal(folder, device.uuid, Programs(configured={"nvidia-smi": str(program)}))
-        yield Machine(folder=folder, file=file, program=program, device=device, journal=journal)
+    machine = Machine.make(folder, model, is_on=is_on)
+    with installed(machine.file.path):
+        yield machine
 
 
 @pytest.fixture
 def a100(tmp_path: Path) -> Iterator[Machine]:
-    with simulated(tmp_path, "a100_40gb") as machine:
+    with installed_machine(tmp_path, "a100_40gb") as machine:
         yield machine
 
 
 @pytest.fixture
 def h100(tmp_path: Path) -> Iterator[Machine]:
-    with simulated(tmp_path, "h100_80gb", is_on=True) as machine:
+    with installed_machine(tmp_path, "h100_80gb", is_on=True) as machine:
         yield machine
 
 
@@ -435,7 +406,7 @@ def run_killed(machine: Machine, fatal: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["a100_40gb", pytest.param("h100_80gb", marks=pytest.mark.exhaustive)])
 def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, model: str) -> None:
-    with simulated(tmp_path, model) as machine:
+    with installed_machine(tmp_path, model) as machine:
         before = machine.gpu
         for fatal in range(1, 200):
             status = run_killed(machine, fatal)

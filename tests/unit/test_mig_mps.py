@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import subprocess
 import tempfile
@@ -12,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import mps_clients, nvml
+from pipeline.gpu import mps_clients
 from pipeline.gpu.mig_mps import MigMps
 from pipeline.journal import Journal
 from pipeline.simulation import mps_control
 from pipeline.simulation.clients import Clients
-from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.install import installed
 from pipeline.simulation.state import StateFile
 from pipeline.types import Group
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
+from tests.simulated import Machine
 
 
 @pytest.fixture
@@ -35,16 +35,12 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def make(folder) -> Iterator:
     """Makes groups of a number of jobs on a simulated A100."""
-    file = StateFile(folder / "machine.json")
-    file.create(["a100_40gb"])
-    programs = {name: str(path) for name, path in write_programs(folder / "bin", file.path).items()}
-    with installed(file.path):
-        (device,) = nvml.list_devices()
-        simulated = dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
+    machine = Machine.make(folder)
+    with installed(machine.file.path):
 
         def group(degree: int, **gpu) -> Group:
             settings = gpu_settings(lock_dir=folder, **gpu)
-            return make_group(*["job"] * degree, device=simulated, scenario="mig_mps", gpu=settings)
+            return make_group(*["job"] * degree, device=machine.rehearsed, scenario="mig_mps", gpu=settings)
 
         yield group
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from pipeline.gpu.mig import Mig
 from pipeline.gpu.mig_state import read_state
 from pipeline.gpu.partitions import Instance, Layout
 from pipeline.simulation import nvidia_smi, placement
-from pipeline.simulation.driver import Driver
-from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.state import Gpu, GpuInstance, State, StateFile
+from pipeline.simulation.install import installed
+from pipeline.simulation.state import GpuInstance, State, StateFile
 from pipeline.types import Group
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
+from tests.simulated import Machine
 
 Places = tuple[tuple[int, int], ...]  # profile id and start of each instance
 
@@ -46,19 +45,6 @@ class Placed(Mig):
 
     def _layout(self, group: Group) -> Layout:
         return self.layout
-
-
-@dataclass(kw_only=True)
-class Machine:
-    """A simulated machine whose GPU 0 is divided."""
-
-    folder: Path
-    file: StateFile
-    program: str
-
-    @property
-    def gpu(self) -> Gpu:
-        return self.file.read().gpus[0]
 
 
 def layouts(model: mig_table.Model) -> list[Places]:
@@ -81,26 +67,25 @@ def layouts(model: mig_table.Model) -> list[Places]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine in memory, whose nvidia-smi runs in this process: files and syncing would take most of the time."""
     states: dict[Path, State] = {}
     monkeypatch.setattr(StateFile, "read", lambda self: states[self.path])
     monkeypatch.setattr(StateFile, "_write", lambda self, state: states.update({self.path: state}))
     monkeypatch.setattr(StateFile, "_locked", lambda self: contextlib.nullcontext())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    file = StateFile(tmp_path / "machine.json")
-    program = str(write_programs(tmp_path / "bin", file.path)["nvidia-smi"])
+    machine = Machine.make(tmp_path)
 
     def run(argv: Sequence[str], **_: Any) -> command.Completed:
-        assert argv[0] == program
+        assert argv[0] == machine.programs["nvidia-smi"]
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            status = nvidia_smi.main(["--state-file", str(file.path), *argv[1:]])
+            status = nvidia_smi.main(["--state-file", str(machine.file.path), *argv[1:]])
         return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
     monkeypatch.setattr(command, "run", run)
     monkeypatch.setattr(smi, "_writers", lambda uuid: [])  # no other process: there is none to be looked for
-    yield Machine(folder=tmp_path, file=file, program=program)
+    return machine
 
 
 def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
@@ -114,7 +99,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
     for is_on in (False, True):
         machine.file.create([name])
         if is_on:
-            Driver(machine.file).set_mig_mode(0, is_on=True)
+            machine.driver.set_mig_mode(0, is_on=True)
         with installed(machine.file.path):
             (device,) = nvml.list_devices()
             before, raw = read_state(device.uuid), machine.file.read()
@@ -124,7 +109,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
                 group = make_group(*["job"] * len(places), device=device, gpu=gpu, scenario="mig")
                 scratch = machine.folder / "scratch"
                 scratch.mkdir()
-                sharing = Placed(Layout(instances=tuple(instances)), machine.program)
+                sharing = Placed(Layout(instances=tuple(instances)), machine.programs["nvidia-smi"])
                 with sharing.prepare(device, group, scratch) as slots:
                     by_gi = {each.id: (each.profile_id, each.start) for each in machine.gpu.instances}
                     assert [by_gi[slot.gi_id] for slot in slots.slots if slot.gi_id is not None] == list(places)

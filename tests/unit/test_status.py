@@ -22,38 +22,23 @@ from pipeline.journal import Journal
 from pipeline.paths import PROJECT_DIR
 from pipeline.simulation import codes
 from pipeline.simulation.clients import Clients
-from pipeline.simulation.driver import Driver
-from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.install import installed
 from pipeline.simulation.mps_control import write_program
-from pipeline.simulation.state import Fault, Gpu, StateFile
+from pipeline.simulation.state import Fault, StateFile
+from tests import simulated
 from tests.conftest import GPU
 
 PROFILE_2G = 14
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kept:
+class Kept(simulated.Machine):
     """A simulated machine that outlives studies, with a folder for locks and journals."""
 
-    file: StateFile
-    locks: Path
-    programs: dict[str, Path]
     ask: Callable[..., tuple[int, Any]]
 
-    @property
-    def gpu(self) -> Gpu:
-        return self.file.read().gpus[0]
-
-    @property
-    def journal(self) -> Journal:
-        return Journal(self.locks, self.gpu.uuid)
-
-    @property
-    def driver(self) -> Driver:
-        return Driver(self.file)
-
     def control(self) -> mig_control.Control:
-        return mig_control.Control(uuid=self.gpu.uuid, program=str(self.programs["nvidia-smi"]), admin=())
+        return mig_control.Control(uuid=self.gpu.uuid, program=self.programs["nvidia-smi"], admin=())
 
     def leave(self, *starts: int) -> None:
         """What a study leaves that was killed in its window: the mode, and instances of two slices."""
@@ -91,13 +76,10 @@ def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
 
 @pytest.fixture
 def a100(tmp_path: Path, ask: Callable[..., tuple[int, Any]]) -> Kept:
-    file = StateFile(tmp_path / "machine.json")
-    file.keep(["a100_40gb", "h100_80gb"])
-
     def call(command: str, *arguments: str, **options: bool) -> tuple[int, Any]:
-        return ask(command, "--machine", str(file.path), *arguments, **options)
+        return ask(command, "--machine", str(tmp_path / "machine.json"), *arguments, **options)
 
-    return Kept(file=file, locks=tmp_path / "locks", programs=write_programs(tmp_path / "bin", file.path), ask=call)
+    return Kept.make(tmp_path, "a100_40gb", "h100_80gb", is_kept=True, locks=tmp_path / "locks", ask=call)
 
 
 @pytest.fixture
