@@ -4,7 +4,9 @@ import os
 import sys
 import traceback
 
-from pipeline import interrupts, outcome, sender
+from pipeline import outcome
+from pipeline.base import interrupts
+from pipeline.record import sender
 
 if __name__ == "__main__":
     interrupts.install()
@@ -13,7 +15,8 @@ if __name__ == "__main__":
 import hydra  # below, because the sender imports MLflow meanwhile
 from omegaconf import DictConfig
 
-from pipeline import library_internals, schema, words
+from pipeline.base import library_internals, words
+from pipeline.plan import schema
 
 schema.register()
 library_internals.share_config_store()
@@ -37,7 +40,7 @@ if __name__ == "__main__":
     except Exception as error:
         if outcome.is_composed():
             raise
-        from pipeline import command_line
+        from pipeline.plan import command_line
 
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exc()

@@ -23,11 +23,12 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from benchmarks import bare_loop
-from pipeline import plan as planning
-from pipeline import plan_read, results, schema
-from pipeline.gpu import chosen
-from pipeline.inventory import take
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import plan as planning
+from pipeline.plan import read, schema
+from pipeline.plan.inventory import take
+from pipeline.prepare.device import chosen
+from pipeline.record.store import results
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S = 10
@@ -178,7 +179,7 @@ def job_argv(overrides: list[str]) -> tuple[str, ...]:
     """The command line that the orchestrator gives each job of this configuration."""
     schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
-        typed = plan_read.read([compose("config", overrides)])
+        typed = read.read([compose("config", overrides)])
     plan = planning.build_plan(typed, take(typed, chosen.find_device), is_sweep=False)
     return plan.groups[0].jobs[0].workload.argv
 

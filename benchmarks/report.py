@@ -26,11 +26,11 @@ from typing import Any
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from listeners.nvml import NvmlListener
-from pipeline.fields import Fields
-from pipeline.layout import DATABASE, FIELDS
-from pipeline.series import Origin, Series, write_table
-from pipeline.spool_format import Clock
-from pipeline.store import open_store
+from pipeline.base.layout import DATABASE, FIELDS
+from pipeline.observe.fields import Fields
+from pipeline.record.group_folder import Clock
+from pipeline.record.series import Origin, Series, write_table
+from pipeline.record.store.local import open_store
 
 EXPERIMENT = "scale"
 _SETTINGS = {"device": "NVIDIA H100 80GB HBM3", "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}

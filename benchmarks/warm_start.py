@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import results
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.record.store import results
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,7 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from pipeline import library_internals
+from pipeline.base import library_internals
 
 
 class StudySweeper(Sweeper):

@@ -17,9 +17,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
-from pipeline.errors import ConfigError, ListenerError
-from pipeline.protocols import Sink, Watch
-from pipeline.types import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.errors import ConfigError, ListenerError
+from pipeline.base.protocols import Sink, Watch
+from pipeline.base.records import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
 
 _log = logging.getLogger(__name__)
 MEMORY_IN_USE = Chart(panel="memory", title="memory in use")

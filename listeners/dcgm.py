@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from listeners.base import StopSignal, activity_fields, scaled
 from listeners.program import Program, ProgramListener
-from pipeline import command
-from pipeline.errors import CommandError, ListenerError
-from pipeline.protocols import Watch
-from pipeline.types import Device, Field, Sample
+from pipeline.base import command
+from pipeline.base.errors import CommandError, ListenerError
+from pipeline.base.protocols import Watch
+from pipeline.base.records import Device, Field, Sample
 
 _log = logging.getLogger(__name__)
 _MIB = 2**20

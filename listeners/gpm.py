@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from listeners.base import PollingListener, activity_fields, scaled
-from pipeline.errors import ListenerError
-from pipeline.gpu import nvml
-from pipeline.protocols import Watch
-from pipeline.types import Field, Sample
+from pipeline.base.errors import ListenerError
+from pipeline.base.protocols import Watch
+from pipeline.base.records import Field, Sample
+from pipeline.prepare.device import nvml
 
 _log = logging.getLogger(__name__)
 # nvml.h wants the two samples that make a value more than 100 ms apart; by our clock, a little more to be sure.

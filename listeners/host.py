@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from listeners.base import PollingListener, scaled
-from pipeline.protocols import Watch
-from pipeline.types import Chart, Field, Sample, Summary
+from pipeline.base.protocols import Watch
+from pipeline.base.records import Chart, Field, Sample, Summary
 
 _MIB = 2**20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

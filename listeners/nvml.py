@@ -1,4 +1,4 @@
-"""The GPU through NVML: device quantities, and GPU memory of each job. `pipeline.gpu.nvml` does the reading."""
+"""The GPU through NVML: device quantities, and GPU memory of each job; `pipeline.prepare.device.nvml` reads them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, PollingListener, scaled
 from listeners.host import job_of
-from pipeline.errors import ListenerError
-from pipeline.gpu import nvml
-from pipeline.protocols import Watch
-from pipeline.types import Chart, Field, Sample, Summary
+from pipeline.base.errors import ListenerError
+from pipeline.base.protocols import Watch
+from pipeline.base.records import Chart, Field, Sample, Summary
+from pipeline.prepare.device import nvml
 
 _MIB = 2**20
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scaled
 from listeners.program import Program, ProgramListener
-from pipeline.errors import ListenerError
-from pipeline.protocols import Watch
-from pipeline.types import Chart, Field, Sample
+from pipeline.base.errors import ListenerError
+from pipeline.base.protocols import Watch
+from pipeline.base.records import Chart, Field, Sample
 
 _log = logging.getLogger(__name__)
 _INVALID_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')

@@ -17,25 +17,27 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pipeline import endings, factory, interrupts, layout, measure, phases, sampled, trace
-from pipeline.errors import CollocationError, ListenerError
-from pipeline.fields import Fields
-from pipeline.gpu import lease, programs
-from pipeline.interrupts import Interrupted, UndoStack
-from pipeline.inventory import Inventory
-from pipeline.jobs import GroupFiles, JobGroup, JobStart
-from pipeline.journal import Journal, replay
-from pipeline.launch import Spawn, Starter
-from pipeline.launch_state import JobState
-from pipeline.observation import Observation, Watched
-from pipeline.phases import Phases
-from pipeline.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.sender import Sender
-from pipeline.sinks import History, Tee
-from pipeline.spool import Spool, SpoolRun
-from pipeline.tags import Tag, listener_tag
-from pipeline.types import Device, Group, GroupResult, Job, ListenerSpec, Required, Slot
-from pipeline.warm_start import WarmStart
+from pipeline.base import factory, interrupts, layout, programs
+from pipeline.base.errors import CollocationError, ListenerError
+from pipeline.base.interrupts import Interrupted, UndoStack
+from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
+from pipeline.base.records import Device, Group, GroupResult, Job, ListenerSpec, Required, Slot
+from pipeline.base.tags import Tag, listener_tag
+from pipeline.clean.journal import Journal, replay
+from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
+from pipeline.launch.spawn import Spawn, Starter
+from pipeline.launch.state import JobState
+from pipeline.launch.warm_start import WarmStart
+from pipeline.observe import endings, measure, phases, sampled
+from pipeline.observe.fields import Fields
+from pipeline.observe.observation import Observation, Watched
+from pipeline.observe.phases import Phases
+from pipeline.observe.sinks import History, Tee
+from pipeline.plan.inventory import Inventory
+from pipeline.prepare.device import lease
+from pipeline.record import trace
+from pipeline.record.sender import Sender
+from pipeline.record.spool import Spool, SpoolRun
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal

@@ -13,17 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pipeline import held_folder, mig_table
-from pipeline.errors import ConfigError, SharingError
-from pipeline.gpu import nvml
-from pipeline.launch_state import JobState
-from pipeline.paths import expanded
-from pipeline.schema import Config, GpuConfig, GpuKind
-from pipeline.simulation import codes, mps_control
-from pipeline.simulation.clients import Clients
+from pipeline.base import mig_table
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.paths import expanded
+from pipeline.base.records import Device, Result, Slot
+from pipeline.clean import held_folder
+from pipeline.launch.state import JobState
+from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.state import StateFile, start_ticks
-from pipeline.types import Device, Result, Slot
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.state import StateFile, start_ticks
+from pipeline.simulation.mps import control
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
 
@@ -124,7 +126,7 @@ class Rehearsal:
             SharingError: the server of that daemon takes no clients.
         """
         try:
-            connection = mps_control.connect(dict(slot.environ), on_behalf_of=state.working_pid)
+            connection = control.connect(dict(slot.environ), on_behalf_of=state.working_pid)
         except RuntimeError as error:
             raise SharingError(f"job {state.job.name} cannot become a client of MPS: {error}") from error
         if connection is None:

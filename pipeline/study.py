@@ -14,46 +14,34 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from pipeline import (
-    describe,
-    executor,
-    factory,
-    feasible,
-    host,
-    interrupts,
-    layout,
-    outcome,
-    phases,
-    plan_read,
-    provenance,
-    rehearsal,
-    reproduce,
-    resume,
-    spool_format,
-    store_links,
-    words,
-)
-from pipeline import plan as planning
-from pipeline.compare import Comparison
-from pipeline.errors import CollocationError, ConfigError
-from pipeline.fields import Fields
-from pipeline.gpu import chosen, lease, programs
-from pipeline.interrupts import UndoStack
-from pipeline.inventory import Inventory, take
-from pipeline.journal import Journal, Step, replay
-from pipeline.paths import expanded
-from pipeline.progress import Progress
+from pipeline import executor, outcome, rehearsal
+from pipeline.base import factory, host, interrupts, layout, programs, words
+from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.paths import expanded
+from pipeline.base.records import Device, Group, GroupResult, Plan, Result
+from pipeline.base.words import counted, duration
+from pipeline.clean.journal import Journal, Step, replay
+from pipeline.launch.warm_start import WarmStart
+from pipeline.observe import phases
+from pipeline.observe.compare import Comparison
+from pipeline.observe.fields import Fields
+from pipeline.observe.progress import Progress
+from pipeline.observe.table import table
+from pipeline.observe.view import make_view
+from pipeline.plan import describe, feasible, read
+from pipeline.plan import plan as planning
+from pipeline.plan.inventory import Inventory, take
+from pipeline.plan.schema import Config, GpuKind
+from pipeline.prepare.device import chosen, lease
+from pipeline.record import group_folder, provenance, resume
+from pipeline.record.sender import Sender
+from pipeline.record.sender import take as take_sender
+from pipeline.record.spool import Spool
+from pipeline.record.store import links
 from pipeline.rehearsal import Rehearsal
-from pipeline.reproduce import Reproduction
-from pipeline.schema import Config, GpuKind
-from pipeline.sender import Sender
-from pipeline.sender import take as take_sender
-from pipeline.spool import Spool
-from pipeline.table import table
-from pipeline.types import Device, Group, GroupResult, Plan, Result
-from pipeline.view import make_view
-from pipeline.warm_start import WarmStart
-from pipeline.words import counted, duration
+from pipeline.reproduce import reproduce
+from pipeline.reproduce.reproduce import Reproduction
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +134,7 @@ class _Asked:
 
 
 def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -> _Asked:
-    configs = plan_read.read(composed)
+    configs = read.read(composed)
     first = configs[0]
     _check_same(configs)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
@@ -190,7 +178,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
     for device in dirty:
         with lease.hold(device, folder):
-            spool_format.recover(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
+            group_folder.recover(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
             _say_undone(device, replay(Journal(folder, device.uuid, programs.of_device(device))))
     return bool(dirty)
 
@@ -246,7 +234,7 @@ class _Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(self.config.gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        waiting = spool_format.recover(self.root / layout.SPOOL)
+        waiting = group_folder.recover(self.root / layout.SPOOL)
         for device in self.plan.devices:
             journal = Journal(Path(self.config.gpu.lock_dir), device.uuid, programs.of_device(device))
             if _goes(self.config):
@@ -329,7 +317,7 @@ class _Study:
         """Send the groups, and the late figures, that earlier starts could not."""
         for folder in waiting:
             self.sender.send(folder)
-        for file in spool_format.amendments(self.root / layout.SPOOL):
+        for file in group_folder.amendments(self.root / layout.SPOOL):
             self.sender.amend(file)
         self.sender.rest()
 
@@ -340,8 +328,8 @@ class _Study:
 
     def _how_to_open(self, store: dict[str, str]) -> str:
         if store["kind"] == "local":
-            return f"open: {store_links.ui_hint(self.root, store['experiment_id'])}"
-        return f"open: {store_links.ui_link(store['uri'], store['experiment_id'])}"
+            return f"open: {links.ui_hint(self.root, store['experiment_id'])}"
+        return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
 
     def _finish(self, spool: Spool, comparison: Comparison, store: dict[str, str]) -> None:
         self.sender.rest()

@@ -1,6 +1,6 @@
 """What a study did when, over all its starts, as one trace that https://ui.perfetto.dev opens.
 
-Every group keeps its own `timeline.json` (`pipeline/trace.py`); this program puts those of a study into one file:
+Every group keeps its own `timeline.json` (`record/trace.py`); this program puts those of a study into one file:
 
     python -m pipeline.timeline --experiment NAME --out trace.json
 """
@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import interrupts, layout, results, trace
-from pipeline.errors import CollocationError, TrackingError
-from pipeline.store import open_named, set_mlflow_defaults
-from pipeline.words import counted
+from pipeline.base import interrupts, layout
+from pipeline.base.errors import CollocationError, TrackingError
+from pipeline.base.words import counted
+from pipeline.record import trace
+from pipeline.record.store import results
+from pipeline.record.store.local import open_named, set_mlflow_defaults
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:

@@ -8,18 +8,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import interrupts, layout, spool_format
-from pipeline.errors import CollocationError, ConfigError
-from pipeline.relocate import relocate
-from pipeline.store import set_mlflow_defaults
-from pipeline.store_server import RequestHandler, sentence, serve
+from pipeline.base import interrupts, layout
+from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.record import group_folder
+from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.record.store.relocate import relocate
+from pipeline.record.store.server import RequestHandler, sentence, serve
 
 log = logging.getLogger(__name__)
 
 
 def flush(handler: RequestHandler, spool_root: Path) -> int:
     """Send everything that lies in the spool and has no living owner; 1 if something could not be sent."""
-    found = spool_format.survey(spool_root)
+    found = group_folder.survey(spool_root)
     failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
     for folder in found.ready:
         try:
@@ -29,7 +30,7 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
             failures.append(f"{folder}: {sentence(error)}")
         else:
             _say(f"sent {folder}" + (f" to {where} as run {run_id}" if run_id else " (by another process)"))
-    for file in spool_format.amendments(spool_root):
+    for file in group_folder.amendments(spool_root):
         try:
             handler.answer({"op": "amend", "spool": str(file)})
         except Exception as error:  # noqa: BLE001  as above

@@ -12,14 +12,14 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from pipeline import feasible, plan_read, schema
-from pipeline import plan as planning
-from pipeline.host import cpu_device
-from pipeline.inventory import Inventory
-from pipeline.inventory import take as take_inventory
-from pipeline.paths import PROJECT_DIR
-from pipeline.schema import Config
-from pipeline.types import Device, Plan
+from pipeline.base.host import cpu_device
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Device, Plan
+from pipeline.plan import feasible, read, schema
+from pipeline.plan import plan as planning
+from pipeline.plan.inventory import Inventory
+from pipeline.plan.inventory import take as take_inventory
+from pipeline.plan.schema import Config
 
 pytest.register_assert_rewrite("tests.listener_contract")
 GPU = Device(
@@ -50,7 +50,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
     """Plan a study; `device` replaces what the machine has."""
 
     def make(*overrides: list[str], device: Device | None = None, is_sweep: bool | None = None) -> Plan:
-        configs = plan_read.read(compose(*overrides))
+        configs = read.read(compose(*overrides))
         sweep = len(overrides) > 1 if is_sweep is None else is_sweep
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
         return feasible.checked(plan)

@@ -13,12 +13,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 
-from pipeline import feasible, plan_read, rehearsal, schema
-from pipeline import plan as planning
-from pipeline.inventory import take
-from pipeline.paths import PROJECT_DIR
-from pipeline.schema import Config
-from pipeline.types import Plan
+from pipeline import rehearsal
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Plan
+from pipeline.plan import feasible, read, schema
+from pipeline.plan import plan as planning
+from pipeline.plan.inventory import take
+from pipeline.plan.schema import Config
 
 
 def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> list[Config]:
@@ -33,7 +34,7 @@ def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> l
         sweeper: Any = Plugins.instance().instantiate_sweeper(
             hydra_context=context, task_function=lambda _: None, config=config
         )
-        return plan_read.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
+        return read.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import time
 import uuid
 from pathlib import Path
 
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
 
 SCENARIOS = ("naive", "mps", "mig", "mig_mps")
 HOWS = ("exception", "sigterm", "sigkill")
@@ -115,7 +115,7 @@ class Bench:
 
     def snapshot(self) -> list[dict[str, object]]:
         """The GPUs of the machine as they are, without processes that have ended."""
-        from pipeline.simulation.state import StateFile
+        from pipeline.simulation.machine.state import StateFile
 
         return [dataclasses.asdict(gpu) for gpu in StateFile(self.machine).read().gpus]
 

@@ -19,9 +19,9 @@ import yaml
 
 from listeners.base import ThreadedListener
 from listeners.host import read_process
-from pipeline.errors import ConfigError, ListenerError
-from pipeline.protocols import Listener
-from pipeline.types import Device, Sample
+from pipeline.base.errors import ConfigError, ListenerError
+from pipeline.base.protocols import Listener
+from pipeline.base.records import Device, Sample
 from tests.nvml_library import UUID
 
 CONF = Path(__file__).parent.parent / "conf" / "listeners"

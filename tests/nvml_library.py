@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from pipeline.library_internals import nvml_answered_by
+from pipeline.base.library_internals import nvml_answered_by
 
 MIB = 2**20
 UUID = "GPU-11111111-2222-3333-4444-555555555555"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pipeline.report import figures, paper, report_tables, tables, verdicts
-from pipeline.report.page import Content
-from pipeline.report.records import Study
-from pipeline.report.series import GroupSeries
+from pipeline.report.evaluate import cells as evaluated
+from pipeline.report.evaluate import paper, verdicts
+from pipeline.report.figures import every as figures
+from pipeline.report.page import tables as report_tables
+from pipeline.report.page.page import Content
+from pipeline.report.read.records import Study
+from pipeline.report.read.samples import GroupSeries
 
 
 def content_of(found: Study, timeline: GroupSeries | None = None) -> Content:
-    cells = tables.cells(found)
+    cells = evaluated.cells(found)
     claims = verdicts.verdicts(cells)
     winners = verdicts.winners(cells, claims)
     every = report_tables.every_table(found, cells, claims, winners, paper.compare(cells, winners))

@@ -7,11 +7,11 @@ import math
 import random
 from typing import Any
 
-from pipeline.modes import mode_of
-from pipeline.report import labels
-from pipeline.report.records import JobRow, Row, Study
-from pipeline.report.rows import study_of
-from pipeline.types import Result, WindowKind
+from pipeline.base.modes import mode_of
+from pipeline.base.records import Result, WindowKind
+from pipeline.report.read import labels
+from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.rows import study_of
 
 GPU = "NVIDIA H100 80GB HBM3"
 PROFILES = {1: "7g.80gb", 2: "3g.40gb", 3: "2g.20gb", 7: "1g.10gb"}

@@ -12,9 +12,9 @@ from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
-from pipeline.fields import Fields
-from pipeline.launch_state import Ended, JobState, Said, Started
-from pipeline.types import GpuSettings, Group, Job, Limits, Spec, Window, WindowKind, Workload
+from pipeline.base.records import GpuSettings, Group, Job, Limits, Spec, Window, WindowKind, Workload
+from pipeline.launch.state import Ended, JobState, Said, Started
+from pipeline.observe.fields import Fields
 from tests.conftest import GPU
 
 S = 1_000_000_000
@@ -29,7 +29,7 @@ def workload(name: str = "a", *, ends_by_itself: bool = False) -> Workload:
         script=__file__,
         argv=("x.py",),
         ends_by_itself=ends_by_itself,
-        env=Spec(target="pipeline.env_current.CurrentEnv"),
+        env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
         digest=f"digest-{name}",
     )
 
@@ -49,7 +49,7 @@ def group(
         "name": "naive-" + "+".join(names),
         "experiment": "test",
         "scenario": "serial" if sequential else "naive",
-        "sharing": Spec(target="pipeline.gpu.naive.Naive"),
+        "sharing": Spec(target="pipeline.prepare.sharing.naive.Naive"),
         "jobs": tuple(Job(index=i, workload=workload(name)) for i, name in enumerate(names)),
         "window": Window(kind=kind, seconds=10, settle_s=1, epochs=2),
         "limits": Limits(ready_s=5, group_s=5, stop_s=5),

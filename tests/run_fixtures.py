@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.gpu import nvml
-from pipeline.gpu.programs import of_device
-from pipeline.journal import Journal
-from pipeline.simulation.driver import Driver
+from pipeline.base.programs import of_device
+from pipeline.base.records import Device
+from pipeline.clean.journal import Journal
+from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.state import Fault, Gpu, StateFile
-from pipeline.types import Device
+from pipeline.simulation.machine.driver import Driver
+from pipeline.simulation.machine.state import Fault, Gpu, StateFile
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:

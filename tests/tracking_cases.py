@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline import spool_format
-from pipeline.layout import DATABASE
-from pipeline.spool_format import ChildRecord, Clock, Record, RunRecord
-from pipeline.store import database_uri
+from pipeline.base.layout import DATABASE
+from pipeline.record import group_folder
+from pipeline.record.group_folder import ChildRecord, Clock, Record, RunRecord
+from pipeline.record.store.local import database_uri
 
 PROJECT = Path(__file__).resolve().parent.parent
 EXPERIMENT = "collocation"
@@ -154,7 +154,7 @@ def make_spool(root: Path, content: Record, name: str = "0001-mig") -> Path:
     (folder / "artifacts").mkdir(parents=True)
     (folder / "artifacts" / "config.yaml").write_text("degree: 2\n")
     (folder / "lock").touch()
-    spool_format.write(folder, content)
+    group_folder.write(folder, content)
     return folder
 
 

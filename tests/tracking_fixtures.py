@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.layout import DATABASE, STORE_LOCK
-from pipeline.relocate import relocate
-from pipeline.store import open_store
+from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.record.store.local import open_store
+from pipeline.record.store.relocate import relocate
 from tests.tracking_cases import Serve
 
 

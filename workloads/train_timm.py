@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from workloads.image_data import Batch, Batches, DataRequest
-    from workloads.steps import Step, Training
+    from workloads.images.image_data import Batch, Batches, DataRequest
+    from workloads.training.steps import Step, Training
 
 _MOMENTUM = 0.9
 _log = logging.getLogger(__name__)
@@ -149,8 +149,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     job.phase("import")
     import torch
 
-    from workloads.epochs import Trainer
-    from workloads.image_data import open_data
+    from workloads.images.image_data import open_data
+    from workloads.training.epochs import Trainer
 
     job.phase("build")
     device = _device(args)
@@ -200,7 +200,7 @@ def _set_arithmetic(args: argparse.Namespace) -> None:
 def _data_request(args: argparse.Namespace) -> DataRequest:
     from dataclasses import fields
 
-    from workloads.image_data import DataRequest
+    from workloads.images.image_data import DataRequest
 
     return DataRequest(**{field.name: getattr(args, field.name) for field in fields(DataRequest)})
 
@@ -208,8 +208,8 @@ def _data_request(args: argparse.Namespace) -> DataRequest:
 def _build(args: argparse.Namespace, device: torch.device) -> Training:
     import torch
 
-    from workloads.steps import Training
-    from workloads.vision import import_torchvision
+    from workloads.images.vision import import_torchvision
+    from workloads.training.steps import Training
 
     import_torchvision()
     import timm
@@ -228,7 +228,7 @@ def _build(args: argparse.Namespace, device: torch.device) -> Training:
 
 def _warm_up(args: argparse.Namespace, job: client.NullJob, training: Training, batches: Batches) -> Step:
     """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned. Also runs the canary."""
-    from workloads import steps
+    from workloads.training import steps
 
     warm_up = _endless(batches, args.warmup_steps)
     with steps.undone(training):
@@ -253,7 +253,7 @@ def _check_results(job: client.NullJob, training: Training, batch: Batch) -> Non
     """Check what this process computes: on a GPU delicate products, and everywhere an eager step of its own."""
     import torch
 
-    from workloads import canary, steps
+    from workloads.training import canary, steps
 
     products, own = canary.Canary(), canary.Canary()
     if training.device.type == "cuda":

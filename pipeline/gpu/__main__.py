@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import interrupts, mig_table, words
-from pipeline.errors import CollocationError, ConfigError
-from pipeline.gpu import partitions, profiles
+from pipeline.base import interrupts, mig_table, words
+from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.gpu.answer import Answer
-from pipeline.schema import GpuConfig
+from pipeline.plan.schema import GpuConfig
+from pipeline.prepare.mig import partitions, profiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

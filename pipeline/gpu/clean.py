@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import journal, leftovers, rehearsal
-from pipeline.errors import CollocationError
-from pipeline.gpu import lease
+from pipeline import rehearsal
+from pipeline.base.errors import CollocationError
+from pipeline.base.paths import expanded
+from pipeline.base.programs import Programs
+from pipeline.base.records import Device
+from pipeline.clean import journal, leftovers
+from pipeline.clean.journal import Journal
 from pipeline.gpu.answer import Answer
-from pipeline.gpu.programs import Programs
 from pipeline.gpu.status import ABSENT, Target, driver, in_words, printable, targets
-from pipeline.journal import Journal
-from pipeline.paths import expanded
-from pipeline.simulation.state import StateFile, goes_with_its_study
-from pipeline.types import Device
+from pipeline.prepare.device import lease
+from pipeline.simulation.machine.state import StateFile, goes_with_its_study
 
 
 def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import journal, leftovers
-from pipeline.errors import CollocationError, ConfigError, SharingError
-from pipeline.gpu import lease, nvml, profiles
+from pipeline.base.errors import CollocationError, ConfigError, SharingError
+from pipeline.base.host import boot_id
+from pipeline.base.paths import expanded
+from pipeline.base.records import Device
+from pipeline.clean import journal, leftovers
+from pipeline.clean.journal import Journal, Step
 from pipeline.gpu.answer import Answer
-from pipeline.gpu.mig_state import MigState, read_state
-from pipeline.host import boot_id
-from pipeline.journal import Journal, Step
-from pipeline.paths import expanded
-from pipeline.schema import GpuConfig
+from pipeline.plan.schema import GpuConfig
+from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.mig import profiles
+from pipeline.prepare.mig.state import MigState, read_state
 from pipeline.simulation.install import installed
-from pipeline.simulation.state import StateFile, goes_with_its_study
-from pipeline.types import Device
+from pipeline.simulation.machine.state import StateFile, goes_with_its_study
 
 _MIB = 2**20
 ABSENT = "a GPU that is not there"

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import interrupts
-from pipeline.errors import CollocationError, ConfigError
+from pipeline.base import interrupts
+from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.base.words import counted
+from pipeline.plan.schema import TrackingConfig
+from pipeline.record.store.local import open_named, set_mlflow_defaults
+from pipeline.record.store.results import experiment_names
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
-from pipeline.results import experiment_names
-from pipeline.schema import TrackingConfig
-from pipeline.store import open_named, set_mlflow_defaults
-from pipeline.words import counted
 
 DEFAULT_ROOT = Path("mlruns")
 
@@ -76,8 +76,12 @@ def report(
         ConfigError: there is no such group, or none at all, or the folder cannot be written.
         TrackingError: the store cannot be read.
     """
-    from pipeline.report import figures, paper, report_tables, rows, series, tables, verdicts
-    from pipeline.report.page import Content
+    from pipeline.report.evaluate import cells as evaluated
+    from pipeline.report.evaluate import paper, verdicts
+    from pipeline.report.figures import every
+    from pipeline.report.page import tables as report_tables
+    from pipeline.report.page.page import Content
+    from pipeline.report.read import rows, samples
 
     study = rows.read(stores, experiment)
     if not study.rows:
@@ -85,11 +89,11 @@ def report(
             f"there is no group with a result in experiment {experiment!r} of {', '.join(map(str, stores))}; "
             "name a study (its tracking.experiment) with --experiment"
         )
-    row = series.choose_group(study, group)
-    timeline = series.read_group(row) if row is not None else None
+    row = samples.choose_group(study, group)
+    timeline = samples.read_group(row) if row is not None else None
     if timeline is None and group is not None:
         logger.warning("group %s has no samples, so it is not drawn over time", group)
-    cells = tables.cells(study)
+    cells = evaluated.cells(study)
     found = verdicts.verdicts(cells)
     winners = verdicts.winners(cells, found)
     comparisons = paper.compare(cells, winners)
@@ -99,7 +103,7 @@ def report(
         verdicts=found,
         winners=winners,
         tables=report_tables.every_table(study, cells, found, winners, comparisons),
-        figures=figures.every_figure(study, cells, timeline),
+        figures=every.every_figure(study, cells, timeline),
     )
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ConfigError, TrackingError
-from pipeline.report.page import Content, render
-from pipeline.report.table_format import to_csv, to_latex
-from pipeline.store import open_named
-from pipeline.tags import REPORT, Tag
-from pipeline.upload import log_files
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.tags import REPORT, Tag
+from pipeline.record.store.local import open_named
+from pipeline.record.store.upload import log_files
+from pipeline.report.page.page import Content, render
+from pipeline.report.page.table_format import to_csv, to_latex
 
 PAGE, MANIFEST = "index.html", "report.json"
 _PART = f".{MANIFEST}.part"

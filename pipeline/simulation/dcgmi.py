@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ConfigError
-from pipeline.simulation import machine
-from pipeline.simulation.codes import DriverError
-from pipeline.simulation.driver import Driver
-from pipeline.simulation.machine import model_of
-from pipeline.simulation.state import Gpu, GpuInstance, StateFile
+from pipeline.base.errors import ConfigError
+from pipeline.simulation.machine import queries
+from pipeline.simulation.machine.codes import DriverError
+from pipeline.simulation.machine.driver import Driver
+from pipeline.simulation.machine.queries import model_of
+from pipeline.simulation.machine.state import Gpu, GpuInstance, StateFile
 
 # What a fault names to keep the host engine from answering, or from watching a field, as `dcgmWatchFields:1006`.
 CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
@@ -289,7 +289,7 @@ def _seen_divisions(index: int, gpu: Gpu) -> dict[tuple[int, int], int]:
 def _noticed(gpu: Gpu) -> list[GpuInstance]:
     now_s = time.monotonic()
     # An instant that is still to come is of a kept machine, from before this computer was started.
-    return [each for each in machine.listed(gpu) if not 0 <= now_s - each.made_s < _SEEN_AFTER_S]
+    return [each for each in queries.listed(gpu) if not 0 <= now_s - each.made_s < _SEEN_AFTER_S]
 
 
 def _options(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str] | None:

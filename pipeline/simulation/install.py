@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import library_internals
-from pipeline.simulation import mps_control
+from pipeline.base import library_internals
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.simulation.mps import control
 
 if TYPE_CHECKING:
-    from pipeline.simulation.nvml_library import NvmlLibrary
+    from pipeline.simulation.nvml.library import NvmlLibrary
 
-_PROJECT_DIR = Path(__file__).resolve().parents[2]
 # The folder is named here and not in PYTHONPATH, so that no other package of this name can come before it.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
 MPS_CONTROL = "nvidia-cuda-mps-control"
-_PROGRAMS = {"nvidia-smi": "pipeline.simulation.nvidia_smi", "dcgmi": "pipeline.simulation.dcgmi"}
+_PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.program", "dcgmi": "pipeline.simulation.dcgmi"}
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
 
     Sessions that are still open at the end are closed.
     """
-    from pipeline.simulation.nvml_library import NvmlLibrary
+    from pipeline.simulation.nvml.library import NvmlLibrary
 
     library = NvmlLibrary(state_file)
     with library_internals.nvml_answered_by(library):
@@ -60,7 +60,7 @@ def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") 
     folder.mkdir(parents=True, exist_ok=True)
     programs = {}
     for name, module in _PROGRAMS.items():
-        argv = [sys.executable, "-E", "-s", "-P", "-c", _START.format(project=str(_PROJECT_DIR), module=module)]
+        argv = [sys.executable, "-E", "-s", "-P", "-c", _START.format(project=str(PROJECT_DIR), module=module)]
         command = shlex.join([*argv, "--state-file", str(state_file.absolute())])
         programs[name] = folder / name
         # Replaced as a whole: another study on this machine may start it now.
@@ -68,5 +68,5 @@ def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") 
         new.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
         new.chmod(0o755)
         new.replace(programs[name])
-    programs[MPS_CONTROL] = mps_control.write_program(folder, device_name=device_name, machine=state_file)
+    programs[MPS_CONTROL] = control.write_program(folder, device_name=device_name, machine=state_file)
     return programs

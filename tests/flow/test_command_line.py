@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
 
 HOW_TO_WRITE_IT = (
     "an override is KEY=VALUE, with quotes around brackets, spaces and the like, as in 'mix=[S,M]' or "

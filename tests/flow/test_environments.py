@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
 from tests.packages import Channel, wheel
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -175,7 +175,7 @@ def test_a_script_in_a_virtual_environment_runs_with_its_packages(run, jobs, tmp
 # A kind that nothing else knows: a class, and a YAML whose keys are its arguments.
 KIND = """
 import dataclasses
-from pipeline.env_current import CurrentEnv
+from pipeline.prepare.env.current import CurrentEnv
 class PaintedEnv(CurrentEnv):
     def __init__(self, colours):
         self.colours = colours

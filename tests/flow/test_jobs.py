@@ -13,13 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import measure, processes
-from pipeline.errors import LaunchError
-from pipeline.jobs import GroupFiles, JobGroup, JobStart
-from pipeline.launch import Spawn, Starter
-from pipeline.observation import Observation
-from pipeline.types import GroupResult, Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
-from pipeline.warm_start import ForkServer
+from pipeline.base.errors import LaunchError
+from pipeline.base.records import (
+    GroupResult,
+    Interpreter,
+    Job,
+    Limits,
+    Result,
+    Slot,
+    Spec,
+    Window,
+    WindowKind,
+    Workload,
+)
+from pipeline.clean import processes
+from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
+from pipeline.launch.spawn import Spawn, Starter
+from pipeline.launch.warm_start import ForkServer
+from pipeline.observe import measure
+from pipeline.observe.observation import Observation
 from tests.conftest import TOYS
 from tests.rows import group
 
@@ -62,7 +74,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
                     script=str(TOYS / "toy.py"),
                     argv=(str(TOYS / "toy.py"), "--epochs", epochs, manner),
                     ends_by_itself=False,
-                    env=Spec(target="pipeline.env_current.CurrentEnv"),
+                    env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
                     digest="d",
                 ),
             )

@@ -17,15 +17,17 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import leftovers, processes, spool_format
-from pipeline.gpu import lease, mps_daemon, nvml
-from pipeline.paths import PROJECT_DIR
-from pipeline.simulation import codes
-from pipeline.simulation.clients import Clients
-from pipeline.simulation.driver import Driver
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.clean import leftovers, processes
+from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.mps import daemon
+from pipeline.record import group_folder
 from pipeline.simulation.install import installed
-from pipeline.simulation.mps_control import write_program
-from pipeline.simulation.state import Fault
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.driver import Driver
+from pipeline.simulation.machine.state import Fault
+from pipeline.simulation.mps.control import write_program
 from tests import simulated
 from tests.simulated import set_faults
 
@@ -83,11 +85,11 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def foreign_daemon() -> Iterator[mps_daemon.Control]:
+def foreign_daemon() -> Iterator[daemon.Control]:
     """An MPS daemon that somebody else runs, with its server."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         program = write_program(Path(folder), device_name="NVIDIA A100-SXM4-40GB")
-        control = mps_daemon.Control(program=str(program), pipes=Path(folder, "pipe"))
+        control = daemon.Control(program=str(program), pipes=Path(folder, "pipe"))
         control.pipes.mkdir()
         subprocess.run([program, "-d"], env=control.environ(), check=True)
         try:
@@ -115,7 +117,7 @@ def kill_with_its_sender(study: subprocess.Popen[str]) -> None:
     study.communicate()
 
 
-def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreign_daemon: mps_daemon.Control) -> None:
+def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreign_daemon: daemon.Control) -> None:
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
     a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)
@@ -128,7 +130,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreig
     try:
         wait_for(are_training, study)
         (record,) = a100.folder.glob("mlruns/spool/*/*/record.json")
-        scratch = leftovers.scratch_folder(spool_format.read(record.parent).spool_id)
+        scratch = leftovers.scratch_folder(group_folder.read(record.parent).spool_id)
         code, text = a100.ask("status")
         assert code == 1
         assert f"(pid {study.pid}, started in {a100.folder})" in text

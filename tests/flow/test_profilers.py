@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import processes
-from pipeline.paths import PROJECT_DIR
-from pipeline.simulation.state import StateFile
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.clean import processes
+from pipeline.simulation.machine.state import StateFile
 from tests.trace_format import problems
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.paths import PROJECT_DIR
-from pipeline.simulation import codes
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.simulation.machine import codes
 from tests import simulated
 
 pytest_plugins = ["tests.tracking_fixtures"]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report as scale
-from pipeline import results
-from pipeline.layout import DATABASE
-from pipeline.report import rows, series
+from pipeline.base.layout import DATABASE
+from pipeline.record.store import results
+from pipeline.record.store.local import open_store
 from pipeline.report.__main__ import main
-from pipeline.store import open_store
+from pipeline.report.read import rows, samples
 from tests.tracking_cases import client, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -79,13 +79,13 @@ def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: P
             path.write_bytes(b"not parquet")
     assert command(filled, "--out", tmp_path / "out", "--no-log", "--group", "naive-3x-workloada") == 0
     assert "Utilisation and memory over time: naive-3x-workloada" in (tmp_path / "out/index.html").read_text()
-    drawn = series.read_group(chosen)
+    drawn = samples.read_group(chosen)
     assert drawn is not None
     assert [line.label for line in drawn.activity] == ["GRACT", "SMACT", "DRAM activity"]
     assert [len(line.values) for line in drawn.memory_mib] == [20]
     assert [span.label for span in drawn.spans] == [f"{index} workloada bs128" for index in range(3)]
-    monkeypatch.setattr(series, "POINTS", 5)
-    thinned = series.read_group(chosen)
+    monkeypatch.setattr(samples, "POINTS", 5)
+    thinned = samples.read_group(chosen)
     assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.paths import PROJECT_DIR
-from pipeline.report import rows, tables
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.report.evaluate import cells
+from pipeline.report.read import rows
 
 pytest_plugins = ["tests.tracking_fixtures"]
 
@@ -25,7 +26,7 @@ def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, temp
     study = rows.read([tmp_path / "mlruns"], "collocation")
     assert len(study.rows) == study.num_planned == 6
     assert study.num_complete_blocks == 2 and study.left_out == {}
-    found = {(cell.mode, cell.degree): cell for cell in tables.cells(study)}
+    found = {(cell.mode, cell.degree): cell for cell in cells.cells(study)}
     assert set(found) == {("serial", 1), ("naive", 1), ("serial", 2), ("naive", 2)}
     names = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")
     for row in study.rows:

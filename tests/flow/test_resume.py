@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from pipeline.paths import PROJECT_DIR
-from pipeline.types import Result
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Result
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]

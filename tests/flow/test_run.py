@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import processes, spool_format
+from pipeline.clean import processes
+from pipeline.record import group_folder
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
@@ -26,7 +27,7 @@ def when_training(tmp_path: Path, process: subprocess.Popen[str]) -> Iterator[st
         for record in tmp_path.glob("mlruns/spool/*/*/record.json"):
             events = list(record.parent.glob("jobs/*/events.jsonl"))
             if len(events) == 2 and all('"started"' in file.read_text() for file in events):
-                yield spool_format.read(record.parent).spool_id
+                yield group_folder.read(record.parent).spool_id
                 return
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import describe, plan_read, rehearsal
-from pipeline.errors import ConfigError, SharingError
-from pipeline.launch_state import JobState, Started
-from pipeline.paths import PROJECT_DIR
-from pipeline.schema import Config, GpuConfig, GpuKind, ScenarioConfig
-from pipeline.simulation import codes
-from pipeline.simulation.clients import Clients
-from pipeline.simulation.state import Fault, StateFile
-from pipeline.types import Slot
+from pipeline import rehearsal
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Slot
+from pipeline.launch.state import JobState, Started
+from pipeline.plan import describe, read
+from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.state import Fault, StateFile
 from tests.conftest import GPU
 from tests.rows import Gone, group
 from tests.simulated import set_faults
@@ -110,7 +111,7 @@ def stored(folder: Path):
 
 
 def configs(*models: str, **changes: object) -> list[Config]:
-    scenario = ScenarioConfig(name="naive", _target_="pipeline.gpu.naive.Naive")
+    scenario = ScenarioConfig(name="naive", _target_="pipeline.prepare.sharing.naive.Naive")
     gpus = [GpuConfig(kind=GpuKind.simulated, model=model, **changes) for model in models]
     return [Config(scenario=scenario, workload={}, gpu=gpu) for gpu in gpus]
 
@@ -243,7 +244,7 @@ def test_a_dry_run_leaves_nothing(run, tmp_path):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_finds_its_gpu(compose, temporary, choice):
-    typed = plan_read.read(compose([f"gpu={choice}"]))
+    typed = read.read(compose([f"gpu={choice}"]))
     assert f"simulated_{typed[0].gpu.model}" == choice
     with rehearsal.prepared(typed) as simulated:
         device = simulated.find_device(typed[0].gpu)
@@ -274,7 +275,7 @@ def test_the_machine_goes_with_its_study(temporary):
 
 def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
     text = (
-        "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.schema import *\n"
+        "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.plan.schema import *\n"
         "gpu = GpuConfig(kind=GpuKind.simulated, model='a30_24gb')\n"
         "with rehearsal.prepared([Config(gpu=gpu)]):\n    print('there', flush=True); time.sleep(60)\n"
     )

@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
 
 PROBE = """
 import sys
@@ -15,9 +15,10 @@ def forbid(event, args):
         raise RuntimeError(f"an import caused {event}")
 sys.addaudithook(forbid)
 import listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.smi, workloads.client
-import pipeline.gpu.partitions, pipeline.study, pipeline.tracking, pipeline.results, pipeline.gpu.nvml
-import pipeline.report.__main__, pipeline.report.figures, pipeline.report.page
-import pipeline.report.report_tables, pipeline.report.paper
+import pipeline.prepare.mig.partitions, pipeline.study, pipeline.tracking
+import pipeline.record.store.results, pipeline.prepare.device.nvml
+import pipeline.report.__main__, pipeline.report.figures.every, pipeline.report.page.page
+import pipeline.report.page.tables, pipeline.report.evaluate.paper
 heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "transformers", "rich", "pynvml"}
 heavy = (heavy | {"matplotlib", "jinja2", "scipy"}) & set(sys.modules)
 assert not heavy, heavy

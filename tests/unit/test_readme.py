@@ -10,7 +10,7 @@ import shlex
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR
 from tests.conftest import GPU
 
 README = PROJECT_DIR / "README.md"

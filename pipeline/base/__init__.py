@@ -1,0 +1,1 @@
+"""Records, protocols and errors, and what every stage uses; knows no stage."""

@@ -1,0 +1,48 @@
+"""From a `_target_` to an object: the plan names classes as `Spec`s, the executor builds them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Spec
+
+
+def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
+    """The class that a config, structured or a mapping, names in `_target_`, with its other keys as its arguments.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
+    if (target := values.pop("_target_", None)) is None:
+        raise ConfigError(f"the configuration {values} has no _target_, the class that it is for")
+    return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
+
+
+def instance(spec: Spec, **arguments: object) -> Any:
+    """Build the object that the spec names.
+
+    Raises:
+        ConfigError: there is no such class, or it does not take these arguments.
+    """
+    module_name, _, class_name = spec.target.rpartition(".")
+    try:
+        factory = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"_target_={spec.target}: there is no such class ({error})") from error
+    try:
+        return factory(**arguments, **dict(spec.options))
+    except TypeError as error:
+        raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
+
+
+def freeze(value: object) -> object:
+    """The value with lists and dicts as tuples, so that records stay hashable."""
+    if isinstance(value, dict):
+        return tuple((key, freeze(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return tuple(freeze(item) for item in value)
+    return value

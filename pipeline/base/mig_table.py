@@ -1,0 +1,207 @@
+"""What the table of MIG profiles, `mig_profiles.json`, knows of each GPU model, as typed records.
+
+What the public sources do not tell is `None`. Only `capacity_mib`, the memory that a simulated GPU or instance gets, is
+estimated where it is unknown: by the nominal size, of which an instance has the share of its memory slices.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import ConfigError
+
+_TABLE = Path(__file__).with_name("mig_profiles.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CiProfile:
+    """A way to divide a GPU instance.
+
+    Attributes:
+        id: what nvidia-smi prints and takes; here equal to NVML's enumeration.
+        name_prefix: what precedes the GPU instance's name, as `1c.`; empty for the full width.
+        compute_slices: width on the GPU instance's compute slices.
+        num_multiprocessors: `None` where no public source tells it.
+        max_instances: how many fit into one empty GPU instance.
+    """
+
+    id: int
+    name_prefix: str
+    compute_slices: int
+    num_multiprocessors: int | None
+    max_instances: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiProfile:
+    """A kind of GPU instance.
+
+    Attributes:
+        id: what nvidia-smi prints and takes, and what NVML calls the profile id.
+        enum: the argument of NVML's profile queries.
+        name: as `3g.40gb`.
+        compute_slices: width in compute slices.
+        memory_slices: width on the placement axis.
+        memory_mib: usable memory of an instance.
+        num_multiprocessors: `None` where no public source tells it.
+        max_instances: how many fit on an empty GPU.
+        starts: where an instance may begin on the placement axis, ascending.
+        attributes: `me`, `me.all`, `no-me`, `gfx`.
+        num_copy, num_decoder, num_encoder, num_jpeg, num_ofa: engines; `None` where no public source tells it.
+        ci_profiles: how an instance can be divided; the last one takes its full width.
+    """
+
+    id: int
+    enum: int
+    name: str
+    compute_slices: int
+    memory_slices: int
+    memory_mib: int | None
+    capacity_mib: int
+    num_multiprocessors: int | None
+    max_instances: int
+    starts: tuple[int, ...]
+    attributes: tuple[str, ...]
+    num_copy: int | None
+    num_decoder: int | None
+    num_encoder: int | None
+    num_jpeg: int | None
+    num_ofa: int | None
+    ci_profiles: tuple[CiProfile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model of GPU.
+
+    Attributes:
+        name: what users call it, as `h100_80gb`.
+        product: what the driver calls it.
+        architecture: `Ampere`, `Hopper` or `Blackwell`.
+        compute_capability: major and minor.
+        compute_slices: how many there are.
+        memory_slices: width of the placement axis.
+        num_multiprocessors: of the whole GPU; `None` where no public source tells it.
+        mode_needs_reset: whether the driver resets the GPU to switch MIG mode, which no client may then hold.
+        profiles: in the order in which nvidia-smi lists them; none if their placements are not known.
+    """
+
+    name: str
+    product: str
+    architecture: str
+    compute_capability: tuple[int, int]
+    capacity_mib: int
+    compute_slices: int
+    memory_slices: int
+    num_multiprocessors: int | None
+    mode_needs_reset: bool
+    profiles: tuple[GiProfile, ...]
+
+    def profile(self, profile_id: int) -> GiProfile:
+        """The profile with this id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for profile in self.profiles:
+            if profile.id == profile_id:
+                return profile
+        raise KeyError(profile_id)
+
+    def find_profile(self, text: str) -> GiProfile | None:
+        """The profile that a user of nvidia-smi names: `19`, `1g.10gb` or `MIG 1g.10gb`; `None` if there is none."""
+        name = text.strip().removeprefix("MIG ").strip()
+        for profile in self.profiles:
+            if name in (profile.name, str(profile.id)):
+                return profile
+        return None
+
+
+@cache
+def models() -> dict[str, Model]:
+    """Every model whose placements are known, by its name."""
+    return {model.name: model for model, _ in _rows() if model.profiles}
+
+
+def find(name: str) -> Model:
+    """The model with this name, as `h100_80gb` or the table's own `H100-80GB-SXM`; `simulated_` may precede it.
+
+    Raises:
+        ConfigError: no model has this name, or its placements are not known.
+    """
+    wanted = _plain(name.removeprefix("simulated_"))
+    choice = f"choose among {', '.join(models())}"
+    for model, names in _rows():
+        if wanted in names:
+            if not model.profiles:
+                raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
+            return model
+    raise ConfigError(f"no GPU model is called {name!r}; {choice}")
+
+
+@cache
+def _rows() -> tuple[tuple[Model, tuple[str, ...]], ...]:
+    """Each model, and all its names in lower case with `_`."""
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
+    return tuple((_model(key, row), (_plain(key), *row["aliases"])) for key, row in table.items())
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _model(key: str, row: dict[str, Any]) -> Model:
+    major, minor = row["compute_capability"].split(".")
+    capacity_mib = row["memory_mib_total"] or row["memory_gb"] * 1024
+    return Model(
+        # The alias is what people call the variant that they mean, as h100_80gb for the one with SXM.
+        name=next(iter(row["aliases"]), _plain(key)),
+        product=row["product"][0],
+        architecture=row["architecture"],
+        compute_capability=(int(major), int(minor)),
+        capacity_mib=capacity_mib,
+        compute_slices=row["compute_slices"],
+        memory_slices=row["memory_slices"],
+        num_multiprocessors=row["sm_total"],
+        mode_needs_reset=row["mig_mode_needs_reset"],
+        profiles=tuple(_profile(row, capacity_mib, profile) for profile in row["gi_profiles"]),
+    )
+
+
+def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) -> GiProfile:
+    engines = row["engines"]
+    share_mib = gpu_capacity_mib * row["memory_slices"] // gpu["memory_slices"]
+    divisions = gpu["ci_profiles"]["by_gi_compute_slices"][str(row["compute_slices"])]
+    return GiProfile(
+        id=row["smi_profile_id"],
+        enum=row["nvml_enum"],
+        name=row["name"],
+        compute_slices=row["compute_slices"],
+        memory_slices=row["memory_slices"],
+        memory_mib=row["memory_mib"],
+        capacity_mib=row["memory_mib"] or share_mib,
+        num_multiprocessors=row["sm"],
+        max_instances=row["max_instances"],
+        starts=tuple(sorted(placement["start"] for placement in row["placements"])),
+        attributes=tuple(row["attributes"]),
+        num_copy=engines["copy"],
+        num_decoder=engines["dec"],
+        num_encoder=engines["enc"],
+        num_jpeg=engines["jpeg"],
+        num_ofa=engines["ofa"],
+        ci_profiles=tuple(
+            CiProfile(
+                id=division["smi_profile_id"],
+                name_prefix=division["name_prefix"],
+                compute_slices=division["compute_slices"],
+                # The table has one figure a width, but 1g.10gb and 1g.20gb of an H100 differ: the full width has all.
+                num_multiprocessors=row["sm"] if division["is_default"] else division["sm"],
+                max_instances=division["max_instances"],
+            )
+            for division in divisions
+        ),
+    )

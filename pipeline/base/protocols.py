@@ -1,0 +1,181 @@
+"""The only extension points. Each says "give me a context manager"; one stack a group owns the order of undoing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.base.records import Commands, Device, FieldTable, Group, Interpreter, Sample, Slot
+
+
+class Slots(Protocol):
+    """The places that a sharing mode made, one a job."""
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """One slot a job, in the order of the jobs."""
+        ...
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check that every job is where the plan says.
+
+        Args:
+            pids: job index to the PID of its leading process; all of them are ready and hold a CUDA context.
+
+        Raises:
+            SharingError: a job is elsewhere.
+        """
+        ...
+
+
+class Sharing(Protocol):
+    """How the device is shared: naive, MPS, MIG, ..."""
+
+    def check(self, group: Group) -> None:
+        """Check what can be checked without touching anything.
+
+        Raises:
+            ConfigError: the group cannot be shared like this.
+        """
+        ...
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """What a user should know before the group runs."""
+        ...
+
+    def privileged(self, group: Group) -> Commands:
+        """The commands by which `prepare` changes settings of the device, and puts them back.
+
+        Raises:
+            SharingError: a program that they need is not there.
+        """
+        ...
+
+    def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
+        """Set the device up for the group; on exit, put back what was found.
+
+        Args:
+            device: what is shared.
+            group: who shares it.
+            scratch: the group's short-lived folder, with a path short enough for sockets and pipes.
+
+        Raises:
+            SharingError: the device cannot be shared like this; it is as it was.
+        """
+        ...
+
+
+class Sink(Protocol):
+    """Where listeners put what they read. Thread-safe; costs microseconds; uploads nothing."""
+
+    def put(self, sample: Sample) -> None:
+        """Store one sample."""
+        ...
+
+
+class Watch(Protocol):
+    """What a listener observes: the device and the processes of the jobs, as they come to life."""
+
+    @property
+    def device(self) -> Device:
+        """The device under observation."""
+        ...
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """One slot a job."""
+        ...
+
+    def pids(self) -> Mapping[int, int]:
+        """Job index to PID of its leading process, for the jobs that are alive now."""
+        ...
+
+
+class Listener(Protocol):
+    """A sampler. Built with its interval and its own options."""
+
+    @property
+    def table(self) -> FieldTable:
+        """Every quantity that its samples can hold."""
+        ...
+
+    def pids(self) -> Sequence[int]:
+        """Helper programs that run for it, so that their cost is accounted for."""
+        ...
+
+    def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
+        """Sample until the context ends.
+
+        Entering returns after the first sample is stored; leaving stops, joins and flushes.
+
+        Raises:
+            ListenerError: the source is missing or gives no sample in time; on exit, it died on the way.
+        """
+        ...
+
+
+class Env(Protocol):
+    """Where the interpreter of a job comes from."""
+
+    def preview(self) -> Interpreter:
+        """The interpreter as far as it is known without building anything.
+
+        Raises:
+            ConfigError: what was asked for cannot be built, as can be seen already.
+        """
+        ...
+
+    def resolve(self) -> Interpreter:
+        """The interpreter, ready to be executed. May be slow, needs no GPU.
+
+        Raises:
+            ConfigError: the environment cannot be built.
+        """
+        ...
+
+
+class Profiler(Protocol):
+    """What is put before the command of each job, such as a profiler. Built with its own options."""
+
+    @property
+    def name(self) -> str:
+        """What users choose it by."""
+        ...
+
+    def check(self, group: Group) -> None:
+        """Check that it is there, and can be used for the group.
+
+        Raises:
+            ConfigError: it is not, or cannot; says where it was looked for.
+        """
+        ...
+
+    def privileged(self, group: Group) -> Commands:
+        """The commands by which `prepare` changes settings of the device, and puts them back.
+
+        Raises:
+            SharingError: a program that they need is not there.
+        """
+        ...
+
+    def prepare(self, group: Group) -> AbstractContextManager[None]:
+        """Make what it needs of the device free for the group; before the device is shared, and until after that.
+
+        Raises:
+            SharingError: it is not free; on exit, it is not put back.
+        """
+        ...
+
+    def notes(self, device: Device) -> tuple[str, ...]:
+        """What a user should know of figures that are measured under it."""
+        ...
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        """The words before the command of the job that keeps its files in this folder."""
+        ...
+
+    def report(self, folder: Path) -> Path | None:
+        """The report that it left in a job's folder; `None` if there is none."""
+        ...

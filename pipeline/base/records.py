@@ -1,0 +1,509 @@
+"""The records that travel through the pipeline. Data only: nothing here acts, probes or imports anything heavy.
+
+Clocks: every `*_ns` is CLOCK_MONOTONIC in nanoseconds (one clock for all processes of a machine) unless its name
+says `wall`; wall-clock times are labels, never subtracted from each other.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.base.modes import is_program
+
+MIN_INTERVAL_MS = 200
+"""Between two readings of a listener: sensors do not change faster, and reading them costs what the jobs need."""
+
+
+class Result(enum.StrEnum):
+    """How a group or a job ended. Every planned group ends in exactly one of these."""
+
+    OK = "ok"
+    OOM = "oom"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    WRONG_RESULTS = "wrong_results"
+    SKIPPED = "skipped"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether this is an answer of the study, so that `resume` does not run the group again."""
+        return self in (Result.OK, Result.OOM, Result.WRONG_RESULTS, Result.SKIPPED)
+
+    @property
+    def mlflow_status(self) -> str:
+        """The status of the MLflow run that records it."""
+        return {Result.OK: "FINISHED", Result.INTERRUPTED: "KILLED"}.get(self, "FAILED")
+
+
+class WindowKind(enum.StrEnum):
+    """`steady`: jobs run until they are told to stop. `work`: jobs end by themselves after their epochs."""
+
+    STEADY = "steady"
+    WORK = "work"
+
+
+class Required(enum.StrEnum):
+    """Whether a listener that cannot start is an error."""
+
+    YES = "true"
+    NO = "false"
+    IF_GPU = "if_gpu"
+
+
+class EnvTool(enum.Enum):
+    """What builds a conda environment: py-rattler, or a program of that name."""
+
+    rattler = 0
+    conda = 1
+    mamba = 2
+    micromamba = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A class to build later: its dotted path and keyword arguments."""
+
+    target: str
+    options: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSpec:
+    """One configured listener."""
+
+    name: str
+    build: Spec
+    interval_ms: int
+    required: Required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerSpec:
+    """What is put before the command of each job; nothing, by default."""
+
+    name: str = "none"
+    build: Spec = Spec(target="pipeline.launch.profilers.none.NoProfiler")
+
+    @property
+    def is_none(self) -> bool:
+        """Whether jobs are started as they are."""
+        return self.name == "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """The commands that change settings of a device, each as its words.
+
+    What is known only on the way, such as the id of an instance, is a word in angle brackets.
+
+    Attributes:
+        do: in the order in which they are run.
+        undo: what puts the settings back, likewise.
+    """
+
+    do: tuple[tuple[str, ...], ...] = ()
+    undo: tuple[tuple[str, ...], ...] = ()
+
+    def around(self, inner: Commands) -> Commands:
+        """These, with others between doing and undoing."""
+        return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """When throughput is measured (METHOD: steady and work windows)."""
+
+    kind: WindowKind
+    seconds: float
+    settle_s: float
+    epochs: int
+
+    @property
+    def words(self) -> str:
+        """As users read it, with all that tells two windows apart: `steady, 20 s after 2 s`, `work, 5 epochs`."""
+        if self.kind is WindowKind.STEADY:
+            return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
+        return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Deadlines of one group, in seconds."""
+
+    ready_s: float
+    group_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One program with its arguments, as every copy of it is started.
+
+    Attributes:
+        script: absolute path of the program.
+        argv: all arguments of the interpreter, the program's path among them.
+        ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
+        env: where its interpreter comes from.
+        preload: module that imports what the program does, for a warm start.
+        digest: of everything that decides what the program computes, the packages of its environment among it.
+        params: its settings, for the record.
+        script_digest: of the content of the program, and of the runner that starts it.
+    """
+
+    name: str
+    script: str
+    argv: tuple[str, ...]
+    ends_by_itself: bool
+    env: Spec
+    digest: str
+    params: tuple[tuple[str, str], ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+    preload: str | None = None
+    script_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One process of a group. `size` is the mix letter it was asked for with, if any."""
+
+    index: int
+    workload: Workload
+    size: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique within the group."""
+        return (
+            f"{self.index}-{self.workload.name}"
+            if self.size is None
+            else f"{self.index}-{self.size}-{self.workload.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What jobs run on: one NVIDIA GPU, real or simulated, or the CPUs of this machine.
+
+    Attributes:
+        kind: `nvidia`, `simulated` or `cpu`.
+        uuid: the GPU's UUID, or `CPU-<host name>`.
+        memory_mib: of the device; `None` for the CPU.
+        details: what else identifies it, for provenance (driver, CUDA version, ...).
+        programs: absolute path by name of the programs that a simulated GPU has; no other may be run for it.
+    """
+
+    kind: str
+    uuid: str
+    name: str
+    index: int | None = None
+    memory_mib: int | None = None
+    mig_enabled: bool = False
+    details: tuple[tuple[str, str], ...] = ()
+    programs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether this is a GPU, real or simulated."""
+        return self.kind != "cpu"
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether this is a simulated GPU, whose jobs run on the CPU."""
+        return self.kind == "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSettings:
+    """What a user allows and asks for on the device; `pipeline.plan.schema.GpuConfig` says what each setting means.
+
+    Attributes:
+        exclusive_process: never for a group whose jobs run one after another.
+    """
+
+    admin: tuple[str, ...] | None
+    lock_dir: Path
+    tolerate: tuple[str, ...]
+    exclusive_process: bool
+    job_memory_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What one job sees, and what listeners sample for it.
+
+    Attributes:
+        visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID; empty on the CPU.
+        environ: further variables for the job.
+        gi_id, ci_id: GPU instance and compute instance on a MIG device, else `None`.
+        facts: what else tells this place from others, for the record.
+    """
+
+    visible_devices: str
+    environ: tuple[tuple[str, str], ...] = ()
+    gpu_uuid: str | None = None
+    gi_id: int | None = None
+    ci_id: int | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """The Python a job runs with, and exactly what is installed there.
+
+    Attributes:
+        environ: further variables for the job.
+        lock: lines of a text from which the same environment can be built again (docs/environments.md).
+        lock_digest: of the packages, wherever they came from; provisional as long as `to_build` says something.
+        to_build: what must be built before a job can run, in words; `None` for an environment that is ready.
+    """
+
+    python: Path
+    environ: tuple[tuple[str, str], ...] = ()
+    lock: tuple[str, ...] = ()
+    lock_digest: str = ""
+    to_build: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Jobs that run together once. The unit of execution, of an MLflow parent run and of `resume`.
+
+    Attributes:
+        number: position in the plan, from 1.
+        block: the repeat, from 1; each block holds every group of the study once.
+        sequential: run the jobs one after another (the serial baseline of a mix).
+        digest: of workloads, scenario, options, settings and block.
+        skip_reason: why this group is recorded as `skipped` instead of run.
+        profiler: what is put before the command of each job.
+        config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
+        settings_digest: of the settings and the packages.
+    """
+
+    number: int
+    name: str
+    experiment: str
+    scenario: str
+    sharing: Spec
+    jobs: tuple[Job, ...]
+    window: Window
+    limits: Limits
+    block: int
+    seed: int
+    sequential: bool
+    device: Device
+    listeners: tuple[ListenerSpec, ...]
+    pin_cpus: bool
+    digest: str
+    gpu: GpuSettings
+    config_text: Callable[[], str] = field(compare=False)
+    skip_reason: str | None = None
+    profiler: ProfilerSpec = ProfilerSpec()
+    settings_digest: str = ""
+
+    @property
+    def degree(self) -> int:
+        """How many jobs run together."""
+        return len(self.jobs)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What groups must share to belong to one study, whatever they run and in whatever mode, in words.
+
+        With the jobs, the scenario and the options, this is what tells groups apart. Every group has every name, so
+        that any two can be compared.
+        """
+        simulated = self.device.is_simulated
+        return {
+            "device": f"simulated {self.device.name}" if simulated else self.device.name,
+            "window": self.window.words,
+            "seed": str(self.seed),
+            "pinned CPUs": str(self.pin_cpus).lower(),
+            # On a simulated GPU, what is declared decides which groups run out of memory.
+            "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
+        }
+
+    @property
+    def options(self) -> dict[str, object]:
+        """How the device is shared beside the scenario's name, and what starts the jobs: only what was given.
+
+        Where a class or a program lies is none of it; what it is told to do is.
+        """
+        options = {key: value for key, value in self.sharing.options if value is not None and not is_program(key)}
+        if self.gpu.exclusive_process:
+            options["exclusive_process"] = True
+        if not self.profiler.is_none:
+            told = [(key, value) for key, value in self.profiler.build.options if value and not is_program(key)]
+            options["profiler"] = (self.profiler.name, *told)
+        return options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole study: every group in the order in which it will run, and what a user should know before it does."""
+
+    experiment: str
+    groups: tuple[Group, ...]
+    devices: tuple[Device, ...]
+    digest: str
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Summary(enum.StrEnum):
+    """What the samples of a quantity become in the row of the group or job that they belong to."""
+
+    MEAN = "mean"
+    """Of the samples inside the measured windows."""
+    MAX = "max"
+    """Of the samples inside the measured windows."""
+    PEAK = "peak"
+    """The highest of the whole life of the group: memory peaks while models are built and kernels are tuned, too."""
+    GROWTH = "growth"
+    """How much a counter grew in the measured windows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """How the samples of a quantity are drawn: in the timeline, and in the report's figure over time.
+
+    Attributes:
+        panel: of the report's figure: `activity` (shares between 0 and 1) or `memory` (MiB); timeline only without.
+        title: in that panel.
+        unless: name of the quantity that says the same more finely: where it was read, the report does not draw this.
+    """
+
+    panel: str | None = None
+    title: str = ""
+    unless: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One quantity of a listener, and what becomes of its samples wherever they are shown.
+
+    Attributes:
+        source_id: how the source names it (NVML function, column of nvidia-smi, psutil attribute, DCGM field id).
+        name: our name, which ends in its unit (`power_w`, `memory_used_mib`).
+        unit: the unit in words.
+        scale: factor from the source's unit to ours.
+        summary: what the row has of it; nothing without.
+        figure: its name in the row, if not the name with the summary before its unit (`power_mean_w`).
+        title: of that figure in the report's tables, which leave out one without.
+        column: head of that figure in the table that a study ends with, which leaves out one without.
+        chart: how it is drawn; not at all without.
+        is_live: whether the live view shows it of a job, as its memory.
+    """
+
+    source_id: str
+    name: str
+    unit: str
+    scale: float = 1.0
+    summary: Summary | None = None
+    figure: str = ""
+    title: str = ""
+    column: str = ""
+    chart: Chart | None = None
+    is_live: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldTable:
+    """Every quantity of one listener.
+
+    Attributes:
+        source: name of the listener.
+        rank: of two listeners that give the same figure or series, the one of the higher rank is shown.
+        of_machine: whether its samples without a job are of the machine, not of the device.
+    """
+
+    source: str
+    fields: tuple[Field, ...]
+    rank: int = 0
+    of_machine: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One reading of a source at one instant. Quantities that could not be read are absent, never 0.
+
+    Attributes:
+        source: name of the listener.
+        t_ns: monotonic instant of the reading.
+        values: field name to value, in the field's unit.
+        job: index of the job it belongs to, or `None` for the device or the machine.
+        gi_id: GPU instance that was read, or `None` for the whole device.
+    """
+
+    source: str
+    t_ns: int
+    values: dict[str, float]
+    job: int | None = None
+    gi_id: int | None = None
+
+    @property
+    def is_of_whole(self) -> bool:
+        """Whether it is of a whole device or machine, not of one job or GPU instance."""
+        return self.job is None and self.gi_id is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One phase, from and to monotonic instants; of one job, or of the group if `job` is `None`."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    job: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """How one job ended, with its own metrics and series.
+
+    Attributes:
+        metrics: name to value (units in names).
+        series: name to points `(step, monotonic ns, value)`.
+        params: what the job said of itself (torch version, parameters of the model, ...).
+        spans: its phases.
+        start_ns, end_ns: first and last instant of its measured work, if it got there.
+    """
+
+    job: Job
+    result: Result
+    reason: str
+    exit_status: int | None = None
+    pid: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """The row that a group ends in.
+
+    Attributes:
+        spans: the phases of the group and of its jobs.
+        spool_id: names it in the store.
+    """
+
+    group: Group
+    result: Result
+    reason: str
+    jobs: tuple[JobResult, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    spool_id: str | None = None

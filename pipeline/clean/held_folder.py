@@ -1,0 +1,93 @@
+"""Temporary folders owned by a living process; the next process recognises those of a killed one as abandoned.
+
+<parent>/<prefix>new-<PID>-<random>     being made, by the process of that number
+<parent>/<prefix><name>                 locked by its maker, as long as that lives
+
+A folder is locked before it has its name, so nobody takes one for abandoned that is just being made. Anybody may put
+anything under such a name into a folder as /tmp: only real folders of our own user are ever opened, or removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.base import locks
+
+_UNNAMED = "new-"
+
+
+@contextmanager
+def held(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
+    """Make a folder that only this user may enter, hold it, and remove it.
+
+    Args:
+        parent: folder to make it in.
+        prefix: what the names of all such folders begin with.
+        name: the rest of its name; random if not given.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    unnamed = Path(tempfile.mkdtemp(prefix=f"{prefix}{_UNNAMED}{os.getpid()}-", dir=parent))
+    lock = _open(unnamed)
+    try:
+        locks.take(lock)
+        folder = unnamed.rename(parent / f"{prefix}{name or unnamed.name.rpartition('-')[2]}")
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def find_abandoned(parent: Path, prefix: str, name: str) -> list[Path]:
+    """The folders of this user whose maker is gone.
+
+    Args:
+        parent: folder that they are in.
+        prefix: as in `held`.
+        name: regular expression of the rest of the name.
+    """
+    named = re.compile(re.escape(prefix) + name)
+    return [
+        path
+        for path in sorted(parent.glob(f"{prefix}*"))
+        if (named.fullmatch(path.name) or _was_never_named(path.name, prefix)) and _is_ours(path) and _is_free(path)
+    ]
+
+
+def _was_never_named(name: str, prefix: str) -> bool:
+    """Whether the maker was killed before it could give the folder its name."""
+    start = prefix + _UNNAMED
+    maker = name.removeprefix(start).partition("-")[0]
+    return name.startswith(start) and maker.isdecimal() and not Path("/proc", maker).exists()
+
+
+def _is_ours(path: Path) -> bool:
+    with suppress(OSError):  # just removed
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
+
+
+def _is_free(folder: Path) -> bool:
+    try:
+        lock = _open(folder)
+    except OSError:
+        return False
+    try:
+        return locks.try_take(lock, is_shared=True)
+    finally:
+        os.close(lock)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,61 @@
+"""What a group keeps outside its spool folder while it runs, and how that is cleared when its orchestrator is gone.
+
+Two things: processes, which carry the group's id as their mark, and one short-lived folder for sockets and pipes,
+whose paths must be short. Both can be found from the id alone, so nothing that is killed at any line is lost. The
+orchestrator holds a lock on the folder, so whoever finds it free knows that the orchestrator is gone.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.clean import held_folder, processes
+
+_GRACE_S = 2.0
+_PARENT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 bytes; names are random and folders private
+_PREFIX = "collocation-"
+_ID = re.compile("[0-9a-f]{12}")
+
+
+def scratch_folder(spool_id: str) -> Path:
+    """The group's folder for sockets and pipes."""
+    return _PARENT / f"{_PREFIX}{spool_id[:12]}"
+
+
+@contextmanager
+def scratch(spool_id: str) -> Iterator[Path]:
+    """Make the group's folder, hold it, and remove it."""
+    with held_folder.held(_PARENT, _PREFIX, spool_id[:12]) as folder:
+        yield folder
+
+
+def clear(spool_id: str) -> int:
+    """End what the group left running and remove its folder; returns how many processes there were."""
+    ended = processes.end(spool_id, _GRACE_S)
+    shutil.rmtree(scratch_folder(spool_id), ignore_errors=True)
+    return ended
+
+
+def find_abandoned() -> dict[Path, list[int]]:
+    """The folders that killed orchestrators of this user left, each with the processes that its group left running."""
+    marks = processes.marks()
+    return {
+        folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark))
+        for folder in held_folder.find_abandoned(_PARENT, _PREFIX, _ID.pattern)
+    }
+
+
+def clear_abandoned(folder: Path) -> None:
+    """End what the group of an abandoned folder left running, and remove the folder."""
+    for mark in _marks_of(folder, processes.marks()):
+        processes.end(mark, _GRACE_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _marks_of(folder: Path, marks: frozenset[str]) -> list[str]:
+    start = folder.name.removeprefix(_PREFIX)
+    return sorted(mark for mark in marks if _ID.fullmatch(start) and mark.startswith(start))

@@ -1,0 +1,1 @@
+"""Studies and results of other programs as experiments of this one."""

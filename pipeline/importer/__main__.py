@@ -1,0 +1,282 @@
+"""Experiments of other tools as experiments of this project: `python -m pipeline.importer radt TABLE.csv`.
+
+Exit status: 0 when every row was taken, 1 when some were not (they are listed, the others are written), 2 when nothing
+was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from pipeline.base import interrupts
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.words import counted
+from pipeline.importer import radt_table
+from pipeline.importer.radt_table import Row, RowGroup
+
+_EPOCHS = 5  # radT's default
+_NAME = re.compile(r"[A-Za-z]\w*")
+# What the published tables train, by model and data set, among the workloads of this project.
+_MODELS = {
+    "resnet26": {"cifar10": "resnet26_cifar10"},
+    "resnet50": {"imagenet64": "resnet50_imagenet64"},
+    "resnet152": {"imagenet": "resnet152_imagenet"},
+    **{
+        model: {data: f"{name}_{data}" for data in ("cifar10", "imagenet64", "imagenet")}
+        for model, name in (
+            ("cait_xxs24_224", "cait_xxs24"),
+            ("efficientnet_v2_s", "efficientnetv2_s"),
+            ("efficientnetv2_s", "efficientnetv2_s"),
+            ("tf_efficientnetv2_s", "efficientnetv2_s"),
+        )
+    },
+}
+_DATASETS = {
+    "cifar10": "cifar10",
+    "imagenet64": "imagenet64",
+    "imagenet64_images": "imagenet64",
+    "imagenet": "imagenet",
+}
+_KNOWN_SCRIPT = ("timm", "train.py")
+_LISTENERS = {"smi": "smi", "top": "host", "ps": "host", "dcgmi": "dcgm"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program as a choice of `conf/workload` and what differs from it."""
+
+    workload: str
+    values: tuple[tuple[str, int | str | tuple[str, ...]], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """How a mix names it, if nothing else has the name."""
+        values = dict(self.values)
+        stem = Path(str(values["script"])).stem if "script" in values else self.workload
+        return re.sub(r"\W", "_", f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem)
+
+
+@dataclass(slots=True)
+class Sizes:
+    """The programs of the mixes, each under a name of its own."""
+
+    names: dict[Program, str] = field(default_factory=dict)
+
+    def name_of(self, program: Program) -> str:
+        """The name of a program, given to no other."""
+        if program not in self.names:
+            taken = set(self.names.values())
+            label = program.label if _NAME.fullmatch(program.label) else f"job_{program.label}"
+            others = (f"{label}_{number}" for number in range(2, len(taken) + 3))
+            self.names[program] = next(name for name in (label, *others) if name not in taken)
+        return self.names[program]
+
+
+def program_of(row: Row) -> Program:
+    """The workload of this project that a row means, else its script.
+
+    Raises:
+        ValueError: an older table names a model and data that are not known, and no script.
+    """
+    options = _options(row)
+    if options is not None:
+        model, data = options.pop("model", ""), Path(options.pop("data-dir", "")).name
+        workload = _MODELS.get(model, {}).get(_DATASETS.get(data, ""))
+        batch_size = options.pop("batch-size", "128")
+        options.pop("warmup-epochs", None)
+        if workload is not None and not options and batch_size.isdecimal():
+            return Program(workload=workload, values=(("batch_size", int(batch_size)),))
+    if not row.file:
+        raise ValueError(f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is no known workload")
+    name = re.sub(r"\W", "_", Path(row.file).stem)
+    arguments = (("args", row.args),) if row.args else ()
+    return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
+
+
+def _options(row: Row) -> dict[str, str] | None:
+    """The options of a known training program, by name; `None` for another program, or arguments of another form."""
+    if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
+        return None
+    words = row.args
+    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
+        return None
+    given = {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
+    return given if row.file else {"model": row.model, "data-dir": row.data} | given
+
+
+def block_of(group: RowGroup, sizes: Sizes, *, by_slices: bool) -> dict[str, Any]:
+    """A group as a block of `hydra.sweeper.blocks`.
+
+    Args:
+        group: rows that run together.
+        sizes: takes up the programs of a mix.
+        by_slices: name MIG profiles by their slices alone, so that they follow the GPU.
+
+    Raises:
+        ValueError: a row cannot be taken.
+    """
+    programs = [program_of(row) for row in group.rows]
+    block: dict[str, Any] = {"scenario": group.scenario}
+    # What looks like an interpolation survives in the values of a file, not on its way through an override.
+    if len(set(programs)) == 1 and "${" not in str(programs[0]):
+        block |= {"workload": programs[0].workload, "degree": len(programs)}
+        block |= {f"workload.{key}": _override_value(value) for key, value in programs[0].values}
+    else:
+        block["mix"] = _override_value(tuple(sizes.name_of(program) for program in programs))
+    if group.profiles:
+        profiles = tuple(each.partition(".")[0] if by_slices else each for each in group.profiles)
+        block["scenario.profiles"] = _override_value(profiles)
+    return block
+
+
+def _override_value(value: int | str | tuple[str, ...]) -> int | str:
+    """The value in Hydra's grammar, where it means exactly itself."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tuple):
+        return f"[{','.join(str(_override_value(each)) for each in value)}]"
+    return str(QuotedString(value, Quote.single).with_quotes())
+
+
+def _plain(text: str) -> str:
+    """The text, so that OmegaConf takes nothing in it for an interpolation; backslashes before one count there."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slices: bool) -> tuple[str, list[str]]:
+    """The text of an experiment file, and what is said of the rows that it could not take.
+
+    Args:
+        groups: of the table.
+        name: of the experiment, here and in MLflow.
+        source: the table, for the record.
+        by_slices: as `block_of`.
+    """
+    sizes, blocks, refused = Sizes(), [], []
+    for group in groups:
+        try:
+            blocks.append(block_of(group, sizes, by_slices=by_slices))
+        except ValueError as error:
+            refused += [f"line {row.line}: {error}" for row in group.rows]
+    asked = {word for group in groups for row in group.rows for word in row.listeners}
+    listeners = sorted({_LISTENERS[word] for word in asked if word in _LISTENERS} | {"host"})
+    content: dict[str, Any] = {
+        "defaults": [
+            *({f"/workload@sizes.{size}": program.workload} for program, size in sizes.names.items()),
+            {"override /window": "work"},
+            {"override /listeners": listeners},
+            "_self_",
+        ],
+        "hydra": {"mode": "MULTIRUN", "sweeper": {"blocks": blocks}},
+        "window": {"epochs": _EPOCHS},
+        "tracking": {"experiment": name},
+    }
+    if sizes.names:
+        content["sizes"] = {size: {k: _yaml(v) for k, v in program.values} for program, size in sizes.names.items()}
+        content["sizes"] = {size: values for size, values in content["sizes"].items() if values}
+    origin = f"imported from {source} by `python -m pipeline.importer`"
+    head = f"# @package _global_\n# {counted(len(blocks), 'group')}, {origin}."
+    return f"{head}\n{yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)}", refused
+
+
+def _yaml(value: int | str | tuple[str, ...]) -> int | str | list[str]:
+    if isinstance(value, tuple):
+        return [_Quoted(_plain(each)) for each in value]
+    return _Quoted(_plain(value)) if isinstance(value, str) else value
+
+
+class _Quoted(str):
+    """Text that is written in quotes: OmegaConf reads `1e-3` as a number, which PyYAML takes for text."""
+
+    __slots__ = ()
+
+
+def _represent_quoted(dumper: yaml.SafeDumper, text: _Quoted) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+
+
+yaml.SafeDumper.add_representer(_Quoted, _represent_quoted)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Import a table; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.importer",
+        description="Turn the experiment of another tool into one of this project.",
+        epilog="exit status: 0 every row was imported, 1 some were not and are listed, 2 nothing was written",
+    )
+    parser.add_argument("tool", choices=["radt"], help="the tool that the table was written for")
+    parser.add_argument("table", type=Path, help="CSV file")
+    parser.add_argument("--name", help="name of the experiment (default: the name of the table)")
+    parser.add_argument("--out", metavar="DIR", help="write DIR/experiment/NAME.yaml; - prints it (default: conf)")
+    parser.add_argument(
+        "--slices", action="store_true", help="MIG profiles by slices (1g), so that they follow the GPU"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an experiment of this name")
+    args = parser.parse_args(argv)
+    try:
+        return _import(args)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+
+
+def _import(args: argparse.Namespace) -> int:
+    name = args.name or re.sub(r"\W", "_", args.table.stem)
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
+    groups, left_out = radt_table.read(args.table)
+    text, unknown = experiment_of(groups, name, args.table.name, by_slices=args.slices)
+    refused = sorted([*(f"line {each.line}: {each.reason}" for each in left_out), *unknown], key=_line_number)
+    num_rows = sum(len(group.rows) for group in groups) + len(left_out)
+    num_groups = len(yaml.safe_load(text)["hydra"]["sweeper"]["blocks"])
+    for reason in refused:
+        sys.stderr.write(f"not taken: {reason}\n")
+    absent = sorted({word for group in groups for row in group.rows for word in row.listeners} - _LISTENERS.keys())
+    if absent:
+        sys.stderr.write(f"note: listeners without a counterpart here are left out: {', '.join(absent)}\n")
+    if num_groups == 0:
+        raise ConfigError(f"none of the {num_rows} rows of {args.table} can be imported; nothing was written")
+    if args.out == "-":
+        sys.stdout.write(text)
+        where = "printed"
+    else:
+        where = _write(text, name, args)
+    sys.stderr.write(
+        f"{num_rows - len(refused)} of {num_rows} rows imported, {counted(num_groups, 'group')}; {where}\n"
+    )
+    return 1 if refused else 0
+
+
+def _line_number(reason: str) -> int:
+    return int(reason.removeprefix("line ").partition(":")[0])
+
+
+def _write(text: str, name: str, args: argparse.Namespace) -> str:
+    """Write the file; returns how it is run."""
+    folder = (Path(args.out) if args.out else PROJECT_DIR / "conf") / "experiment"
+    path = folder / f"{name}.yaml"
+    if path.exists() and not args.force:
+        raise ConfigError(f"{path} exists; give another --name, or --force to replace it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    option = f" --config-dir {Path(args.out).resolve()}" if args.out else ""
+    return f"run it: python run.py{option} +experiment={name}"
+
+
+if __name__ == "__main__":
+    interrupts.install()
+    sys.exit(main())

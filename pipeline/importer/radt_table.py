@@ -1,0 +1,218 @@
+"""Tables written for radT, read as groups of jobs. Reads and understands; what becomes of it is `importer`'s matter.
+
+A row is a job; rows that share Experiment and Workload run together. `Devices` is an index, several joined by `+`;
+`Collocation` is `-`, `MPS` or a MIG profile; `Params` are arguments as in a shell or, in older tables, `x=1+y=2`.
+Status and Run are results of radT and are ignored. Source: radT's README and the tables that its authors published.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import ConfigError
+
+_COLUMNS = ("Experiment", "Workload", "Devices", "Collocation", "Listeners", "Params")
+_PROGRAM_COLUMNS = (("File",), ("Model", "Data"))
+# Where a row's cells beyond the last column are put.
+_BEYOND = "beyond the last column"
+# What an empty cell became in tables that went through a data frame.
+_EMPTY = frozenset({"", "-", "nan", "None"})
+_PROFILE = re.compile(r"[1-9]\d*g(\.\d+gb)?([+-][a-z.]+)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One job of a table.
+
+    Attributes:
+        line: where the row ends in the file, from 1.
+        file: the training script; empty in older tables, which name `model` and `data` instead.
+        args: its arguments, one word each.
+    """
+
+    line: int
+    experiment: str
+    workload: str
+    devices: str
+    collocation: str
+    file: str
+    model: str
+    data: str
+    listeners: tuple[str, ...]
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Rows that run together.
+
+    Attributes:
+        scenario: `naive`, `mps` or `mig`.
+        profiles: of each job; empty unless `mig`.
+    """
+
+    rows: tuple[Row, ...]
+    scenario: str
+    profiles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A row that is not taken, and why."""
+
+    line: int
+    reason: str
+
+
+def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
+    """The groups of a table, in the order of their first rows, and the rows that cannot be taken.
+
+    A group of which one row cannot be taken is left out whole: without that job it would be another one.
+
+    Raises:
+        ConfigError: the file cannot be read, is no such table or holds no row.
+    """
+    by_group: dict[tuple[str, str], list[Row]] = {}
+    refused_rows: dict[tuple[str, str], list[Refused]] = {}
+    for line, cells in _cells(path):
+        key = cells["Experiment"], cells["Workload"]
+        try:
+            by_group.setdefault(key, []).append(_row(line, cells))
+        except ValueError as error:
+            refused_rows.setdefault(key, []).append(Refused(line=line, reason=str(error)))
+    groups, refused = [], list[Refused]()
+    for key in dict.fromkeys([*by_group, *refused_rows]):
+        rows, wrong = by_group.get(key, []), refused_rows.get(key, [])
+        if not wrong:
+            try:
+                groups.append(_group(rows))
+            except ValueError as error:
+                wrong = [Refused(line=row.line, reason=str(error)) for row in rows]
+                rows = []
+        refused += wrong
+        if wrong:
+            lines = ", ".join(str(each.line) for each in wrong)
+            refused += [
+                Refused(line=row.line, reason=f"runs together with line {lines}, which cannot be imported")
+                for row in rows
+            ]
+    return groups, sorted(refused, key=lambda each: each.line)
+
+
+def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            _require_columns(path, names)
+            reader.fieldnames = names
+            found = [(reader.line_num, _stripped(cells)) for cells in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the table {path} cannot be read: {said}; it must be a CSV file in UTF-8") from error
+    found = [(line, cells) for line, cells in found if any(cells.values())]
+    if not found:
+        raise ConfigError(f"the table {path} has no row below its header")
+    return found
+
+
+def _stripped(cells: dict[str | Any, str | Any]) -> dict[str, str]:
+    """The cells of a row by column, without the space around them; those beyond the last column as one."""
+    beyond = cells.pop(None, [])
+    stripped = {key: (value or "").strip() for key, value in cells.items()}
+    return stripped | {_BEYOND: ",".join(beyond).strip(" ,")}
+
+
+def _require_columns(path: Path, names: Sequence[str]) -> None:
+    missing = [name for name in _COLUMNS if name not in names]
+    if not any(set(columns) <= set(names) for columns in _PROGRAM_COLUMNS):
+        missing.append("File")
+    if missing:
+        raise ConfigError(
+            f"{path} is not a table of radT: its first line lacks {', '.join(missing)}; it must be like "
+            "Experiment,Workload,Status,Run,Devices,Collocation,File,Listeners,Params"
+        )
+
+
+def _row(line: int, cells: dict[str, str]) -> Row:
+    """A row.
+
+    Raises:
+        ValueError: it cannot be taken.
+    """
+    if cells[_BEYOND]:
+        raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on: a cell with a comma needs quotes")
+    if not cells["Experiment"] or not cells["Workload"]:
+        raise ValueError("it has no Experiment or no Workload, which say what runs together")
+    devices = cells["Devices"]
+    if "+" in devices:
+        raise ValueError(f"Devices {devices}: a job on several GPUs is not supported, each job has one")
+    file, model = _filled(cells.get("File", "")), _filled(cells.get("Model", ""))
+    if not file and not model:
+        raise ValueError("it names no program: File is empty")
+    return Row(
+        line=line,
+        experiment=cells["Experiment"],
+        workload=cells["Workload"],
+        devices=devices,
+        collocation=cells["Collocation"],
+        file=file,
+        model=model,
+        data=_filled(cells.get("Data", "")),
+        listeners=tuple(word.strip() for word in _filled(cells["Listeners"]).split("+") if word.strip()),
+        args=_arguments(_filled(cells["Params"])),
+    )
+
+
+def _filled(cell: str) -> str:
+    return "" if cell in _EMPTY else cell
+
+
+def _arguments(params: str) -> tuple[str, ...]:
+    """The arguments of a program, as a shell would split them; `x=1+y=2` of older tables is `--x 1 --y 2`.
+
+    Raises:
+        ValueError: a quotation is not closed.
+    """
+    try:
+        words = shlex.split(params)
+    except ValueError as error:
+        raise ValueError(f"Params {params!r}: {error}") from error
+    if not words or words[0].startswith("-") or "=" not in words[0]:
+        return tuple(words)
+    older = [part.strip().partition("=") for part in params.split("+")]
+    return tuple(word for key, equals, value in older for word in (f"--{key}", *([value] if equals else [])))
+
+
+def _group(rows: Sequence[Row]) -> RowGroup:
+    """The group that rows make.
+
+    Raises:
+        ValueError: they do not share one GPU in one of the ways that there are.
+    """
+    devices = sorted({row.devices for row in rows})
+    if len(devices) > 1:
+        raise ValueError(f"its group is on the GPUs {' and '.join(devices)}: one group shares one GPU")
+    asked = [row.collocation for row in rows]
+    if all(each in _EMPTY for each in asked):
+        return RowGroup(rows=tuple(rows), scenario="naive")
+    if all(each.lower() == "mps" for each in asked):
+        return RowGroup(rows=tuple(rows), scenario="mps")
+    if all(_PROFILE.fullmatch(each) for each in asked):
+        return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(asked))
+    unknown = sorted({each for each in asked if not _is_known(each)})
+    if unknown:
+        raise ValueError(
+            f"Collocation {', '.join(unknown)} of its group is not known; it must be -, MPS or a MIG profile"
+        )
+    raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(asked)))}: jobs share a GPU in one way")
+
+
+def _is_known(collocation: str) -> bool:
+    return collocation in _EMPTY or collocation.lower() == "mps" or _PROFILE.fullmatch(collocation) is not None

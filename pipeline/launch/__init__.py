@@ -1,0 +1,1 @@
+"""From a job to a process that is ready, released with the others, and ended."""

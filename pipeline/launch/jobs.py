@@ -1,0 +1,259 @@
+"""The processes of one group: spawned together, released together, ended together.
+
+A job is a process group and a session of its own, so that signals reach what it forked as well. Nothing here decides
+what an ending means: `JobState` keeps the facts, `pipeline/observe/endings.py` judges them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pipeline.base import layout
+from pipeline.base.errors import LaunchError
+from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.clean import processes
+from pipeline.launch import events
+from pipeline.launch.channel import PROTOCOL, Channel
+from pipeline.launch.environ import inherited_environ, share_of_cpus
+from pipeline.launch.spawn import Starter
+from pipeline.launch.state import JobState, Started
+
+# From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
+_START_DELAY_NS = 50_000_000
+_TERM_GRACE_S = 5.0
+_UNKNOWN_STATUS = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStart:
+    """One job to start.
+
+    Attributes:
+        slot: where it runs.
+        starter: what starts its process.
+        profiler: the program that the starter puts before the job's command, if there is one.
+    """
+
+    job: Job
+    slot: Slot
+    starter: Starter
+    profiler: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFiles:
+    """Where a group keeps its files, and how its processes are known.
+
+    Attributes:
+        folder: of the group; job `i` gets `jobs/<i>` below it.
+        scratch: short-lived folder with a short path, for the control socket.
+        mark: what every process of the group carries in its environment (`pipeline/clean/processes.py`).
+    """
+
+    folder: Path
+    scratch: Path
+    mark: str
+
+
+class JobGroup:
+    """A context in which the jobs live; leaving it ends every process, whatever happened.
+
+    Args:
+        starts: the jobs, which run at the same time.
+        files: of the group.
+        limits: how long they may take to be ready and to end.
+        pin_cpus: give each job an equal share of the CPUs.
+    """
+
+    def __init__(
+        self, starts: Sequence[JobStart], files: GroupFiles, limits: Limits, *, pin_cpus: bool = False
+    ) -> None:
+        self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
+        self.states = [
+            JobState(job=each.job, folder=files.folder / layout.job_path(each.job.index), profiler=each.profiler)
+            for each in starts
+        ]
+        self._by_index = {state.job.index: state for state in self.states}
+
+    def __enter__(self) -> JobGroup:
+        """Start all jobs, or none: those already started are ended if one cannot be."""
+        self._channel = Channel(self._socket, self._message, self._exited)
+        try:
+            for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
+                self._start(state, start, position)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every process group: TERM, then KILL after a grace period; also what ended jobs left behind."""
+        try:
+            for signum in (signal.SIGTERM, signal.SIGKILL):
+                if self._all_gone():
+                    break
+                self._signal(signum)
+                deadline_ns = _deadline(_TERM_GRACE_S)
+                # A stray child wakes nobody up when it ends, so this looks now and then.
+                while not self._all_gone() and time.monotonic_ns() < deadline_ns:
+                    self._channel.pump(self._all_ended, min(deadline_ns, _deadline(0.05)))
+                    if self._all_ended():
+                        time.sleep(0.01)
+        finally:
+            for state in self.states:
+                if state.started is not None and state.has_ended:
+                    state.started.process.reap()
+            self._channel.close()
+
+    def pids(self) -> Mapping[int, int]:
+        """Job index to PID, for the jobs that are alive; below a profiler, of the process that it profiles."""
+        return {s.job.index: s.working_pid for s in self.states if s.working_pid is not None and not s.has_ended}
+
+    def wait_ready(self) -> bool:
+        """Wait until every job stands at the barrier; returns whether they do. If not, their states say why."""
+        in_time = self._channel.pump(
+            lambda: self.went_wrong or self._any_left() or all(state.said.is_ready for state in self.states),
+            _deadline(self._limits.ready_s),
+        )
+        self._notice_early("ended before it was ready")
+        if not in_time:
+            for state in self.states:
+                if not state.said.is_ready:
+                    phase = events.read_progress(state.folder / layout.EVENTS).phase
+                    late = f"not ready within {self._limits.ready_s:g} s (last phase: {phase})"
+                    state.notice(Result.TIMEOUT, late)
+        return not self.went_wrong
+
+    def measure(self, window: Window) -> None:
+        """Release the jobs at one instant, wait through the window, and wait for their end.
+
+        Returns when all jobs have ended, or as soon as one has gone wrong: then leaving the context ends the others.
+        """
+        start_ns = time.monotonic_ns() + _START_DELAY_NS
+        for state in self.states:
+            self._channel.send(state.job.index, type="go", start_ns=start_ns)
+        if window.kind is WindowKind.STEADY:
+            length_ns = int((window.settle_s + window.seconds) * 1e9)
+            self._channel.pump(self._any_left, start_ns + length_ns)
+            if self._any_left():
+                self._notice_early("ended before it was told to stop")
+                return
+            self._stop()
+        else:
+            self._wait_end(self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s")
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether any job did."""
+        return any(state.went_wrong for state in self.states)
+
+    def _stop(self) -> None:
+        now = time.monotonic_ns()
+        for state in self.states:
+            state.ended.told_ns = now
+            self._channel.send(state.job.index, type="stop")
+        self._wait_end(self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s of being told to stop")
+
+    def _wait_end(self, limit_s: float, limit: str) -> None:
+        if not self._channel.pump(lambda: self.went_wrong or self._all_ended(), _deadline(limit_s)):
+            for state in self.states:
+                if not state.has_ended:
+                    state.notice(Result.TIMEOUT, f"did not end within {limit}")
+
+    def _notice_early(self, reason: str) -> None:
+        for state in self.states:
+            if state.has_left and not state.went_wrong:
+                state.notice(Result.FAILED, reason)
+
+    def _any_left(self) -> bool:
+        return any(state.has_left for state in self.states)
+
+    def _all_ended(self) -> bool:
+        return all(state.has_ended for state in self.states if state.pid is not None)
+
+    def _all_gone(self) -> bool:
+        return self._all_ended() and not processes.marked(self._files.mark)
+
+    def _signal(self, signum: int) -> None:
+        for state in self.states:
+            if state.pid is not None and not state.ended.is_lost:
+                state.ended.was_signalled |= not state.has_ended
+                # The leader is not reaped before the end, so its number cannot belong to anybody else; only where the
+                # fork server died, the system may have reaped it just now.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(state.pid, signum)
+        processes.send_signal(self._files.mark, signum)
+
+    def _start(self, state: JobState, start: JobStart, position: int) -> None:
+        job, slot, starter = start.job, start.slot, start.starter
+        state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
+        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
+        (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        cpus = share_of_cpus(position, len(self.states)) if self._pin_cpus else []
+        environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
+        stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
+        at_ns = time.monotonic_ns()
+        try:
+            process = starter.start(job.workload.argv, environ, stdout, stderr, cpus)
+        except LaunchError as error:
+            raise LaunchError(f"job {job.name}: {error}") from error
+        state.started = Started(process=process, at_ns=at_ns, cpus=cpus)
+        self._channel.watch(job.index, process.pid)
+
+    @property
+    def _socket(self) -> Path:
+        return self._files.scratch / "control"
+
+    def _environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
+        # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
+        # measured would wait for each other. They reach the job's run when the window is over.
+        return inherited_environ(interpreter.environ) | {
+            "MLFLOW_TRACKING_URI": (state.folder / layout.SCRIPT_STORE).as_uri(),
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "CUDA_VISIBLE_DEVICES": slot.visible_devices,
+            "COLLOCATION_JOB": str(state.folder),
+            processes.MARK_VARIABLE: self._files.mark,
+        }
+
+    def _message(self, index: int, message: dict[str, object]) -> None:
+        state = self._by_index.get(index)
+        if state is None:
+            return
+        kind = message.get("type")
+        if kind == "hello" and message.get("protocol") != PROTOCOL:
+            spoken = message.get("protocol")
+            state.notice(Result.FAILED, f"speaks version {spoken} of the job protocol, not {PROTOCOL}")
+        elif kind == "hello":
+            pid = message.get("pid")
+            # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.
+            if state.profiler is not None and isinstance(pid, int) and pid in processes.marked(self._files.mark):
+                state.said.pid = pid
+        elif kind == "ready":
+            state.said.is_ready = True
+        elif kind == "bye":
+            state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
+
+    def _exited(self, index: int) -> None:
+        state = self._by_index[index]
+        assert state.started is not None
+        try:
+            state.ended.status = state.started.process.status()
+        except LaunchError as error:
+            state.ended.status, state.ended.is_lost = _UNKNOWN_STATUS, True
+            state.notice(Result.FAILED, f"ended, and how is not known: {error}")
+        state.ended.at_ns = time.monotonic_ns()
+
+
+def _deadline(seconds: float) -> int:
+    return time.monotonic_ns() + int(seconds * 1e9)

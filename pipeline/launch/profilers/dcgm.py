@@ -1,0 +1,106 @@
+"""DCGM's own profiling, paused while a profiler needs the counters of the GPU, and resumed afterwards.
+
+Before Hopper, DCGM and every profiler lock the same counters of the whole machine (NVIDIA/DCGM#56). From Hopper on,
+DCGM reads its figures through GPM, another unit of the GPU, and both work at once (NVIDIA/DCGM#62).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pipeline.base import command
+from pipeline.base.errors import CommandError, ConfigError, SharingError
+from pipeline.base.programs import Programs, of_group
+from pipeline.base.records import Commands, Group
+from pipeline.clean.journal import Journal, undoes
+
+_log = logging.getLogger(__name__)
+_COMMAND_LIMIT_S = 30.0
+_FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and newer read GPM
+# Source: dcgm_structs.h, DCGM_ST_CONNECTION_NOT_VALID (-21), of which a process keeps the last byte.
+_NO_ENGINE = -21 & 0xFF
+
+
+def check(group: Group, profiler: str) -> None:
+    """Check that profiling may be paused for a group, if it has to be.
+
+    Raises:
+        ConfigError: `gpu.admin=null` forbids to change anything.
+    """
+    if _has_to_pause(group) and group.gpu.admin is None:
+        raise ConfigError(
+            f"profiler={profiler} on {group.device.name} needs the counters that DCGM may hold, and gpu.admin=null "
+            "forbids pausing it; leave the profiler out, or set gpu.admin=[]"
+        )
+
+
+def commands(group: Group) -> Commands:
+    """What pauses and resumes DCGM's profiling for a group; nothing where neither is needed or there is no dcgmi."""
+    if not _has_to_pause(group):
+        return Commands()
+    programs = of_group(group)
+    return Commands(do=(_words(programs, "--pause"),), undo=(_words(programs, "--resume"),))
+
+
+@contextmanager
+def paused(group: Group, profiler: str) -> Iterator[None]:
+    """DCGM takes no counters for a while, if it would be in the way. Nothing happens where no host engine answers.
+
+    Raises:
+        ConfigError: as `check`.
+        SharingError: the host engine did not pause, or did not resume.
+        JournalError: the journal cannot be written.
+    """
+    check(group, profiler)
+    if not _has_to_pause(group):
+        yield
+        return
+    programs = of_group(group)
+    journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
+    with journal.undoing("dcgm_profiling"):
+        if not _tell(_words(programs, "--pause")):
+            _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler)
+        yield
+
+
+@undoes("dcgm_profiling", "let DCGM profile again")
+def resume(programs: Programs) -> None:
+    """Let DCGM profile again. Safe to repeat; content with a host engine that is gone, and its pause with it.
+
+    Raises:
+        SharingError: it did not.
+    """
+    _tell(_words(programs, "--resume"))
+
+
+def _words(programs: Programs, what: str) -> tuple[str, ...]:
+    return (programs.find("dcgmi"), "profile", what)
+
+
+def _tell(words: Sequence[str]) -> bool:
+    """Returns whether a host engine was there to hear it."""
+    try:
+        done = command.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
+    except CommandError as error:
+        raise SharingError(f"DCGM's profiling ({words[-1]}): {error}") from error
+    if done.status == 0:
+        return True
+    if done.status == _NO_ENGINE:
+        return False
+    raise SharingError(
+        f"`{' '.join(words)}` ended with status {done.status} and said: {done.said}. A profiler and DCGM cannot "
+        f"both have the GPU's counters; try the command by hand, or stop DCGM for the time of the study"
+    )
+
+
+def _has_to_pause(group: Group) -> bool:
+    device = group.device
+    return device.is_gpu and _capability(group) < _FIRST_WITH_GPM and of_group(group).path("dcgmi") is not None
+
+
+def _capability(group: Group) -> tuple[int, ...]:
+    """Compute capability; that of a GPU that does not tell counts as old, because to pause in vain does no harm."""
+    text = dict(group.device.details).get("compute_capability", "0.0")
+    return tuple(int(part) for part in text.split("."))

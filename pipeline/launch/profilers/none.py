@@ -1,0 +1,44 @@
+"""No profiler: jobs are started as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Commands, Device, Group
+
+
+class NoProfiler:
+    """Nothing is put before the command of a job."""
+
+    name = "none"
+
+    def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
+        for key, value in {"program": program, "options": list(options)}.items():
+            if value:
+                raise ConfigError(f"profiler.{key}={value} is for a profiler: choose profiler=nsys or profiler=ncu")
+
+    def check(self, group: Group) -> None:
+        """Nothing can be missing."""
+
+    def privileged(self, group: Group) -> Commands:
+        """No setting is changed."""
+        return Commands()
+
+    def prepare(self, group: Group) -> AbstractContextManager[None]:
+        """Nothing has to be prepared."""
+        return nullcontext()
+
+    def notes(self, device: Device) -> tuple[str, ...]:
+        """There is nothing to say."""
+        return ()
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        """Nothing is put before the job's command."""
+        return ()
+
+    def report(self, folder: Path) -> Path | None:
+        """No report is made."""
+        return None

@@ -1,0 +1,153 @@
+"""A profiler of NVIDIA Nsight before the command of each job, whose report becomes an artifact of the job.
+
+A profiler changes what it observes, so groups under one are compared with each other only. It is the leading process of
+its job: it starts the program, passes on how that ended, and then writes its report into the job's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import expanded
+from pipeline.base.records import Commands, Device, Group
+from pipeline.launch.profilers import dcgm
+
+_REPORT = "profile"
+
+
+class _Nsight:
+    """A profiler of NVIDIA Nsight, one process a job. Options: `pipeline.plan.schema.ProfilerConfig`.
+
+    Raises:
+        ConfigError: an option says where the report goes, which is decided here.
+    """
+
+    name: str
+    suffix: str
+    product: str
+    places: tuple[str, ...]
+    own_options: tuple[str, ...]
+
+    def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
+        self._program, self._options = program, tuple(map(str, options))
+        for option in self._options:
+            if option.split("=")[0] in self.own_options:
+                raise ConfigError(
+                    f"profiler.options={list(self._options)}: {option} cannot be set, because the report of each job "
+                    "goes to the job's folder and becomes its artifact; leave it out"
+                )
+
+    def check(self, group: Group) -> None:
+        """Check that the profiler is there and can be run, and gets the counters of the GPU.
+
+        Raises:
+            ConfigError: it is not, or does not; says where it was looked for.
+        """
+        self._found()
+        dcgm.check(group, self.name)
+
+    def privileged(self, group: Group) -> Commands:
+        """DCGM is paused meanwhile, where it needs the same counters."""
+        return dcgm.commands(group)
+
+    def prepare(self, group: Group) -> AbstractContextManager[None]:
+        """DCGM is paused meanwhile, where it needs the same counters."""
+        return dcgm.paused(group, self.name)
+
+    def notes(self, device: Device) -> tuple[str, ...]:
+        """What a user should know of figures that were measured under this profiler."""
+        cost = (
+            f"profiler={self.name}: what the profiler costs is in every figure, so these groups are compared with "
+            "each other only"
+        )
+        if device.is_gpu and not device.is_simulated:
+            return (cost,)
+        return (cost, f"profiler={self.name}: no job computes on a GPU here, so its report holds no kernels")
+
+    def report(self, folder: Path) -> Path | None:
+        """The report in a job's folder; `None` if there is none, or an empty one."""
+        path = folder / f"{_REPORT}{self.suffix}"
+        return path if path.is_file() and path.stat().st_size else None
+
+    def _found(self) -> str:
+        if self._program is not None:
+            path = shutil.which(expanded("profiler.program", self._program))
+            if path is None:
+                raise ConfigError(
+                    f"profiler.program={self._program} is not a program that can be run (looked for as a path and on "
+                    f"PATH); profiler={self.name} needs {self.product}"
+                )
+            return str(Path(path).absolute())
+        path = shutil.which(self.name) or next(filter(_can_be_run, self._installed()), None)
+        if path is None:
+            looked = ", ".join(["PATH", *self.places])
+            raise ConfigError(
+                f"profiler={self.name} needs {self.product}, whose program {self.name} is not in any of: {looked}. "
+                f"Install it, put it on PATH, or name it with profiler.program=/path/to/{self.name}"
+            )
+        return str(Path(path).absolute())
+
+    def _installed(self) -> list[str]:
+        """Where it may be installed, the newest version first."""
+        paths = [str(path) for place in self.places for path in Path("/").glob(place.lstrip("/"))]
+        return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path)], reverse=True)
+
+
+class Nsys(_Nsight):
+    """Nsight Systems: when each kernel, copy and CUDA call of the job began and ended.
+
+    Source: Nsight Systems user guide, "CLI Profile Command Switch Options": a report is `<output>.nsys-rep`, `%` begins
+    a placeholder in its name.
+    """
+
+    name = "nsys"
+    suffix = ".nsys-rep"
+    product = "NVIDIA Nsight Systems"
+    places = ("/usr/local/cuda/bin/nsys", "/opt/nvidia/nsight-systems*/*/bin/nsys")
+    own_options = ("-o", "--output", "-f", "--force-overwrite")
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        """What is put before the command of the job that keeps its files in this folder."""
+        output = f"--output={_escaped(folder / _REPORT)}"
+        return (self._found(), "profile", output, "--force-overwrite=true", *self._options)
+
+
+class Ncu(_Nsight):
+    """Nsight Compute: counters of single kernels, each run again and again by itself.
+
+    Source: Nsight Compute CLI, "Command Line Options" and "Multi-Process Support": a report is `<export>.ncu-rep`, `%`
+    begins a placeholder in its name; processes that are profiled on one machine take turns, kernel by kernel.
+    """
+
+    name = "ncu"
+    suffix = ".ncu-rep"
+    product = "NVIDIA Nsight Compute"
+    places = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
+    own_options = ("-o", "--export", "-f", "--force-overwrite", "--target-processes")
+
+    def notes(self, device: Device) -> tuple[str, ...]:
+        """What a user should know of figures that were measured under this profiler."""
+        turns = (
+            "profiler=ncu: each profiled kernel is repeated by itself, and those of several jobs take turns, so "
+            "throughput and utilisation of these groups say nothing about running together"
+        )
+        return (*super().notes(device), turns)
+
+    def prefix(self, folder: Path) -> tuple[str, ...]:
+        """What is put before the command of the job that keeps its files in this folder."""
+        output = ("--export", _escaped(folder / _REPORT), "--force-overwrite")
+        return (self._found(), "--target-processes", "all", *output, *self._options)
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("%", "%%")
+
+
+def _can_be_run(path: str) -> bool:
+    return Path(path).is_file() and os.access(path, os.X_OK)

@@ -1,0 +1,113 @@
+"""How the process of a job comes to life: started from nothing, or forked from a server (`launch/warm_start.py`).
+
+Either way its number stays its own until `reap`, so that it can be signalled without hitting anybody else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.base.errors import LaunchError
+from pipeline.base.records import Interpreter
+
+
+class Process(Protocol):
+    """A job's leading process."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is also that of its session and process group."""
+        ...
+
+    def status(self) -> int:
+        """How it ended: its exit status, or minus the signal that ended it. Blocks until it has ended.
+
+        Raises:
+            LaunchError: nobody knows.
+        """
+        ...
+
+    def reap(self) -> None:
+        """Give its number back. It must have ended."""
+        ...
+
+
+class Starter(Protocol):
+    """Starts processes of one interpreter."""
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """What they run with."""
+        ...
+
+    def start(
+        self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
+    ) -> Process:
+        """Start a program in a session of its own.
+
+        Args:
+            argv: the program and its arguments.
+            environ: its whole environment.
+            stdout: file that gets its output.
+            stderr: file that gets its errors.
+            cpus: the CPUs that it is bound to; all of them if there is none.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Starts an interpreter for each job, below another program if words are put before its command."""
+
+    interpreter: Interpreter
+    prefix: tuple[str, ...] = ()
+
+    def start(
+        self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
+    ) -> Process:
+        """Start a program in a session of its own (see `Starter`)."""
+        command = [*self.prefix, str(self.interpreter.python), *argv]
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            try:
+                # The argument list comes from the plan; there is no shell.
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=dict(environ),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
+        if cpus:
+            os.sched_setaffinity(process.pid, cpus)
+        return _Spawned(process)
+
+
+class _Spawned:
+    """A child of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def status(self) -> int:
+        # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def reap(self) -> None:
+        self._process.wait()

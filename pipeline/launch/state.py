@@ -1,0 +1,121 @@
+"""What is known of one job while it runs: how it was started, what it said, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.base.records import Job, Result
+from pipeline.launch.spawn import Process
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How something ended, and why in words; no words for what ended well."""
+
+    result: Result
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """How its process came to life.
+
+    Attributes:
+        at_ns: just before the process was started.
+        cpus: the CPUs that it is bound to; none if it is not bound.
+    """
+
+    process: Process
+    at_ns: int
+    cpus: Sequence[int] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Said:
+    """What the job itself said over the job protocol.
+
+    Attributes:
+        pid: the process that speaks, if that is not the leading one.
+        bye: how its work ended, in its own word; `None` before that.
+        bye_ns: when it said so.
+    """
+
+    pid: int | None = None
+    is_ready: bool = False
+    bye: str | None = None
+    bye_ns: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Ended:
+    """How its end came.
+
+    Attributes:
+        told_ns: when it was told to stop, if it was.
+        was_signalled: that we ended it by a signal.
+        noticed: what the orchestrator saw go wrong with it: a missed deadline, an end too early.
+        status: its exit status, or minus the signal that ended it; `None` while it runs.
+        is_lost: that nobody knows how it ended, so that its number may be somebody else's by now.
+        at_ns: when its process was gone.
+    """
+
+    told_ns: int | None = None
+    was_signalled: bool = False
+    noticed: Ending | None = None
+    status: int | None = None
+    is_lost: bool = False
+    at_ns: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class JobState:
+    """One job of a group that runs.
+
+    Attributes:
+        folder: its files; absolute.
+        profiler: what its leading process is, if not the job itself; a job under one is never started warm.
+        started: `None` before it was started.
+    """
+
+    job: Job
+    folder: Path
+    profiler: str | None = None
+    started: Started | None = None
+    said: Said = field(default_factory=Said)
+    ended: Ended = field(default_factory=Ended)
+
+    @property
+    def pid(self) -> int | None:
+        """Its leading process."""
+        return None if self.started is None else self.started.process.pid
+
+    @property
+    def working_pid(self) -> int | None:
+        """The process that does the work: below a profiler, the one that speaks the job protocol."""
+        return self.pid if self.said.pid is None else self.said.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self.ended.status is not None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its work is over: the process is gone, or its profiler is still writing its report."""
+        return self.has_ended or (self.profiler is not None and self.said.bye is not None)
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it is gone and finished its work: it said so, left with status 0, and nobody saw anything else."""
+        return self.ended.noticed is None and self.ended.status == 0 and self.said.bye == "ok"
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether it will not, or did not, end well."""
+        return self.ended.noticed is not None or (self.has_ended and not self.ended_well)
+
+    def notice(self, result: Result, reason: str) -> None:
+        """Keep what the orchestrator sees go wrong; of several things, the first one."""
+        self.ended.noticed = self.ended.noticed or Ending(result, reason)

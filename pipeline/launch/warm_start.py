@@ -1,0 +1,235 @@
+"""Warm start: a fork server for each environment, so that jobs need not import their libraries (docs/warm_start.md).
+
+A server is started when the study begins and imports while other things happen. It lives as long as the study, without
+a GPU. Whatever keeps a job from being forked lets it start from nothing instead; that costs time, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pipeline.base import interrupts
+from pipeline.base.errors import LaunchError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Interpreter, Workload
+from pipeline.clean import processes
+from pipeline.launch.environ import inherited_environ
+from pipeline.launch.spawn import Process, Spawn, Starter
+
+log = logging.getLogger(__name__)
+
+_SERVER = PROJECT_DIR / "workloads" / "fork_server.py"
+_IMPORT_LIMIT_S = 300.0
+_ANSWER_LIMIT_S = 60.0
+# A mark is as long as this, so that a forked job can write its own over it.
+_NO_MARK = "0" * 32
+
+
+class WarmStart:
+    """A context in which fork servers live, one for each pair of environment and modules."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._servers: dict[tuple[Interpreter, str], ForkServer | None] = {}
+
+    def __enter__(self) -> WarmStart:
+        """Nothing runs before `begin`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the servers."""
+        for server in self._servers.values():
+            if server is not None:
+                server.close()
+
+    def begin(self, workload: Workload, interpreter: Interpreter) -> None:
+        """Start the server that jobs of this workload will be forked from, if they can be; does not wait for it."""
+        modules = self._modules(workload)
+        if modules is None or (interpreter, modules) in self._servers:
+            return
+        try:
+            self._servers[interpreter, modules] = ForkServer(interpreter, modules)
+        except OSError as error:
+            self._servers[interpreter, modules] = None
+            log.warning("jobs of %s start cold: %s", workload.name, error)
+
+    def starter(self, workload: Workload, interpreter: Interpreter) -> Starter:
+        """What starts a job of this workload. Waits until the server has imported what it needs."""
+        self.begin(workload, interpreter)
+        modules = self._modules(workload)
+        server = self._ready(interpreter, modules) if modules is not None else None
+        return server or Spawn(interpreter)
+
+    def rest(self) -> None:
+        """Wait until no server imports: that would take CPU time from the jobs that are measured."""
+        for interpreter, modules in self._servers:
+            self._ready(interpreter, modules)
+
+    def _ready(self, interpreter: Interpreter, modules: str) -> ForkServer | None:
+        """The server, once it has imported; `None` if jobs cannot be forked from it."""
+        server = self._servers[interpreter, modules]
+        if server is None:
+            return None
+        try:
+            server.wait_ready()
+        except LaunchError as error:
+            log.warning("jobs with preload=%s start cold: %s", modules, error)
+            server.close()
+            self._servers[interpreter, modules] = None
+            return None
+        return server
+
+    def _modules(self, workload: Workload) -> str | None:
+        """What a server imports for this workload; `None` if its jobs start from nothing.
+
+        A library may look at a variable when it is imported, so a workload with variables of its own is not forked.
+        """
+        return workload.preload if self._enabled and not workload.environ else None
+
+
+class ForkServer:
+    """The server process, and our end of its socket.
+
+    Args:
+        interpreter: what it and its jobs run with.
+        modules: module that it imports.
+    """
+
+    def __init__(self, interpreter: Interpreter, modules: str) -> None:
+        self.interpreter = interpreter
+        self._is_ready = False
+        self._lost: str | None = None
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            # As a job's environment, but that nothing may start threads or look for a GPU while it imports.
+            environ = inherited_environ(interpreter.environ) | {
+                processes.MARK_VARIABLE: _NO_MARK,
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            }
+            try:
+                self._process = subprocess.Popen(
+                    [str(interpreter.python), str(_SERVER), str(theirs.fileno()), modules],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=environ,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError:
+                self._control.close()
+                raise
+        self._answers = self._control.makefile("r", encoding="utf-8")
+
+    @property
+    def pid(self) -> int:
+        """Of the server."""
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Wait until it has imported its modules.
+
+        Raises:
+            LaunchError: it cannot fork, or is gone.
+        """
+        if self._lost is not None:
+            raise LaunchError(self._lost)
+        if self._is_ready:
+            if self._process.poll() is not None:
+                raise LaunchError(f"the fork server has ended with status {self._process.returncode}")
+            return
+        answer = self._receive(_IMPORT_LIMIT_S)
+        if answer["reason"]:
+            raise LaunchError(f"the fork server cannot fork: {answer['reason']}")
+        self._is_ready = True
+
+    def start(
+        self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
+    ) -> Process:
+        """Fork a job (see `pipeline.launch.spawn.Starter`)."""
+        assert len(environ[processes.MARK_VARIABLE]) == len(_NO_MARK)
+        answer = self._ask(
+            argv=list(argv), environ=dict(environ), stdout=str(stdout), stderr=str(stderr), cpus=list(cpus)
+        )
+        if "reason" in answer:
+            raise LaunchError(f"cannot fork a job: {answer['reason']}")
+        return _Forked(self, answer["pid"])
+
+    def status(self, pid: int) -> int:
+        """How a job ended.
+
+        Raises:
+            LaunchError: the server is gone, and with it the knowledge.
+        """
+        return int(self._ask(status=pid)["status"])
+
+    def reap(self, pid: int) -> None:
+        """Let a job's number go."""
+        with contextlib.suppress(LaunchError):  # without a server, the system did
+            self._ask(reap=pid)
+
+    def close(self) -> None:
+        """End the server, and every job that is left of it."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._answers.close()
+        self._control.close()
+        if self._is_ready:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ANSWER_LIMIT_S)
+        self._process.kill()  # one that still imports has nothing to clean up
+        self._process.wait()
+
+    def _ask(self, **request: object) -> dict[str, Any]:
+        # A signal between question and answer would leave an answer that nobody asked for.
+        with interrupts.held():
+            try:
+                self._control.settimeout(_ANSWER_LIMIT_S)
+                self._control.sendall((json.dumps(request) + "\n").encode())
+            except OSError as error:
+                raise self._loss(f"the fork server does not listen: {error}") from error
+            return self._receive(_ANSWER_LIMIT_S)
+
+    def _receive(self, limit_s: float) -> dict[str, Any]:
+        try:
+            self._control.settimeout(limit_s)
+            line = self._answers.readline()
+        except (OSError, ValueError) as error:
+            raise self._loss(f"the fork server does not answer: {error}") from error
+        if not line:
+            raise self._loss("the fork server has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _loss(self, what: str) -> LaunchError:
+        """Nothing that this server says from now on belongs to a question."""
+        self._lost = what
+        return LaunchError(what)
+
+
+class _Forked:
+    """A child of a fork server."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server, self._pid = server, pid
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def status(self) -> int:
+        return self._server.status(self._pid)
+
+    def reap(self) -> None:
+        self._server.reap(self._pid)

@@ -1,0 +1,205 @@
+"""From what was observed to a row: the figures of jobs and group. How each ended is decided in `endings`.
+
+Pure: it reads the event files of a group that is over, and computes. Rules of measurement are named where they apply.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from pipeline.base import layout
+from pipeline.base.records import Group, GroupResult, JobResult, Result, WindowKind
+from pipeline.base.tags import Tag
+from pipeline.launch import events
+from pipeline.launch.events import Events
+from pipeline.launch.state import JobState
+from pipeline.observe import endings, phases, sampled
+from pipeline.observe.observation import Observation
+
+# Below this share of common running time, a steady row does not show collocation but its edges.
+MIN_OVERLAP_RATIO = 0.95
+COMPARED = ("throughput_samples_per_s", "makespan_s")
+_HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
+
+
+def judge(group: Group, seen: Observation) -> GroupResult:
+    """The row of a group."""
+    jobs: list[JobResult] = []
+    windows: list[tuple[int, int]] = []
+    read = sampled.readings(seen.samples)
+    for batch in seen.batches:
+        logs = [events.read(state.folder / layout.EVENTS) for state in batch]
+        window = _window(group, batch, logs)
+        if window is not None:
+            windows.append(window)
+        jobs += [_job(group, state, log, window, seen, read) for state, log in zip(batch, logs, strict=True)]
+    ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
+    metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
+    of_device = sampled.figures(read.get(None, {}), seen.fields, windows)
+    rate = metrics.get("throughput_total_samples_per_s")
+    metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rate)
+    if seen.tool_cpu_s is not None and seen.tool_wall_s:
+        metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
+    metrics |= phases.group_metrics(seen.spans)
+    tags = dict(seen.tags) | _first_losses(jobs)
+    if titled := seen.fields.titled(metrics):
+        tags[Tag.FIGURES] = titled
+    if windows:
+        tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))
+        tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
+    overlap = metrics.get("overlap_ratio")
+    if group.window.kind is WindowKind.STEADY and overlap is not None and overlap < MIN_OVERLAP_RATIO:
+        tags[Tag.FLAG] = f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
+    return GroupResult(
+        group=group,
+        result=ending.result,
+        reason=ending.reason,
+        jobs=tuple(jobs),
+        metrics=metrics,
+        tags=tags,
+        spans=(*seen.spans, *(span for job in jobs for span in job.spans)),
+    )
+
+
+def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> tuple[int, int] | None:
+    """The measured interval of jobs that ran together: steady, or from the first start to the last end."""
+    starts = [log.started_ns for log in logs if log.started_ns is not None]
+    if len(starts) < len(logs):
+        return None
+    if group.window.kind is WindowKind.STEADY:
+        stops = [state.ended.told_ns for state in states if state.ended.told_ns is not None]
+        if not stops:
+            return None
+        # All jobs are past their first step and the settling time when the window opens.
+        first_steps = [log.steps.t_ns[0] for log in logs if log.steps.t_ns]
+        begin = max(max(starts) + int(group.window.settle_s * 1e9), *first_steps, 0)
+        return (begin, min(stops)) if begin < min(stops) else None
+    ends = [_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
+    known = [end for end in ends if end is not None]
+    return (min(starts), max(known)) if known else None
+
+
+def _end_ns(state: JobState, log: Events) -> int | None:
+    """The last instant of a job's work: its last step or epoch, or its exit if it reports neither."""
+    marks = [*log.steps.t_ns[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
+    if marks:
+        return max(marks)
+    # What a profiler does after the job's end is not the job's work.
+    return state.ended.at_ns if state.profiler is None else state.said.bye_ns
+
+
+def _job(
+    group: Group,
+    state: JobState,
+    log: Events,
+    window: tuple[int, int] | None,
+    seen: Observation,
+    read: Mapping[int | None, sampled.Readings],
+) -> JobResult:
+    metrics: dict[str, float] = {}
+    end_ns = _end_ns(state, log)
+    if log.started_ns is not None and end_ns is not None:
+        metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
+    if window is not None:
+        metrics |= _throughput(group, log, window)
+    if log.epochs:
+        metrics["epoch_time_mean_s"] = statistics.fmean(epoch.seconds for epoch in log.epochs)
+    metrics |= sampled.figures(read.get(state.job.index, {}), seen.fields, [window] if window is not None else [])
+    spans = phases.of_job(state, log)
+    metrics |= phases.job_metrics(spans)
+    series: dict[str, list[tuple[int, int, float]]] = {}
+    for epoch in log.epochs:
+        series.setdefault("epoch_time_s", []).append((epoch.number, epoch.t_ns, epoch.seconds))
+        for name, value in epoch.metrics.items():
+            series.setdefault(name, []).append((epoch.number, epoch.t_ns, value))
+    for name, step, t_ns, value in log.metrics:
+        series.setdefault(name, []).append((step, t_ns, value))
+    ending = endings.of_job(state, log, interrupted=seen.interrupted)
+    if ending.result is Result.OK:
+        ending = endings.of_measurement(group, state.job, log, metrics)
+    return JobResult(
+        job=state.job,
+        result=ending.result,
+        reason=ending.reason,
+        exit_status=state.ended.status,
+        pid=state.pid,
+        start_ns=log.started_ns,
+        end_ns=end_ns,
+        metrics=metrics,
+        series=series,
+        spans=tuple(spans),
+        params=log.params | _place(state),
+    )
+
+
+def _place(state: JobState) -> dict[str, str]:
+    cpus = state.started.cpus if state.started is not None else ()
+    return {"cpus": ",".join(map(str, cpus))} if cpus else {}
+
+
+def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
+    """The losses of the first steps by index of the job, as a tag of the row: comparisons need them after a resume."""
+    losses = {job.job.index: [value for _, _, value in sorted(job.series.get("first_loss", ()))] for job in jobs}
+    known = {index: values for index, values in losses.items() if values}
+    return {Tag.FIRST_LOSSES: json.dumps(known)} if known else {}
+
+
+def _throughput(group: Group, log: Events, window: tuple[int, int]) -> dict[str, float]:
+    """Samples/s and step times within the window.
+
+    The rate runs from the last step before the window to the last step in it, so that a step cut by an edge of the
+    window counts neither too much nor too little.
+    """
+    steps = log.steps
+    if not steps.t_ns or log.started_ns is None:
+        return {}
+    if group.window.kind is WindowKind.WORK:
+        seconds = sum(epoch.seconds for epoch in log.epochs) or (steps.t_ns[-1] - log.started_ns) / 1e9
+        rate = steps.total[-1] / seconds
+        inside = range(1, len(steps.t_ns))
+    else:
+        first, last = bisect_right(steps.t_ns, window[0]) - 1, bisect_right(steps.t_ns, window[1]) - 1
+        if last <= first or first < 0:
+            return {}
+        rate = (steps.total[last] - steps.total[first]) / ((steps.t_ns[last] - steps.t_ns[first]) / 1e9)
+        inside = range(first + 1, last + 1)
+    metrics = {"throughput_samples_per_s": rate, "num_samples": float(steps.total[-1])}
+    # The first step of an epoch waits for validation or for the loader to begin again: that is no step time.
+    times_ms = sorted((steps.t_ns[i] - steps.t_ns[i - 1]) / 1e6 for i in inside if steps.epoch[i] == steps.epoch[i - 1])
+    for percent in (50, 95, 99):
+        if times_ms:
+            metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
+    return metrics
+
+
+def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
+    # What comparisons need of each job stays with the row, so that a resumed study need not read the children.
+    metrics = {
+        f"job_{job.job.index}_{name}": job.metrics[name] for job in jobs for name in COMPARED if name in job.metrics
+    }
+    spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
+    if len(spans) == len(jobs):
+        lengths = [end - start for start, end in spans]
+        if group.sequential:
+            # One after another: their times add up; what lies between two jobs is the start of a process.
+            metrics["makespan_s"] = sum(lengths) / 1e9
+        else:
+            metrics["makespan_s"] = (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e9
+            metrics["start_skew_ms"] = (max(s for s, _ in spans) - min(s for s, _ in spans)) / 1e6
+            common = min(end for _, end in spans) - max(start for start, _ in spans)
+            metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
+    rates = [job.metrics["throughput_samples_per_s"] for job in jobs if "throughput_samples_per_s" in job.metrics]
+    if len(rates) == len(jobs):
+        if group.window.kind is WindowKind.WORK:
+            samples = sum(job.metrics["num_samples"] for job in jobs)
+            metrics["throughput_total_samples_per_s"] = samples / metrics["makespan_s"]
+        elif len(jobs) == 1 or not group.sequential:
+            metrics["throughput_total_samples_per_s"] = sum(rates)
+    epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
+    if len(epochs) == len(jobs):
+        metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
+    return metrics

@@ -1,0 +1,62 @@
+"""What is seen of a group: while it runs (`Watched`), and when it is over (`Observation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.base.records import Device, Sample, Slot, Span
+from pipeline.launch.jobs import JobGroup
+from pipeline.launch.state import JobState
+from pipeline.observe.fields import Fields
+
+
+@dataclass(slots=True)
+class Watched:
+    """What listeners and the live view see of the group that runs (`pipeline.base.protocols.Watch`).
+
+    Attributes:
+        folder: the group's files.
+        samples: what the listeners have read until now.
+        fields: the quantities of the listeners.
+        running: the jobs that run now, if any do.
+    """
+
+    device: Device
+    slots: Sequence[Slot]
+    folder: Path
+    samples: Sequence[Sample]
+    fields: Fields
+    running: JobGroup | None = None
+
+    def pids(self) -> Mapping[int, int]:
+        """Job index to PID of its leading process, for the jobs that are alive now."""
+        return self.running.pids() if self.running is not None else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Everything that one execution of a group left behind.
+
+    Attributes:
+        batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
+        samples: what the listeners read.
+        fields: the quantities of the listeners.
+        reason: why the group ended early, in words, if that was no job.
+        interrupted: whether the user ended it.
+        idle_w: power of the device with nothing on it, if it was read.
+        spans: the phases of the group.
+        tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
+    """
+
+    batches: Sequence[Sequence[JobState]]
+    samples: Sequence[Sample]
+    fields: Fields = field(default_factory=Fields)
+    reason: str | None = None
+    interrupted: bool = False
+    tool_cpu_s: float | None = None
+    tool_wall_s: float | None = None
+    idle_w: float | None = None
+    spans: Sequence[Span] = ()
+    tags: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,104 @@
+"""Where the time of a group went: its phases, those of its jobs, and what share of a study was measurement.
+
+A group is set up (GPU and listeners), launched (from the first process to the last one that is ready), measured, ended
+(from the word to stop to the last exit), and cleaned up. A sequential group goes through the middle three once a job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+from pipeline.base.records import Span
+from pipeline.launch.events import Events
+from pipeline.launch.state import JobState
+
+SETUP, LAUNCH, WINDOW, END, CLEANUP = "setup", "launch", "window", "end", "cleanup"
+_IN_WORDS = {WINDOW: "measuring", LAUNCH: "launching", END: "ending jobs", SETUP: "setting up", CLEANUP: "cleaning up"}
+
+
+class Phases:
+    """The phases of a group, one after another without a gap."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._name: str | None = None
+        self._since_ns = 0
+
+    def begin(self, name: str, at_ns: int | None = None) -> None:
+        """End the phase that runs, if one does, and begin another.
+
+        Args:
+            name: of the phase.
+            at_ns: when it began, if that is not now.
+        """
+        self.finish(at_ns)
+        self._name, self._since_ns = name, time.monotonic_ns() if at_ns is None else at_ns
+
+    def finish(self, at_ns: int | None = None) -> None:
+        """End the phase that runs, if one does."""
+        if self._name is not None:
+            now = time.monotonic_ns() if at_ns is None else at_ns
+            self.spans.append(Span(name=self._name, start_ns=self._since_ns, end_ns=max(now, self._since_ns)))
+        self._name = None
+
+
+def of_job(state: JobState, log: Events) -> list[Span]:
+    """The phases of one job: `process` until it speaks to us, then what it says that it does, until it has ended."""
+    ends_ns = state.ended.at_ns
+    if state.started is None or ends_ns is None:
+        return []
+    marks = [("process", state.started.at_ns), *log.phases, ("", ends_ns)]
+    pairs = itertools.pairwise(marks)
+    index = state.job.index
+    return [Span(name=name, start_ns=begin, end_ns=max(begin, end), job=index) for (name, begin), (_, end) in pairs]
+
+
+def group_metrics(spans: Iterable[Span]) -> dict[str, float]:
+    """Seconds of each phase of a group, as `time_<phase>_s`."""
+    found: dict[str, float] = {}
+    for span in spans:
+        if span.job is None:
+            key = f"time_{span.name}_s"
+            found[key] = found.get(key, 0.0) + span.seconds
+    return found
+
+
+def job_metrics(spans: Sequence[Span]) -> dict[str, float]:
+    """Seconds of each phase of a job before it stood at the barrier, as `startup_<phase>_s`, and of all of them."""
+    found: dict[str, float] = {}
+    for span in spans:
+        if span.name == "ready":
+            found["startup_s"] = (span.start_ns - spans[0].start_ns) / 1e9
+            return found
+        key = f"startup_{span.name}_s"
+        found[key] = found.get(key, 0.0) + span.seconds
+    return {}  # it never got there
+
+
+def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
+    """The spans as a file: monotonic instants, and what must be added to them for the wall clock."""
+    content = {"wall_offset_ns": wall_offset_ns, "spans": [dataclasses.asdict(span) for span in spans]}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def share_in_words(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
+    """What a study spent its time on, largest share first; empty if nothing was measured.
+
+    Args:
+        metrics: of its groups, with the `time_<phase>_s` of each.
+        elapsed_s: from its start to its end.
+    """
+    every = list(metrics)
+    spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in every) for name in _IN_WORDS}
+    if not spent[WINDOW] or elapsed_s <= 0:
+        return ""
+    spent_on = {_IN_WORDS[name]: seconds for name, seconds in spent.items()}
+    spent_on["the rest"] = max(0.0, elapsed_s - sum(spent.values()))
+    measuring = spent_on.pop(_IN_WORDS[WINDOW])
+    others = sorted(spent_on.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {100 * seconds / elapsed_s:.0f} %" for name, seconds in others)
+    return f"measuring took {100 * measuring / elapsed_s:.0f} % of the time; {shares}"

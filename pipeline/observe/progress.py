@@ -1,0 +1,128 @@
+"""Where a study is: groups and blocks done, how they ended, and the time left. Data and arithmetic only."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from pipeline.base.records import Group, Result, WindowKind
+from pipeline.base.words import duration
+
+# What is said of the time left before a group was measured: a window is known, what starting jobs takes is not.
+_AT_LEAST = "more than "
+
+
+class Progress:
+    """Counts the groups of a study and estimates the time left from those that ran, each with its like.
+
+    A group takes its window, which is known, and what comes on top of it: starting, warming up, ending. The latter is
+    the median of the groups that ran and are most like it: the same group in another block, else the same scenario and
+    degree, else the same scenario, else all with the same kind of window.
+
+    Args:
+        groups: the whole study, in its order.
+        known: how the groups ended that need not run, because an earlier start ran them.
+        left: the groups to run.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        known: Iterable[Result] = (),
+        left: Sequence[Group] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.results = Counter(known)
+        self.num_groups, self.num_blocks = len(groups), len({group.block for group in groups})
+        self._left = list(groups if left is None else left)
+        self._clock = clock
+        self._begin_s = clock()
+        self._group_begin_s: float | None = None
+        self._seen: dict[Hashable, list[float]] = {}
+
+    @property
+    def num_done(self) -> int:
+        """Groups that ended, in this start or an earlier one."""
+        return self.results.total()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since this start began."""
+        return self._clock() - self._begin_s
+
+    def begin(self, group: Group) -> None:
+        """Note that a group begins."""
+        assert self._left[0] is group
+        self._group_begin_s = self._clock()
+
+    def done(self, result: Result) -> None:
+        """Note how the group ended that began last."""
+        assert self._group_begin_s is not None
+        group, took_s = self._left.pop(0), self._clock() - self._group_begin_s
+        self._group_begin_s = None
+        self.results[result] += 1
+        if group.skip_reason is None and result is Result.OK:
+            # What failed ended early, or late at a deadline, and tells nothing about the groups to come.
+            for kind in _kinds(group):
+                self._seen.setdefault(kind, []).append(took_s - _window_s(group))
+
+    def left_s(self) -> tuple[float, bool]:
+        """Seconds until the study ends, and whether that is an estimate rather than the least that it can be."""
+        total, is_estimate = 0.0, True
+        for number, group in enumerate(self._left):
+            on_top = self._on_top_s(group)
+            is_estimate = is_estimate and on_top is not None
+            takes_s = _window_s(group) + (on_top or 0.0)
+            if number == 0 and self._group_begin_s is not None:
+                takes_s -= self._clock() - self._group_begin_s
+            total += max(0.0, takes_s)
+        return total, is_estimate
+
+    def position(self, group: Group) -> str:
+        """`[3/20] block 1 of 5`, of the group that runs or ran last; the block where there are several."""
+        number = self.num_done + (self._group_begin_s is not None)
+        block = f" block {group.block} of {self.num_blocks}" if self.num_blocks > 1 else ""
+        return f"[{number}/{self.num_groups}]{block}"
+
+    def summary(self) -> str:
+        """Time that passed, time left, and the results so far in words."""
+        words = [f"{duration(self.elapsed_s)} elapsed"]
+        if self._left:
+            left_s, is_estimate = self.left_s()
+            if is_estimate:
+                words.append(f"about {duration(left_s)} left")
+            elif left_s > 0:
+                words.append(f"{_AT_LEAST}{duration(left_s)} left")
+        counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
+        return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
+
+    def _on_top_s(self, group: Group) -> float | None:
+        """What the group takes beside its window, in seconds; `None` if nothing like it has run."""
+        if group.skip_reason is not None:
+            return 0.0
+        for kind in _kinds(group):
+            if kind in self._seen:
+                return statistics.median(self._seen[kind])
+        return None
+
+
+def _kinds(group: Group) -> Iterable[Hashable]:
+    """What a group is like, from the closest to the widest kind."""
+    window = (group.window, group.sequential)
+    jobs = tuple(job.workload.digest for job in group.jobs)
+    yield (*window, group.scenario, group.sharing, jobs)
+    yield (*window, group.scenario, group.degree)
+    yield (*window, group.scenario)
+    yield window
+    yield group.window.kind
+
+
+def _window_s(group: Group) -> float:
+    """The part of a group's time that is known before it runs, in seconds."""
+    if group.skip_reason is not None or group.window.kind is WindowKind.WORK:
+        return 0.0
+    turns = len(group.jobs) if group.sequential else 1
+    return turns * (group.window.settle_s + group.window.seconds)

@@ -1,0 +1,154 @@
+"""What the user sees while groups run: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline.base import layout
+from pipeline.base.protocols import Watch
+from pipeline.base.records import Group, GroupResult, Sample, WindowKind
+from pipeline.base.words import duration, say
+from pipeline.launch import events
+from pipeline.observe.fields import Fields
+from pipeline.observe.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_REFRESH_S = 1.0
+
+
+class Shown(Watch, Protocol):
+    """The group that runs, as the live view sees it."""
+
+    @property
+    def folder(self) -> Path:
+        """The group's files."""
+        ...
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """What the listeners have read until now."""
+        ...
+
+    @property
+    def fields(self) -> Fields:
+        """The quantities of the listeners."""
+        ...
+
+
+class PlainView:
+    """One line a group, for logs and pipes."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def begin(self, group: Group) -> None:
+        """Say which group begins."""
+        self.progress.begin(group)
+        self._announce(group)
+
+    @contextmanager
+    def watch(self, group: Group, watched: Shown) -> Iterator[None]:
+        """Show the group while it runs."""
+        yield
+
+    def done(self, row: GroupResult) -> None:
+        """Say how it ended, and where the study is."""
+        self.progress.done(row.result)
+        rate = row.metrics.get("throughput_total_samples_per_s")
+        figure = f", {rate:.1f} samples/s" if rate is not None else ""
+        reason = f": {row.reason}" if row.reason else ""
+        say(f"    {row.result.value}{figure}{reason} ({self.progress.summary()})")
+
+    def _announce(self, group: Group) -> None:
+        say(f"{self.progress.position(group)} {group.name}")
+
+
+class LiveView(PlainView):
+    """A table that is drawn anew every second, on a terminal."""
+
+    @contextmanager
+    def watch(self, group: Group, watched: Shown) -> Iterator[None]:
+        """Show phase, epoch, samples/s and memory of each job until the group ends."""
+        from rich.console import Console
+        from rich.live import Live
+
+        drawer = _Drawer(group, watched, self.progress)
+        stopped = threading.Event()
+        with Live(drawer.table(), console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
+
+            def draw() -> None:
+                while not stopped.wait(_REFRESH_S):
+                    live.update(drawer.table(), refresh=True)
+
+            thread = threading.Thread(target=draw, name="live-view", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                stopped.set()
+                thread.join()
+
+    def _announce(self, group: Group) -> None:
+        """Nothing: the live table says it."""
+
+    def done(self, row: GroupResult) -> None:
+        """Leave the group and how it ended on the screen."""
+        super()._announce(row.group)
+        super().done(row)
+
+
+class _Drawer:
+    """Builds the live table from the tails of the jobs' event files."""
+
+    def __init__(self, group: Group, watched: Shown, progress: Progress) -> None:
+        self.group, self.watched, self.progress = group, watched, progress
+        self.before: dict[int, events.JobProgress] = {}
+        self.begin_s = time.monotonic()
+
+    def table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        window = self.group.window
+        aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
+        spent = duration(time.monotonic() - self.begin_s)
+        title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
+        table = Table(title=Text(title), title_justify="left", caption=Text(f"study: {self.progress.summary()}"))
+        table.caption_justify = "left"
+        for name in ("job", "phase", "epoch", "samples/s", "memory MiB"):
+            table.add_column(name, justify="left" if name in ("job", "phase") else "right")
+        alive = self.watched.pids()
+        for job in self.group.jobs:
+            now = events.read_progress(self.watched.folder / layout.job_path(job.index) / layout.EVENTS)
+            phase = now.phase if job.index in alive else "ended" if now.t_ns else "waiting"
+            table.add_row(job.name, phase, _or_dash(now.epoch), self._rate(job.index, now), self._memory(job.index))
+        return table
+
+    def _rate(self, index: int, now: events.JobProgress) -> str:
+        before = self.before.get(index)
+        self.before[index] = now
+        if before is None or before.t_ns is None or now.t_ns is None or now.total is None or before.total is None:
+            return "-"
+        elapsed_s = (now.t_ns - before.t_ns) / 1e9
+        return f"{(now.total - before.total) / elapsed_s:.1f}" if elapsed_s > 0 else "-"
+
+    def _memory(self, index: int) -> str:
+        memory_mib = self.watched.fields.live_memory_mib(self.watched.samples[-200:], index)
+        return "-" if memory_mib is None else f"{memory_mib:.0f}"
+
+
+def make_view(progress: Progress) -> PlainView:
+    """The live view on a terminal, plain lines elsewhere."""
+    return (LiveView if sys.stderr.isatty() else PlainView)(progress)
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)

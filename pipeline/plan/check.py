@@ -1,0 +1,78 @@
+"""What is refused before anything is touched. Pure: it looks at values, not at the machine."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.modes import is_program
+from pipeline.base.records import MIN_INTERVAL_MS
+from pipeline.plan.schema import Config, GpuConfig, GpuKind
+
+_MAX_SEED = 2**32 - 1
+
+
+def settings(config: Config) -> None:
+    """Refuse numbers that no study can run with.
+
+    Raises:
+        ConfigError: names the key, its value and what it must be.
+    """
+    positive = {
+        "repeats": config.repeats,
+        "window.seconds": config.window.seconds,
+        "window.epochs": config.window.epochs,
+        "limits.ready_s": config.limits.ready_s,
+        "limits.group_s": config.limits.group_s,
+        "limits.stop_s": config.limits.stop_s,
+        "tracking.series_points": config.tracking.series_points,
+        "time_limit_s": config.time_limit_s,
+    }
+    for key, value in positive.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{key}={value}: must be greater than 0, and finite")
+    for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{key}={value}: must not be negative, and finite")
+    if config.seed > _MAX_SEED:
+        raise ConfigError(f"seed={config.seed}: must not be greater than {_MAX_SEED}, the largest that libraries take")
+    _names(config)
+    for name, listener in config.listeners.items():
+        if listener.interval_ms < MIN_INTERVAL_MS:
+            raise ConfigError(
+                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {MIN_INTERVAL_MS} ms, "
+                "because sampling faster would disturb what is measured"
+            )
+
+    if config.gpu.kind is GpuKind.simulated:
+        _rehearsal(config)
+    else:
+        default = GpuConfig()
+        for key in ("count", "machine"):
+            if (value := getattr(config.gpu, key)) != getattr(default, key):
+                raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
+
+
+def _names(config: Config) -> None:
+    names = {
+        "tracking.root": (config.tracking.root, "give the folder of the store and of the spool"),
+        "tracking.experiment": (config.tracking.experiment, "name the MLflow experiment for the results"),
+    }
+    for key, (value, remedy) in names.items():
+        if not value.strip():
+            raise ConfigError(f"{key} is empty: {remedy}")
+
+
+def _rehearsal(config: Config) -> None:
+    """Refuse what a simulated GPU cannot do, and what could reach a real program."""
+    if config.gpu.job_memory_mib < 1:
+        raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
+    programs = {
+        f"listeners.{name}.options.program": each.options.get("program") for name, each in config.listeners.items()
+    }
+    programs |= {f"scenario.{key}": value for key, value in vars(config.scenario).items() if is_program(key)}
+    for key, program in programs.items():
+        if program is not None:
+            raise ConfigError(
+                f"{key}={program}: a simulated GPU has its own programs and never uses another; leave it out"
+            )

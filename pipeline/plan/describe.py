@@ -1,0 +1,69 @@
+"""A plan as text, and the commands with which it will change settings of a GPU."""
+
+from __future__ import annotations
+
+import shlex
+
+from pipeline.base.factory import instance
+from pipeline.base.protocols import Profiler, Sharing
+from pipeline.base.records import (
+    Commands,
+    Group,
+    Plan,
+    WindowKind,
+)
+from pipeline.base.words import counted
+
+
+def as_text(plan: Plan) -> str:
+    """The plan as text: one line a group, what to know, and the commands that change settings of a GPU.
+
+    Raises:
+        SharingError: a program that these commands need is not there.
+    """
+    devices = ", ".join(
+        f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
+    )
+    lines = [f"{counted(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
+    several = len({device.name for device in plan.devices}) > 1
+    for group in plan.groups:
+        skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
+        lines.append(
+            f"{group.number:5d}  block {group.block}  {group.name:36s}  {_length(group):28s}  {group.digest[:12]}"
+            f"{f'  {group.device.name}' if several else ''}{skip}"
+        )
+    return "\n".join([*lines, *remarks(plan), privileged(plan)])
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What a user should know before the study runs, line by line."""
+    return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
+
+
+def _length(group: Group) -> str:
+    if group.window.kind is WindowKind.WORK and group.jobs[0].workload.ends_by_itself:
+        return f"{group.window.kind.value}, until the jobs end"
+    return group.window.words
+
+
+def privileged(plan: Plan) -> str:
+    """The commands that change settings of a GPU, as text: once for all groups that use the same ones.
+
+    Raises:
+        SharingError: a program that they need is not there.
+    """
+    groups_by_commands: dict[Commands, list[int]] = {}
+    for group in plan.groups:
+        if group.skip_reason is None:
+            sharing: Sharing = instance(group.sharing)
+            profiler: Profiler = instance(group.profiler.build)
+            commands = profiler.privileged(group).around(sharing.privileged(group))
+            groups_by_commands.setdefault(commands, []).append(group.number)
+    groups_by_commands.pop(Commands(), None)
+    if not groups_by_commands:
+        return "no command changes the settings of a GPU"
+    lines = []
+    for commands, numbers in groups_by_commands.items():
+        lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
+        lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
+    return "\n".join(lines)

@@ -1,0 +1,43 @@
+"""Whether a plan can run: the classes that it names are built and asked, and nothing else is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.factory import instance
+from pipeline.base.protocols import Profiler, Sharing
+from pipeline.base.records import Group, Plan
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan, with every class that it names built once: what is wrong is refused before anything happens.
+
+    A group that its sharing mode cannot hold is refused if it is alone; among others it is marked to be skipped, with
+    the reason, because that is a finding of the study. What the modes warn of is said once for the whole study.
+
+    Raises:
+        ConfigError: a class or an option is wrong, or no group at all can run.
+    """
+    for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
+        instance(listener.build, interval_ms=listener.interval_ms)
+    for group in plan.groups:
+        profiler: Profiler = instance(group.profiler.build)
+        profiler.check(group)
+    groups: list[Group] = []
+    warnings: dict[str, None] = {}
+    refusal: ConfigError | None = None
+    for group in plan.groups:
+        sharing: Sharing = instance(group.sharing)
+        try:
+            sharing.check(group)
+        except ConfigError as error:
+            refusal = error
+            groups.append(dataclasses.replace(group, skip_reason=str(error)))
+        else:
+            groups.append(group)
+            if group.block == 1:
+                warnings.update(dict.fromkeys(sharing.warnings(group)))
+    if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
+        raise refusal  # baselines alone would answer nothing
+    return dataclasses.replace(plan, groups=tuple(groups), warnings=tuple(warnings))

@@ -1,0 +1,134 @@
+"""What this machine has, read once before the plan: devices, interpreters and the users' scripts. Reads only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base import factory
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR, find_file
+from pipeline.base.protocols import Env
+from pipeline.base.records import Device, Interpreter, Spec
+from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.plan.source_digest import module_file, source_digest
+from pipeline.plan.workloads import WorkloadConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The facts that a plan depends on beside its configuration.
+
+    Attributes:
+        devices: by what was asked for (kind, selector and simulated model).
+        interpreters: by the environment that was asked for; some may have to be built before a job can run.
+        scripts: absolute path and digest of the code of each script, by the path in the configuration; of a module to
+            preload as well, by its name, if it is ours.
+    """
+
+    devices: dict[tuple[GpuKind, str, str | None], Device]
+    interpreters: dict[Spec, Interpreter]
+    scripts: dict[str, tuple[Path, str]]
+
+    def with_environments(self) -> Inventory:
+        """The same, with every environment built that was not: slow, and best done for a plan that stands.
+
+        Raises:
+            ConfigError: an environment cannot be built.
+        """
+        interpreters = {spec: _env(spec).resolve() for spec in self.interpreters}
+        return dataclasses.replace(self, interpreters=interpreters)
+
+    def device_of(self, gpu: GpuConfig) -> Device:
+        """The device that a configuration asks for."""
+        return self.devices[_asked_for(gpu)]
+
+
+def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) -> Inventory:
+    """Read what the configurations need. Nothing is built.
+
+    Args:
+        configs: what was asked for.
+        find_device: finds what `gpu` of a configuration asks for.
+
+    Raises:
+        ConfigError: a device, script, environment file or data set that is named is not there.
+    """
+    devices: dict[tuple[GpuKind, str, str | None], Device] = {}
+    interpreters: dict[Spec, Interpreter] = {}
+    scripts: dict[str, tuple[Path, str]] = {}
+    for config in configs:
+        gpu = _asked_for(config.gpu)
+        if gpu not in devices:
+            devices[gpu] = find_device(config.gpu)
+        for workload in chosen_workloads(config):
+            env = env_of(config, workload)
+            if env not in interpreters:
+                interpreters[env] = _env(env).preview()
+            for script in filter(None, (workload.script, workload.runner)):
+                if script not in scripts:
+                    scripts[script] = _find_script(script)
+            if (module := workload.preload) is not None and (file := module_file(module, PROJECT_DIR)) is not None:
+                scripts[module] = file, source_digest(file, PROJECT_DIR)
+            workload.check_data()
+    return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
+
+
+def chosen_workloads(config: Config) -> list[WorkloadConfig]:
+    """The workloads of the jobs, in their order.
+
+    Raises:
+        ConfigError: `mix` names a size that does not exist, or nothing.
+    """
+    if config.mix is None:
+        if config.degree < 1:
+            raise ConfigError(f"degree={config.degree}: at least one job must run")
+        return [config.workload] * config.degree
+    if not config.mix:
+        raise ConfigError("mix=[]: name at least one size, as in mix=[S,M]")
+    unknown = sorted(set(config.mix) - set(config.sizes))
+    if unknown:
+        raise ConfigError(
+            f"mix={config.mix}: {', '.join(unknown)} is not among the sizes {sorted(config.sizes)}; "
+            "add one with +workload@sizes.NAME=WORKLOAD"
+        )
+    return [config.sizes[size] for size in config.mix]
+
+
+def env_of(config: Config, workload: WorkloadConfig) -> Spec:
+    """The environment of a workload's jobs.
+
+    Raises:
+        ConfigError: the workload has a file of its own, and this kind of environment is not built from one.
+    """
+    spec = factory.spec_of(config.env)
+    if workload.env_file is None:
+        return spec
+    options = dict(spec.options)
+    if "file" not in options:
+        raise ConfigError(
+            f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but the kind of "
+            "environment that is chosen is built from no file; choose env=conda or env=venv"
+        )
+    return dataclasses.replace(spec, options=tuple((options | {"file": workload.env_file}).items()))
+
+
+def _env(spec: Spec) -> Env:
+    source: Env = factory.instance(spec)
+    return source
+
+
+def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
+    return gpu.kind, gpu.device, gpu.model
+
+
+def _find_script(script: str) -> tuple[Path, str]:
+    path = find_file("workload.script", script)
+    try:
+        return path, source_digest(path, PROJECT_DIR)
+    except SyntaxError as error:
+        raise ConfigError(f"workload.script={script}: {error.filename} is not valid Python: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,57 @@
+"""From composed configurations to typed ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan import command_line
+from pipeline.plan.schema import (
+    Config,
+    GpuKind,
+)
+
+
+def read(configs: Sequence[DictConfig]) -> list[Config]:
+    """The composed configurations as typed objects.
+
+    Raises:
+        ConfigError: a mandatory key is missing, a key does not exist, or a value cannot be used.
+    """
+    typed: list[Config] = []
+    for config in configs:
+        try:
+            each = OmegaConf.to_object(config)
+            assert isinstance(each, Config)
+            each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
+            each.env = _node("env", each.env)
+            each.profiler = _node("profiler", each.profiler, name=MISSING)
+            typed.append(each)
+        except OmegaConfBaseException as error:
+            key = getattr(error, "full_key", None) or "?"
+            raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
+    for each in typed:
+        if unknown := next(command_line.unknown_settings(each), None):
+            raise ConfigError(unknown)
+        if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
+            each.gpu.admin = []  # whatever a file says that was written for a real GPU
+    return typed
+
+
+def _node(where: str, node: Any, **defaults: object) -> Any:
+    """The node as an object, if it is that of a YAML which extends no node of the schema.
+
+    Raises:
+        ConfigError: it lacks what every node of its kind has.
+    """
+    if not isinstance(node, dict):
+        return node
+    values = {"_target_": MISSING, **defaults, **node}
+    if lacking := [key for key, value in values.items() if value == MISSING]:
+        raise ConfigError(f"{where}.{lacking[0]}: missing; give it as {where}.{lacking[0]}=VALUE")
+    return dataclasses.make_dataclass("Node", [(key, Any) for key in values])(**values)

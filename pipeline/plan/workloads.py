@@ -1,0 +1,244 @@
+"""The options of each kind of workload, with its own checks: all that the pipeline knows of a kind.
+
+A new kind with options of its own is a subclass of `WorkloadConfig` here; YAMLs of `conf/workload/` extend it by its
+`NODE`. Nothing else names a kind: the plan asks the methods. A program that also runs by hand, such as `train_timm.py`,
+refuses some combinations itself; the checks here say so before minutes are spent, in the words of the configuration.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from omegaconf import MISSING
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import expanded
+from pipeline.base.records import Device
+
+
+class DataSource(enum.Enum):
+    """`disk` reads the real data set; the synthetic ones make data of the same shape in the loader or on the device."""
+
+    disk = 0
+    synthetic_host = 1
+    synthetic_device = 2
+
+
+class Dataset(enum.Enum):
+    """The data sets that `train_timm` knows."""
+
+    digits = 0
+    cifar10 = 1
+    imagenet64 = 2
+    imagenet = 3
+
+
+class StepMode(enum.Enum):
+    """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
+
+    eager = 0
+    compile = 1
+    cuda_graph = 2
+
+
+class Precision(enum.Enum):
+    """Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
+
+    fp32 = 0
+    tf32 = 1
+    bf16 = 2
+    fp16 = 3
+
+
+class Autotune(enum.Enum):
+    """When cuDNN tries its algorithms: one job after another, all at once, or not at all."""
+
+    in_turn = 0
+    together = 1
+    off = 2
+
+
+# Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
+_OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+_OUR_PREFIX = "COLLOCATION_"
+# Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
+_GPU_ONLY_PX = 224
+# The size that images are stored in, where they are scaled up on the device: `image_data.py` knows it as `native_px`.
+_STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
+# What a data set's folder is called below `data_root`; the digits come with scikit-learn.
+_FOLDERS = {Dataset.cifar10: "cifar-10-batches-py", Dataset.imagenet64: "imagenet64", Dataset.imagenet: "imagenet"}
+
+
+@dataclass
+class WorkloadConfig:
+    """A program. Keys that a subclass adds become its command-line flags (`batch_size` -> `--batch-size`).
+
+    A program that can be told to stop also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
+
+    Attributes:
+        NODE: what the YAML files extend it by.
+        PATHS: the options that are paths: they say where things lie on this machine, not what is computed.
+        script: path of the script, from the working directory or from the project's own folder.
+        args: further arguments, verbatim.
+        runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
+        ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
+        environ: further environment variables.
+        preload: module that imports what the program imports, for a warm start; `null` starts each job from nothing.
+        env_file: the file of this program's environment, instead of `env.file`.
+    """
+
+    NODE: ClassVar[str] = "workload"
+    PATHS: ClassVar[frozenset[str]] = frozenset()
+
+    name: str = MISSING
+    script: str = MISSING
+    args: list[str] = field(default_factory=list)
+    runner: str | None = None
+    ends_by_itself: bool = False
+    environ: dict[str, str] = field(default_factory=dict)
+    preload: str | None = None
+    env_file: str | None = None
+
+    def own_options(self) -> dict[str, Any]:
+        """The options that this kind adds, with whole paths: a job's current folder is another one."""
+        common = {each.name for each in fields(WorkloadConfig)}
+        options = {key: value for key, value in vars(self).items() if key not in common}
+        for key in self.PATHS:
+            if options[key] is not None:
+                options[key] = str(expanded(f"workload.{key}", options[key]).resolve())
+        return options
+
+    def check(self, device: Device, *, device_was_chosen: bool) -> None:
+        """Refuse what cannot run on the device, and settings that exclude each other. It looks at values only.
+
+        Args:
+            device: what the jobs run on.
+            device_was_chosen: whether the user said so, instead of leaving the choice to what is there.
+
+        Raises:
+            ConfigError: says what to change.
+        """
+        for key in self.environ:
+            if key in _OURS or key.startswith(_OUR_PREFIX):
+                raise self._refused(
+                    f"environ.{key} cannot be given: it decides which device a job sees, or to which group it belongs, "
+                    "and the scenario sets it"
+                )
+
+    def check_data(self) -> None:
+        """Check that the data is there that the program will read.
+
+        Raises:
+            ConfigError: it is not, or nobody said where it is.
+        """
+
+    def _refused(self, why: str) -> ConfigError:
+        return ConfigError(f"workload {self.name}: {why}")
+
+
+@dataclass
+class TrainTimmConfig(WorkloadConfig):
+    """Image classification with a model of timm (`workloads/train_timm.py`).
+
+    Attributes:
+        data_root: folder that holds the data sets; needed for `source: disk`, except for the digits.
+        cache_root: where converted data sets go; the data set's own folder if not given.
+        samples: training samples an epoch for synthetic data; the real data set's number if not given.
+        loader_workers: data loader processes of each job.
+        threads: CPU threads of each job's framework; the framework's own choice if not given.
+        autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it
+            (docs/method.md).
+        canary: check before the run that the job's products and convolutions come out right (docs/method.md).
+        validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
+    """
+
+    NODE: ClassVar[str] = "train_timm"
+    PATHS: ClassVar[frozenset[str]] = frozenset({"data_root", "cache_root"})
+
+    script: str = "workloads/train_timm.py"
+    preload: str | None = "workloads.images.timm_imports"
+    model: str = MISSING
+    model_args: dict[str, Any] = field(default_factory=dict)
+    dataset: Dataset = MISSING
+    source: DataSource = DataSource.disk
+    data_root: str | None = None
+    cache_root: str | None = None
+    image_px: int = MISSING
+    num_classes: int = MISSING
+    samples: int | None = None
+    batch_size: int = MISSING
+    learning_rate: float = 0.1
+    step_mode: StepMode = StepMode.eager
+    precision: Precision = Precision.fp32
+    channels_last: bool = True
+    loader_workers: int = 2
+    threads: int | None = None
+    autotune: Autotune = Autotune.in_turn
+    warmup_steps: int = 10
+    canary: bool = True
+    validate: bool = False
+
+    def check(self, device: Device, *, device_was_chosen: bool) -> None:  # noqa: D102
+        super().check(device, device_was_chosen=device_was_chosen)
+        for key in ("batch_size", "image_px", "num_classes", "samples", "threads"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise self._refused(f"{key}={value} must be at least 1")
+        for key in ("loader_workers", "warmup_steps"):
+            if (value := getattr(self, key)) < 0:
+                raise self._refused(f"{key}={value} must not be negative")
+        if _STORED_PX.get(self.dataset, self.image_px) > self.image_px:
+            raise self._refused(
+                f"the images of {self.dataset.name} have {_STORED_PX[self.dataset]} pixels and are scaled up only, "
+                f"not to image_px={self.image_px}"
+            )
+        if self.samples is not None and self.source is DataSource.disk:
+            raise self._refused("samples is for synthetic data; a data set on disk is used whole")
+        if self.step_mode is StepMode.cuda_graph:
+            self._check_cuda_graph(device)
+        if self.image_px >= _GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
+            raise ConfigError(
+                f"workload {self.name} trains on {self.image_px}-pixel images and no GPU was found; "
+                "use gpu=cpu to train on the CPUs anyway"
+            )
+
+    def _check_cuda_graph(self, device: Device) -> None:
+        if not device.is_gpu or device.is_simulated:
+            where = f"a simulated {device.name}" if device.is_simulated else device.name
+            raise self._refused(
+                f"step_mode=cuda_graph needs a GPU, and this study runs on {where}; "
+                "+rehearse=tiny rehearses an experiment without one"
+            )
+        if self.precision is Precision.fp16:
+            raise self._refused(
+                "step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "
+                "scaling reads the device in every step; use bf16"
+            )
+
+    def check_data(self) -> None:  # noqa: D102
+        if self.source is not DataSource.disk or self.dataset not in _FOLDERS:
+            return
+        name, folder = self.dataset.name, _FOLDERS[self.dataset]
+        if self.data_root is None:
+            raise ConfigError(
+                f"workload {self.name} reads {name} from disk, but no folder is given; "
+                "set data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape"
+            )
+        path = expanded("data.root", self.data_root) / folder
+        if not path.is_dir():
+            raise ConfigError(
+                f"workload {self.name} reads {name} from {path}, which does not exist; "
+                f"data.root (or workload.data_root) must be the folder that holds `{folder}`"
+            )
+
+
+@dataclass
+class ScriptConfig(WorkloadConfig):
+    """Any training script, unchanged. `script` is the user's; it is measured from its start to its exit."""
+
+    NODE: ClassVar[str] = "script"
+
+    name: str = "script"
+    runner: str | None = "workloads/script.py"
+    ends_by_itself: bool = True

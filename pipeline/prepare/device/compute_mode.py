@@ -1,0 +1,112 @@
+"""`gpu.exclusive_process`: only the MPS server may compute on the GPU, so that bypassing MPS fails loudly.
+
+Set through nvidia-smi, read back through NVML, and set back to what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.programs import Programs
+from pipeline.base.records import Commands, Group
+from pipeline.clean.journal import Journal, undoes
+from pipeline.prepare.device import nvml
+from pipeline.prepare.device.smi import Smi, await_last_write
+
+EXCLUSIVE = "exclusive_process"
+
+
+def refuse(group: Group, why: str) -> None:
+    """Check that a sharing mode that cannot use it was not told to.
+
+    Raises:
+        ConfigError: `gpu.exclusive_process` is set.
+    """
+    if group.gpu.exclusive_process:
+        raise ConfigError(f"gpu.exclusive_process is for scenario=mps and mps_percent: scenario={group.scenario} {why}")
+
+
+def refuse_one_process_only(group: Group) -> None:
+    """Check that the processes of a group may compute on the device beside each other.
+
+    Raises:
+        ConfigError: its compute mode forbids it.
+    """
+    refuse_prohibited(group)
+    mode, at_once = _mode(group), 1 if group.sequential else group.degree
+    if mode in (EXCLUSIVE, "exclusive_thread") and at_once > 1:
+        raise _forbids(group, f"only one process at once, but this group has {at_once}")
+
+
+def refuse_prohibited(group: Group) -> None:
+    """Check that anybody may compute on the device.
+
+    Raises:
+        ConfigError: its compute mode forbids it.
+    """
+    if _mode(group) == "prohibited":
+        raise _forbids(group, "no process")
+
+
+def _mode(group: Group) -> str:
+    return dict(group.device.details).get("compute_mode", "default")
+
+
+def _forbids(group: Group, what: str) -> ConfigError:
+    device = group.device
+    return ConfigError(
+        f"scenario={group.scenario}: the compute mode {_mode(group)} of {device.name} ({device.uuid}) allows {what}; "
+        f"an administrator can change that: nvidia-smi -i {device.uuid} -c DEFAULT"
+    )
+
+
+def commands(smi: Smi, found: str) -> Commands:
+    """What sets the mode, and what sets it back to what was found."""
+    return Commands(do=(smi.compute_mode(EXCLUSIVE),), undo=(smi.compute_mode(found),))
+
+
+@contextmanager
+def exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
+    """Let only one process compute on the GPU for a while. Does nothing if that is so already.
+
+    Raises:
+        SharingError: it was not set, or not set back.
+        JournalError: the journal cannot be written.
+    """
+    found = nvml.compute_mode(smi.uuid)
+    if found == EXCLUSIVE:
+        yield
+        return
+    with journal.undoing("compute_mode", **smi.recorded(), mode=found):
+        set_mode(smi, EXCLUSIVE)
+        yield
+
+
+@undoes("compute_mode", "set the compute mode back to {mode}")
+def set_back(programs: Programs, uuid: str, admin: Sequence[str], mode: str) -> None:
+    """Undo `exclusive`.
+
+    Raises:
+        SharingError: the mode is another one afterwards.
+    """
+    set_mode(Smi.found(programs, uuid, admin), mode)
+
+
+def set_mode(smi: Smi, mode: str) -> None:
+    """Set the compute mode, unless it is that already.
+
+    Raises:
+        SharingError: the mode is another one afterwards.
+    """
+    await_last_write(smi.uuid)
+    if nvml.compute_mode(smi.uuid) == mode:
+        return
+    words = smi.compute_mode(mode)
+    said = smi.run(words).said
+    if nvml.compute_mode(smi.uuid) != mode:
+        raise SharingError(
+            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}`, which said: {said}. An "
+            "administrator must allow this command; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
+        )

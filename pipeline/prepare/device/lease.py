@@ -1,0 +1,176 @@
+"""One orchestrator a device, and nobody else's processes on it.
+
+The lock is an flock on a file that every user of the machine can open. The kernel drops it when its holder dies,
+however it dies; children do not inherit it, because Python opens files close-on-exec.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base import host, locks
+from pipeline.base.errors import GpuBusyError
+from pipeline.base.records import Device
+
+# Whoever only asks who holds a device locks the file for a moment. Unit: s.
+_PATIENCE_S = 0.3
+_LOOK_S = 0.02
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a device, as it says itself; `None` where it says nothing.
+
+    Attributes:
+        pid: as the holder counts, which in a container may differ from ours.
+        user: its name.
+        folder: where it was started.
+    """
+
+    pid: int | None = None
+    user: str | None = None
+    folder: str | None = None
+
+    def __str__(self) -> str:
+        who = self.user or "somebody"
+        return f"{who} (pid {self.pid or 'unknown'}, started in {self.folder or 'an unknown folder'})"
+
+
+@contextmanager
+def hold(device: Device, folder: Path) -> Iterator[None]:
+    """Hold the device for this process.
+
+    Args:
+        device: what to hold.
+        folder: where lock files lie; the same for all users, or they would not see each other.
+
+    Raises:
+        GpuBusyError: another orchestrator holds the device, or the lock file cannot be used.
+    """
+    _check_folder(folder)
+    descriptor = _lock(_path(folder, device.uuid), device)
+    try:
+        holder = {"pid": os.getpid(), "user": host.user_name(), "folder": str(Path.cwd())}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        yield
+    finally:
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+
+def holder(device_uuid: str, folder: Path) -> Holder | None:
+    """Who holds a device now; `None` if nobody does. Holds nothing itself."""
+    try:
+        # Not to be kept waiting by a pipe in its place.
+        descriptor = os.open(_path(folder, device_uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return None if locks.try_take(descriptor, is_shared=True) else _read_holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
+    """Check that no process is on the GPU, since every one would be part of what is measured.
+
+    Args:
+        device: the device that jobs are about to get; only GPUs are checked.
+        tolerate: names of programs that may stay.
+
+    Raises:
+        GpuBusyError: names the processes.
+    """
+    if not device.is_gpu:
+        return
+    from pipeline.prepare.device import nvml
+
+    strangers = [process for process in nvml.processes(device.uuid) if process.name not in tolerate]
+    if strangers:
+        listed = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in strangers)
+        raise GpuBusyError(
+            f"{device.name} ({device.uuid}) is in use by {listed}; end them, choose another GPU with gpu.device, "
+            "or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'"
+        )
+
+
+def _path(folder: Path, device_uuid: str) -> Path:
+    return folder / f"collocation-{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.lock"
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        what = "we may not write in it" if folder.is_dir() else "there is no such folder"
+        raise GpuBusyError(
+            f"gpu.lock_dir={folder} cannot hold the locks of the devices: {what}. Choose a folder that every user of "
+            "this machine can write and that survives a restart, or ask an administrator for one"
+        )
+
+
+def _lock(path: Path, device: Device) -> int:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        descriptor = _open(path, device)
+        if not locks.try_take(descriptor):
+            other = _read_holder(descriptor)
+            os.close(descriptor)
+            if time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+                continue
+            raise GpuBusyError(
+                f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
+                "wait for it, or choose another device with gpu.device"
+            )
+        try:
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.utime(descriptor)  # young files survive the cleaning of temporary folders
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)  # removed between open and lock: the lock on it protects nothing
+
+
+def _read_holder(descriptor: int) -> Holder:
+    """What the file says. Every user can write it, so it may be anything."""
+    with suppress(OSError, ValueError, AttributeError):
+        said = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+        pid, user, folder = (said.get(key) for key in ("pid", "user", "folder"))
+        return Holder(pid=pid if isinstance(pid, int) else None, user=_printable(user), folder=_printable(folder))
+    return Holder()
+
+
+def _printable(text: object) -> str | None:
+    return text if isinstance(text, str) and text.isprintable() else None
+
+
+def _open(path: Path, device: Device) -> int:
+    """Open the lock file, made if need be. O_CREAT on another user's file in a sticky folder is refused by Linux."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            try:
+                descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(descriptor, 0o666)  # whatever the umask says: other users lock it too
+            except FileExistsError:
+                descriptor = os.open(path, flags)
+    except OSError as error:
+        raise GpuBusyError(
+            f"cannot open the lock file {path} of {device.name}: {error.strerror}; remove it if it is not a plain file "
+            "that everyone may write, or choose a folder with gpu.lock_dir"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise GpuBusyError(f"the lock file {path} of {device.name} is not a plain file; remove it")
+    return descriptor

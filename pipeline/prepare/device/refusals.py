@@ -1,0 +1,48 @@
+"""What a sharing mode must not find on a device: MIG mode, and clients of an MPS server that is not the group's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.records import Device, Group
+from pipeline.prepare.device import nvml
+
+
+def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
+    """Check that no process on the GPU, or on one of its MIG devices, is a client of an MPS server.
+
+    Nobody else was on the GPU when the group began, so a client is a job, whatever its PID is called here: in a
+    container the driver's PIDs are not ours.
+
+    Args:
+        device: a GPU.
+        tolerated: names of programs of others that may be there.
+
+    Raises:
+        SharingError: there is one.
+        NvmlError: the processes cannot be listed.
+    """
+    clients = [p for p in nvml.processes(device.uuid) if p.kind == "mps" and p.name not in tolerated]
+    if clients:
+        listed = ", ".join(f"{client.name or 'a program'} (pid {client.pid})" for client in clients)
+        raise SharingError(
+            f"clients of an MPS server on {device.name} ({device.uuid}): {listed}; this scenario runs without MPS. A "
+            "job must keep the CUDA_MPS_PIPE_DIRECTORY that it is given, else it finds a daemon of the machine; end "
+            "that daemon (echo quit | nvidia-cuda-mps-control) or keep the variable"
+        )
+
+
+def refuse_mig(group: Group) -> None:
+    """Check that the whole device can be used.
+
+    Raises:
+        ConfigError: MIG mode is on.
+    """
+    device = group.device
+    if device.mig_enabled:
+        raise ConfigError(
+            f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
+            f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0; if a killed run left it "
+            "on: python -m pipeline.gpu clean"
+        )

@@ -1,0 +1,107 @@
+"""nvidia-smi for one GPU: runs what changes its settings, and waits for what a killed orchestrator still runs.
+
+Every command names its GPU by UUID: without it nvidia-smi acts on all there is. What it says and its exit status are
+never believed to mean success.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from pipeline.base import command
+from pipeline.base.errors import CommandError, SharingError
+from pipeline.base.programs import Programs
+
+log = logging.getLogger(__name__)
+
+# An Ampere GPU is reset when its MIG mode is switched, which takes seconds.
+_COMMAND_LIMIT_S = 60.0
+_LOOK_S = 0.05
+_SUDO_REFUSES = "sudo:"
+_WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smi:
+    """nvidia-smi for one GPU. Each command is a method that gives its words: for showing them, and for `run`.
+
+    Attributes:
+        uuid: of the GPU.
+        program: absolute path of nvidia-smi.
+        admin: what is put before it for a command that needs an administrator.
+    """
+
+    uuid: str
+    program: str
+    admin: tuple[str, ...] = ()
+
+    @classmethod
+    def found(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
+        """That of a device, with the `admin` of a journal if its programs do not say one.
+
+        Raises:
+            SharingError: there is no nvidia-smi.
+        """
+        prefix = tuple(admin) if programs.admin is None else programs.admin
+        return cls(uuid=uuid, program=programs.find("nvidia-smi"), admin=prefix)
+
+    def recorded(self) -> dict[str, Any]:
+        """What undoing needs to find this GPU again, for a journal: programs by name, never by path."""
+        first, rest = self.admin[:1], self.admin[1:]
+        return {"uuid": self.uuid, "admin": [*(Path(word).name for word in first), *rest]}
+
+    def words(self, *arguments: str) -> tuple[str, ...]:
+        """A command that needs an administrator."""
+        return (*self.admin, self.program, *arguments)
+
+    def compute_mode(self, mode: str) -> tuple[str, ...]:
+        """The command that sets who may compute on the GPU."""
+        return self.words("-i", self.uuid, "-c", mode.upper())
+
+    def run(self, words: Sequence[str]) -> command.Completed:
+        """Run one of the commands above; whether it did what it should is for the caller to read back.
+
+        Raises:
+            SharingError: it could not be run, or we are not allowed to.
+        """
+        try:
+            completed = command.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
+        except CommandError as error:
+            raise SharingError(f"changing {self.uuid}: {error}") from error
+        log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.said)
+        is_refused = self.admin and completed.status != 0 and _SUDO_REFUSES in completed.said
+        if "permission" in completed.said.lower() or is_refused:
+            raise SharingError(
+                f"no permission for `{' '.join(words)}`: {completed.said}. An administrator must allow it, for example "
+                "in sudoers; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
+            )
+        return completed
+
+
+def await_last_write(uuid: str) -> None:
+    """Wait for a command of an orchestrator that was killed: it runs on by itself and would come after the undoing.
+
+    Raises:
+        SharingError: it does not end.
+    """
+    deadline = time.monotonic() + _COMMAND_LIMIT_S
+    while pids := _writers(uuid):
+        if time.monotonic() > deadline:
+            raise SharingError(
+                f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}: it hangs in the driver; "
+                "when it is gone, or after a restart of the machine: python -m pipeline.gpu clean"
+            )
+        time.sleep(_LOOK_S)
+
+
+def _writers(uuid: str) -> list[int]:
+    """PIDs of the programs that change this GPU, by their command line: sudo hides everything else of them."""
+    found = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+    return [pid for pid, line in found if uuid in line and not _WRITES.isdisjoint(line)]

@@ -1,0 +1,69 @@
+"""The variables of an activated conda environment, worked out once, so that its interpreter is executed directly.
+
+`conda run` stays out of it: it keeps signals from a job and buffers what it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from pipeline.base import command
+from pipeline.base.errors import CommandError, ConfigError
+from pipeline.prepare.env.recipe import activated
+
+_LIMIT_S = 120.0
+# The scripts that packages bring are sourced, in the order of their names, as conda does it.
+_SCRIPT = r"""
+for script in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do
+    if [ -e "$script" ]; then . "$script" 1>&2; fi
+done
+exec "$CONDA_PREFIX/bin/python" -I -c 'import json, os; print(json.dumps(dict(os.environ)))'
+"""
+_OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"}
+
+
+def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
+    """What differs from the orchestrator's own environment in one in which the environment is activated.
+
+    Args:
+        prefix: the environment.
+        title: what users call it, for errors.
+
+    Raises:
+        ConfigError: a script of a package failed.
+    """
+    begin = {
+        **os.environ,
+        **activated(prefix),
+        "CONDA_PREFIX": str(prefix),
+        "CONDA_DEFAULT_ENV": str(prefix),
+        "CONDA_SHLVL": "1",
+        **_state(prefix),
+    }
+    # The scripts are written for bash; where there is none, most of them do with any shell.
+    shell = shutil.which("bash") or "/bin/sh"
+    try:
+        printed = command.run([shell, "-c", _SCRIPT], timeout_s=_LIMIT_S, environ=begin).stdout
+    except CommandError as error:
+        words = error.stderr.strip() or "nothing"
+        raise ConfigError(
+            f"{title} cannot be activated: an activation script of its packages failed and says: {words}"
+        ) from error
+    try:
+        end: dict[str, str] = json.loads(printed)
+    except ValueError as error:
+        raise ConfigError(f"{title} cannot be activated: a script of its packages ended the shell") from error
+    changed = {key: value for key, value in end.items() if os.environ.get(key) != value and key not in _OF_THE_SHELL}
+    return tuple(sorted(changed.items()))
+
+
+def _state(prefix: Path) -> dict[str, str]:
+    """The variables that the environment's file sets."""
+    try:
+        state = json.loads((prefix / "conda-meta" / "state").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in state.get("env_vars", {}).items()}

@@ -1,0 +1,59 @@
+"""Jobs in an environment that is built from a file and kept in a cache: what every kind of it has in common."""
+
+from __future__ import annotations
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import expanded, find_file
+from pipeline.base.records import Interpreter
+from pipeline.prepare.env.cache import Cache, default_root
+from pipeline.prepare.env.recipe import Environment, Recipe, python_of
+
+
+class BuiltEnv(Recipe):
+    """Jobs run in an environment of their own. A kind of it says how that is built.
+
+    Args:
+        file: what it is built from.
+        cache_root: where environments are kept; in the user's cache folder if not given.
+
+    Attributes:
+        example: name that such a file usually has.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+
+    example: str
+
+    def __init__(self, file: str | None, cache_root: str | None) -> None:
+        if file is None:
+            raise ConfigError(
+                f"env={self.kind} needs a file to build the environment from: env.file={self.example} for all jobs, or "
+                "workload.env_file (sizes.S.env_file, ...) for those of one workload"
+            )
+        self.file = find_file("env.file", file)
+        self.cache = Cache(expanded("env.cache_root", cache_root).resolve() if cache_root else default_root())
+
+    def preview(self) -> Interpreter:
+        """The environment if it is there; else where it would be."""
+        found = self.cache.find(self)
+        if isinstance(found, Environment):
+            return self._ready(found)
+        self.check_tools()
+        return Interpreter(
+            python=python_of(self.cache.prefix(self)),
+            lock_digest=f"unbuilt-{self.key}",
+            to_build=f"{self.title} {found}, and is built by {self.tool} before the study starts",
+        )
+
+    def resolve(self) -> Interpreter:
+        """The environment, built if it is not there or not as it was built."""
+        return self._ready(self.cache.prepare(self))
+
+    def _ready(self, environment: Environment) -> Interpreter:
+        return Interpreter(
+            python=python_of(environment.prefix),
+            environ=self.activation(environment.prefix),
+            lock=environment.lock,
+            lock_digest=environment.lock_digest,
+        )

@@ -1,0 +1,204 @@
+"""Environments on disk, found again by what they are built from: waited for, checked, rebuilt.
+
+<root>/<kind>-<key>/prefix/             the environment. Built in place: its files name their own path
+<root>/<kind>-<key>/environment.txt     its lock
+<root>/<kind>-<key>/environment.json    written last, so that an environment without it is half-built
+<root>/<kind>-<key>.lock                held shared by who uses the environment, alone by who builds it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.base import command, locks, words
+from pipeline.base.errors import CommandError, ConfigError
+from pipeline.clean import trust
+from pipeline.prepare.env.lock import changed_archive
+from pipeline.prepare.env.probe import Probe, probe, probe_new
+from pipeline.prepare.env.recipe import BUILD_LIMIT_S, FORMAT, Builder, Environment, Recipe, python_of
+
+_MARKER, _LOCK = "environment.json", "environment.txt"
+_POLL_S = 0.2
+# Descriptors by lock file: an environment that a study uses is kept from being rebuilt until the process ends.
+_held: dict[Path, int] = {}
+
+
+class Cache:
+    """The environments of one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prefix(self, recipe: Recipe) -> Path:
+        """Where the environment is, or would be."""
+        return self._folder(recipe) / "prefix"
+
+    def find(self, recipe: Recipe) -> Environment | str:
+        """The environment, from now on kept from being rebuilt; or, in words, why there is none.
+
+        Raises:
+            ConfigError: other users could decide what root runs.
+        """
+        path = self._lock_path(recipe)
+        if path not in _held and not path.exists():
+            self._refuse_what_others_can_change(recipe)
+            return "is not built yet"
+        handle = self._open(recipe)
+        if not locks.try_take(handle, is_shared=True):
+            return "is being built by another process"
+        found = self._look(recipe)
+        if isinstance(found, str):
+            locks.drop(handle)
+        return found
+
+    def prepare(self, recipe: Recipe) -> Environment:
+        """The environment, built if need be, and from now on kept from being rebuilt.
+
+        Raises:
+            ConfigError: it cannot be built, or other users could decide what root runs.
+        """
+        handle = self._open(recipe)
+        is_told = False
+        while True:
+            if locks.try_take(handle, is_shared=True):
+                found = self._look(recipe)
+                if isinstance(found, Environment):
+                    return found
+                # A change of an flock is not atomic, so what was seen before it is looked at again.
+                if locks.try_take(handle) and isinstance(why := self._look(recipe), str):
+                    try:
+                        self._build(recipe, handle, why)
+                    finally:
+                        locks.drop(handle)
+                    continue
+            if not is_told:
+                words.say(f"{recipe.title}: another process builds or uses {self._folder(recipe)}; waiting for it")
+                is_told = True
+            time.sleep(_POLL_S)
+
+    def _folder(self, recipe: Recipe) -> Path:
+        return self.root / f"{recipe.kind}-{recipe.key[:16]}"
+
+    def _lock_path(self, recipe: Recipe) -> Path:
+        return self.root / f"{recipe.kind}-{recipe.key[:16]}.lock"
+
+    def _open(self, recipe: Recipe) -> int:
+        path = self._lock_path(recipe)
+        self._refuse_what_others_can_change(recipe)
+        if path not in _held:
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                # Below a folder as /tmp somebody else may have been the one who made it.
+                self._refuse_what_others_can_change(recipe)
+                # What others built in a folder that only they may write can be used, and locked, all the same.
+                mode = (
+                    os.O_RDWR | os.O_CREAT if os.access(path if path.exists() else self.root, os.W_OK) else os.O_RDONLY
+                )
+                _held[path] = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise ConfigError(
+                    f"env.cache_root={self.root}: environments cannot be kept there: {error.strerror}; "
+                    "name a folder that you may write"
+                ) from error
+        return _held[path]
+
+    def _refuse_what_others_can_change(self, recipe: Recipe) -> None:
+        """Root runs what lies here, or will. Others may use what somebody they chose has built."""
+        if os.geteuid() != 0:
+            return
+        there = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
+        for path in (there, self._folder(recipe)):
+            part = trust.replaceable_part(path) if os.path.lexists(path) else None
+            if part is not None:
+                raise ConfigError(
+                    f"env.cache_root={self.root}: other users can change {part}, and root would run what they put "
+                    "there; name a folder that only root may write"
+                )
+
+    def _look(self, recipe: Recipe) -> Environment | str:
+        """The environment if it is whole and as it was built, else what is wrong with it."""
+        folder, prefix = self._folder(recipe), self.prefix(recipe)
+        if not folder.exists():
+            return "is not built yet"
+        try:
+            marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+            text = (folder / _LOCK).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return "was built only in part"
+        if marker.get("format") != FORMAT or marker.get("lock") != _sha256(text):
+            return "has a lock that is not its own"
+        if (archive := changed_archive(text)) is not None:
+            return f"was built from {archive}, which has changed since"
+        try:
+            probed = probe(prefix)
+        except CommandError as error:
+            return f"is broken ({' '.join(str(error).split())[:300]})"
+        if _fingerprint(prefix, probed) != marker.get("fingerprint"):
+            return "holds other packages than it was built with"
+        return Environment(prefix=prefix, lock=tuple(text.splitlines()), lock_digest=marker["lock_digest"])
+
+    def _build(self, recipe: Recipe, handle: int, why: str) -> None:
+        folder, prefix = self._folder(recipe), self.prefix(recipe)
+        words.say(f"{recipe.title} {why}: {recipe.tool} builds it in {folder}")
+        begin_s = time.monotonic()
+        try:
+            _remove(folder)
+            folder.mkdir()
+            lock = recipe.build(prefix, Builder(title=recipe.title, scratch=folder, lock=handle))
+            probed = probe_new(prefix, recipe.title)
+            _compile(prefix, handle)
+            (folder / _LOCK).write_text(lock.text, encoding="utf-8")
+            marker = {
+                "format": FORMAT,
+                "title": recipe.title,
+                "tool": recipe.tool,
+                "key": recipe.key,
+                "lock": _sha256(lock.text),
+                "lock_digest": lock.digest,
+                "fingerprint": _fingerprint(prefix, probed),
+            }
+            unfinished = folder / f"{_MARKER}.new"
+            unfinished.write_text(json.dumps(marker, indent=1), encoding="utf-8")
+            unfinished.rename(folder / _MARKER)
+        except OSError as error:
+            raise ConfigError(f"{recipe.title} cannot be built in {folder}: {error}") from error
+        except ConfigError:
+            with suppress(OSError):  # the next start removes it as well
+                _remove(folder)
+            raise
+        words.say(f"{recipe.title} is ready after {time.monotonic() - begin_s:.0f} s")
+
+
+def default_root() -> Path:
+    """The folder of environments below the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gpu-collocation" / "environments"
+
+
+def _fingerprint(prefix: Path, probed: Probe) -> str:
+    """Changes when somebody installs or removes something."""
+    conda = sorted(path.name for path in (prefix / "conda-meta").glob("*.json"))
+    return _sha256(json.dumps([probed.python, sorted(p.requirement() for p in probed.packages), conda]))
+
+
+def _compile(prefix: Path, lock: int) -> None:
+    """Compile what is not yet, or the first jobs would do it: a script's time would then tell first from later runs."""
+    argv = [str(python_of(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
+    # Packages carry files that cannot be compiled, such as templates; nobody imports those.
+    command.run(argv, timeout_s=BUILD_LIMIT_S, check=False, keep_open=[lock])
+
+
+def _remove(folder: Path) -> None:
+    # The marker goes first: a removal that is interrupted must not leave what looks whole.
+    (folder / _MARKER).unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,143 @@
+"""Conda environments: solved and installed by py-rattler, or by conda, mamba or micromamba."""
+
+from __future__ import annotations
+
+import graphlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import EnvTool
+from pipeline.prepare.env import activation, conda_file, lock, rattler, uv
+from pipeline.prepare.env.built import BuiltEnv
+from pipeline.prepare.env.lock import Distribution, Lock
+from pipeline.prepare.env.probe import Probe, probe_new
+from pipeline.prepare.env.recipe import Builder, key_of, python_of
+
+# conda and mamba have no common flag that keeps every version of them from asking.
+_NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
+
+
+class CondaEnv(BuiltEnv):
+    """Jobs run in a conda environment that is built from a file.
+
+    Args:
+        file: environment.yml, or an explicit lock, such as that of an earlier run.
+        tool: what builds it; py-rattler needs no conda on the machine.
+        cache_root: where environments are kept, and the packages of py-rattler, which are linked into environments on
+            the same disk; in the user's cache folder if not given.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+
+    kind, example = "conda", "environment.yml"
+
+    def __init__(self, file: str | None, tool: EnvTool = EnvTool.rattler, cache_root: str | None = None) -> None:
+        super().__init__(file, cache_root)
+        self._tool, self._content = tool, conda_file.read(self.file)
+        self.tool = "py-rattler" if tool is EnvTool.rattler else tool.name
+        self.title = f"the conda environment of {self.file}"
+        # What stands in for the machine's properties, so that a solve for another machine is another environment.
+        overrides = sorted(item for item in os.environ.items() if item[0].startswith("CONDA_OVERRIDE_"))
+        self.key = key_of(
+            self.kind,
+            tool.name,
+            self._content.content,
+            self._content.channels,
+            self._content.pip,
+            lock.platform_name(),
+            overrides,
+        )
+
+    def check_tools(self) -> None:
+        """Raise `ConfigError` if the tool, or uv for the `pip:` part, is not there."""
+        if self._tool is not EnvTool.rattler:
+            self._program()
+        elif importlib.util.find_spec("rattler") is None:
+            raise ConfigError(
+                "env=conda needs py-rattler, which is not installed here: pip install 'py-rattler>=0.28,<1'; "
+                "or name a program that is: env.tool=conda, mamba or micromamba"
+            )
+        if self._content.pip:
+            uv.program()
+
+    def build(self, prefix: Path, builder: Builder) -> Lock:
+        """Solve and install, then the `pip:` part with uv; returns what is installed."""
+        self.check_tools()
+        if self._tool is EnvTool.rattler:
+            asked = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
+            task = json.dumps(asked | {"prefix": str(prefix), "cache": str(self.cache.root / "rattler")})
+            # -P: with its folder first on the module path, our file names would shadow the standard library's.
+            builder.step([sys.executable, "-P", str(Path(rattler.__file__))], tool=self.tool, stdin=task)
+        else:
+            builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
+        if self._content.variables:
+            # Where every tool of conda keeps the variables of an environment.
+            state = json.dumps({"version": 1, "env_vars": self._content.variables})
+            (prefix / "conda-meta" / "state").write_text(state, encoding="utf-8")
+        probed = probe_new(prefix, self.title)
+        pip = self._install_pip(prefix, builder, probed) if self._content.pip else []
+        return conda_file.explicit_lock(probed.python, list(_records(prefix)), self._content, pip)
+
+    def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
+        """Variables as `conda activate` would set them, and isolation from the orchestrator's packages."""
+        return activation.variables(prefix, self.title)
+
+    def _install_pip(self, prefix: Path, builder: Builder, before: Probe) -> list[Distribution]:
+        requirements = builder.scratch / "requirements.txt"
+        requirements.write_text("\n".join(self._content.pip) + "\n", encoding="utf-8")
+        uv.install(builder, python_of(prefix), requirements, builder.scratch)
+        added = set(probe_new(prefix, self.title).packages) - set(before.packages)
+        return [lock.pinned(each) for each in sorted(added, key=lambda each: each.name)]
+
+    def _program(self) -> str:
+        # An activated conda is a function of the shell; the program itself may be known by a variable only.
+        variable = "MAMBA_EXE" if self._tool is EnvTool.micromamba else "CONDA_EXE"
+        found = shutil.which(self._tool.name) or (
+            None if self._tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
+        )
+        if found is None:
+            raise ConfigError(
+                f"env.tool={self._tool.name}: there is no such program on PATH; env.tool=rattler needs none"
+            )
+        return found
+
+    def _command(self, prefix: Path, scratch: Path) -> list[str]:
+        program = self._program()
+        if self._content.packages:
+            listed = scratch / "packages.txt"
+            lines = [p["url"] + (f"#{p['md5']}" if "md5" in p else "") for p in self._content.packages]
+            listed.write_text("\n".join(["@EXPLICIT", *lines]) + "\n", encoding="utf-8")
+            return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(listed)]
+        asked = scratch / "environment.yml"
+        # Without `nodefaults`, the channels of the user's own settings would have a say.
+        content = {"channels": [*self._content.channels, "nodefaults"], "dependencies": list(self._content.specs)}
+        asked.write_text(yaml.safe_dump(content), encoding="utf-8")
+        if self._tool is EnvTool.micromamba:
+            return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(asked)]
+        return [program, "env", "create", "--prefix", str(prefix), "--file", str(asked)]
+
+
+def _records(prefix: Path) -> Iterator[dict[str, Any]]:
+    """What is installed, each after what it depends on: some tools install a list in its order."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((prefix / "conda-meta").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        found[record["name"]] = record
+    needs = {name: [spec.split()[0] for spec in record.get("depends", ())] for name, record in found.items()}
+    graph = {name: [each for each in sorted(needs[name]) if each in found] for name in sorted(found)}
+    try:
+        ordered = list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError:  # pip and python, for one, may name each other
+        ordered = sorted(found, key=lambda name: (name != "python", name))
+    for name in ordered:
+        yield found[name]

@@ -1,0 +1,179 @@
+"""The files that describe a conda environment: environment.yml, and explicit lists of packages, ours among them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.base import words
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import expanded
+from pipeline.prepare.env import lock, requirements
+from pipeline.prepare.env.lock import Lock
+
+_KEYS = {"name", "prefix", "channels", "dependencies", "variables"}
+_DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
+_EXPLICIT, _PIP, _VARIABLES, _DIGEST = "@EXPLICIT", "# pip ", "# variables ", "# sha256 "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CondaFile:
+    """What a file asks for. Either `specs` are to be solved, or `packages` to be installed as they are.
+
+    Attributes:
+        channels: addresses and names, most important first.
+        specs: as conda writes them.
+        packages: each with its `url` and, if the file has them, its `sha256` and `md5`.
+        pip: lines of a requirements file.
+        variables: that an activated environment has.
+        content: digest of the file and of what it includes.
+    """
+
+    channels: tuple[str, ...] = ()
+    specs: tuple[str, ...] = ()
+    packages: tuple[dict[str, str], ...] = ()
+    pip: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    content: tuple[str, ...] = ()
+
+
+def read(file: Path) -> CondaFile:
+    """Read an environment.yml or an explicit list of packages.
+
+    Raises:
+        ConfigError: it is neither, or has a part that is not understood.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"env.file={file} cannot be read: {error}") from error
+    if file.suffix in (".yml", ".yaml"):
+        found = _read_yaml(file, text)
+    elif re.search(f"^{_EXPLICIT}$", text, flags=re.MULTILINE):
+        found = _read_explicit(file, text)
+    else:
+        raise ConfigError(
+            f"env.file={file}: env=conda takes an environment.yml or a list of packages with a line {_EXPLICIT}; "
+            "requirements of Python packages alone are for env=venv"
+        )
+    return replace(found, content=(text, *requirements.parse(found.pip, file.parent).content))
+
+
+def explicit_lock(
+    python: str, records: Sequence[Mapping[str, Any]], file: CondaFile, pip: Sequence[lock.Distribution]
+) -> Lock:
+    """The lock of an environment: a list that conda, mamba and micromamba take as well, with the rest in comments.
+
+    Args:
+        python: version of the interpreter.
+        records: of the installed packages, as `conda-meta` holds them, in the order in which to install them.
+        file: what the environment was built from.
+        pip: Python packages that did not come from a channel.
+    """
+    # A tool that installed a list knows of a package only what stood there.
+    listed = {package["url"]: package for package in file.packages}
+    records = [{**listed.get(record["url"], {}), **record} for record in records]
+    lines = [*lock.header("conda", python)]
+    if file.variables:
+        lines.append(_VARIABLES + json.dumps(file.variables))
+    options = [line for line in file.pip if line.startswith("-")]
+    lines += [_PIP + line for line in (*options, *sorted(each.requirement() for each in pip))]
+    lines.append(_EXPLICIT)
+    for record in records:
+        lines.append(f"# {record['name']} {record['version']} {record['build']}")
+        if record.get("sha256"):
+            lines.append(f"{_DIGEST}{record['sha256']}")
+        lines.append(record["url"] + (f"#{record['md5']}" if record.get("md5") else ""))
+    identity = [
+        " ".join((record["name"], record["version"], record["build"], record.get("sha256") or record.get("md5") or ""))
+        for record in records
+    ]
+    return Lock(
+        lines=tuple(words.without_secrets(line) for line in lines),
+        identity=(
+            *identity,
+            *(f"pip {each.identity()}" for each in pip),
+            *(f"variable {name}={value}" for name, value in file.variables.items()),
+        ),
+    )
+
+
+def _read_yaml(file: Path, text: str) -> CondaFile:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"env.file={file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or set(content) - _KEYS:
+        unknown = sorted(map(str, set(content) - _KEYS)) if isinstance(content, dict) else type(content).__name__
+        raise ConfigError(f"env.file={file}: an environment has the keys {sorted(_KEYS)}; found {unknown}")
+    dependencies, channels = content.get("dependencies") or [], content.get("channels") or []
+    variables = content.get("variables") or {}
+    if not isinstance(dependencies, list) or not isinstance(channels, list) or not isinstance(variables, dict):
+        raise ConfigError(f"env.file={file}: channels and dependencies are lists, variables are keys with values")
+    specs, pip = list[str](), list[str]()
+    for dependency in dependencies:
+        if isinstance(dependency, str):
+            specs.append(dependency)
+        elif isinstance(dependency, dict) and set(dependency) == {"pip"} and isinstance(dependency["pip"], list):
+            pip += [requirements.with_absolute_place(str(line).strip(), file.parent) for line in dependency["pip"]]
+        else:
+            raise ConfigError(f"env.file={file}: dependency {dependency!r} is neither a package nor a list `pip:`")
+    named = [address for channel in channels for address in _addresses(str(channel), file.parent)]
+    if not specs or not named:
+        missing = "dependencies" if not specs else "channels"
+        raise ConfigError(
+            f"env.file={file}: names no {missing}; give at least one, as in "
+            "`channels: [conda-forge]` and `dependencies: [python=3.12, numpy]`"
+        )
+    return CondaFile(
+        channels=tuple(named),
+        specs=tuple(specs),
+        pip=tuple(pip),
+        variables={str(key): str(value) for key, value in variables.items()},
+    )
+
+
+def _read_explicit(file: Path, text: str) -> CondaFile:
+    packages, pip = list[dict[str, str]](), list[str]()
+    variables: dict[str, str] = {}
+    sha256 = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith(_PIP):
+            pip.append(line.removeprefix(_PIP))
+        elif line.startswith(_VARIABLES):
+            variables = _variables(file, line.removeprefix(_VARIABLES))
+        elif line.startswith(_DIGEST):
+            sha256 = line.removeprefix(_DIGEST)
+        elif line and not line.startswith(("#", _EXPLICIT)):
+            url, _, digest = line.partition("#")
+            digest = digest.removeprefix("sha256:")
+            package = {"url": url, "sha256": digest if len(digest) == 64 else sha256, "md5": digest[:32]}
+            packages.append({key: v for key, v in package.items() if v and not (key == "md5" and len(digest) != 32)})
+            sha256 = ""
+    wrong = [package["url"] for package in packages if "://" not in package["url"]]
+    if wrong or not packages:
+        raise ConfigError(f"env.file={file}: after {_EXPLICIT} every line is the address of a package: {wrong[:3]}")
+    return CondaFile(packages=tuple(packages), pip=tuple(pip), variables=variables)
+
+
+def _variables(file: Path, text: str) -> dict[str, str]:
+    try:
+        return {str(key): str(value) for key, value in dict(json.loads(text)).items()}
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"env.file={file}: after `{_VARIABLES.strip()}` comes a JSON object, not {text}") from error
+
+
+def _addresses(channel: str, folder: Path) -> tuple[str, ...]:
+    if channel == "nodefaults":
+        return ()
+    if channel == "defaults":
+        return _DEFAULTS
+    if channel.startswith((".", "/", "~")):
+        return ((folder / expanded("channel", channel)).resolve().as_uri(),)
+    return (channel,)

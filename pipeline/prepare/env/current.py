@@ -1,0 +1,35 @@
+"""Jobs in the orchestrator's own environment."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from pipeline.base.records import Interpreter
+from pipeline.prepare.env import lock as env_lock
+
+# Not told by the lock: the project itself is told by its commit.
+_OWN_NAME = "gpu-collocation"
+
+
+class CurrentEnv:
+    """Jobs run with the interpreter, and the packages, of the orchestrator."""
+
+    def preview(self) -> Interpreter:
+        """This interpreter, with every installed distribution as `name==version`."""
+        return _current()
+
+    def resolve(self) -> Interpreter:
+        """The same: nothing is built."""
+        return _current()
+
+
+@functools.cache
+def _current() -> Interpreter:
+    """What is installed does not change under a running orchestrator, and listing it takes 100 ms."""
+    found = {(dist.name, dist.version) for dist in metadata.distributions() if dist.name}
+    packages = sorted(f"{name}=={version}" for name, version in found if name != _OWN_NAME)
+    lock = env_lock.of_packages("current", sys.version.split()[0], packages)
+    return Interpreter(python=Path(sys.executable), lock=lock.lines, lock_digest=lock.digest)

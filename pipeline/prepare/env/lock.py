@@ -1,0 +1,161 @@
+"""The lock of an environment: a text that names every package exactly, and from which it can be built again.
+
+A lock is at the same time a file of the kind that its tool takes: requirements with exact versions for a virtual
+environment, an explicit list of packages for conda. What that format has no word for stands in comments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.words import without_secrets
+
+EDITABLE = "a package installed from a folder can change and cannot be recorded; build a wheel and name that"
+_FIRST_LINE = "# environment lock: "
+_ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """What is installed in an environment.
+
+    Attributes:
+        lines: the text, line by line.
+        identity: the packages without their places, so that a mirror or another folder makes no difference.
+    """
+
+    lines: tuple[str, ...]
+    identity: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of the packages, and of the platform that they were built for."""
+        return hashlib.sha256("\n".join((platform_name(), *sorted(self.identity))).encode()).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The content of the file."""
+        return "\n".join(self.lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """An installed Python package.
+
+    Attributes:
+        direct_url: content of `direct_url.json` (PEP 610) if it was installed from a place rather than by its name.
+    """
+
+    name: str
+    version: str
+    direct_url: str | None = None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What `direct_url` says."""
+        return dict(json.loads(self.direct_url)) if self.direct_url else {}
+
+    def requirement(self) -> str:
+        """A requirement that only this package fulfils. An archive's digest is part of it."""
+        origin = self.origin
+        url = str(origin.get("url", ""))
+        if "vcs_info" in origin:
+            vcs = origin["vcs_info"]
+            return f"{self.name} @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
+        hashes = origin.get("archive_info", {}).get("hashes", {})
+        if url:
+            return f"{self.name} @ {url}" + (f"#sha256={hashes['sha256']}" if "sha256" in hashes else "")
+        return f"{self.name}=={self.version}"
+
+    def identity(self) -> str:
+        """Name, version and, if it was not installed by its name, what tells its content."""
+        _, _, fragment = self.requirement().partition("#")
+        commit = self.origin.get("vcs_info", {}).get("commit_id", "")
+        return " ".join(filter(None, (f"{self.name}=={self.version}", fragment, commit)))
+
+
+def pinned(package: Distribution) -> Distribution:
+    """The package; one from an archive on this machine with the digest that it has now, which uv does not record.
+
+    Raises:
+        ConfigError: it came from a folder.
+    """
+    origin = package.origin
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        raise ConfigError(f"{package.name} comes from {url}: {EDITABLE}")
+    path = _path(url)
+    digest = _sha256(path) if url.startswith("file:") and "archive_info" in origin else None
+    if digest is None:
+        return package
+    origin |= {"url": path.as_uri(), "archive_info": {"hashes": {"sha256": digest}}}
+    return dataclasses.replace(package, direct_url=json.dumps(origin))
+
+
+def changed_archive(text: str) -> Path | None:
+    """An archive on this machine that a lock names, and that is not there any more or has another content."""
+    for url, digest in _ARCHIVE.findall(text):
+        if _sha256(path := _path(url)) != digest:
+            return path
+    return None
+
+
+def _path(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))  # as the `+` of `1.0+cu121`
+
+
+def _sha256(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def header(kind: str, python: str) -> tuple[str, ...]:
+    """The first lines of a lock."""
+    return f"{_FIRST_LINE}{kind}", f"# python: {python}", f"# platform: {platform_name()}"
+
+
+def of_packages(kind: str, python: str, packages: Iterable[str | Distribution], options: Sequence[str] = ()) -> Lock:
+    """The lock of an environment whose packages are Python's alone.
+
+    Args:
+        kind: of environment, `venv` or `current`.
+        python: version of the interpreter.
+        packages: what is installed.
+        options: lines of a requirements file that say where packages come from.
+    """
+    every = list(packages)
+    lines = [each if isinstance(each, str) else each.requirement() for each in every]
+    identity = [each if isinstance(each, str) else each.identity() for each in every]
+    return Lock(
+        lines=(*header(kind, python), *map(without_secrets, options), *sorted(map(without_secrets, lines))),
+        identity=(f"python=={python}", *identity),
+    )
+
+
+def kind_of(text: str) -> str | None:
+    """The kind of environment that a lock describes: `current`, `venv` or `conda`; `None` if it is no lock of ours."""
+    first = text.split("\n", 1)[0]
+    return first.removeprefix(_FIRST_LINE).strip() if first.startswith(_FIRST_LINE) else None
+
+
+def python_of(text: str) -> str | None:
+    """The version of Python that a lock names."""
+    match = re.search(r"^# python: (\S+)$", text, flags=re.MULTILINE) if kind_of(text) else None
+    return match.group(1) if match else None
+
+
+def platform_name() -> str:
+    """System and architecture, as `linux-x86_64`."""
+    return f"{platform.system()}-{platform.machine()}".lower()

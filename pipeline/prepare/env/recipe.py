@@ -1,0 +1,121 @@
+"""How an environment is built, what runs the steps of that, and what comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base import command
+from pipeline.base.errors import CommandError, ConfigError
+from pipeline.prepare.env.lock import Lock
+
+BUILD_LIMIT_S = 3600.0
+FORMAT = 1  # of what the cache keeps beside an environment
+_SHOWN_LINES = 40
+
+
+class Recipe(ABC):
+    """How an environment is built.
+
+    Attributes:
+        kind: as in `env=venv`.
+        title: what users call it.
+        tool: what builds it.
+        key: digest of everything that decides what is built.
+    """
+
+    kind: str
+    title: str
+    tool: str
+    key: str
+
+    @abstractmethod
+    def check_tools(self) -> None:
+        """Raise `ConfigError` if a program that builds it is not there."""
+
+    @abstractmethod
+    def build(self, prefix: Path, builder: Builder) -> Lock:
+        """Build it in its final place, a folder that does not exist yet; returns what is installed.
+
+        Raises:
+            ConfigError: a solve or an installation failed, or made what cannot run jobs or be recorded.
+        """
+
+    @abstractmethod
+    def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
+        """Variables that a job in it needs: those of an activated environment, without the orchestrator's packages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """An environment that is whole."""
+
+    prefix: Path
+    lock: tuple[str, ...]
+    lock_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Runs the steps of a build, each of which holds the lock: a step may outlive an orchestrator that is killed.
+
+    Attributes:
+        title: what is built, for errors.
+        scratch: folder for files that the build needs.
+        lock: descriptor of the lock.
+    """
+
+    title: str
+    scratch: Path
+    lock: int
+
+    def step(
+        self, argv: Sequence[str], *, tool: str, environ: Mapping[str, str] | None = None, stdin: str | None = None
+    ) -> None:
+        """Run one program to its end.
+
+        Args:
+            argv: program and arguments.
+            tool: what users call the program.
+            environ: further variables.
+            stdin: text that it reads.
+
+        Raises:
+            ConfigError: it failed; in its own words.
+        """
+        variables = None if environ is None else {**os.environ, **environ}
+        try:
+            command.run(argv, timeout_s=BUILD_LIMIT_S, environ=variables, stdin=stdin, keep_open=[self.lock])
+        except CommandError as error:
+            lines = [line.rstrip() for line in error.stderr.splitlines() if line.strip()][-_SHOWN_LINES:]
+            words = "\n    ".join(lines or [f"nothing, and ended with status {error.status}"])
+            raise ConfigError(f"{self.title} cannot be built: {tool} says:\n    {words}") from error
+
+
+def python_of(prefix: Path) -> Path:
+    """The interpreter of an environment."""
+    return prefix / "bin" / "python"
+
+
+def key_of(*facts: object) -> str:
+    """Digest of what decides an environment."""
+    return hashlib.sha256(json.dumps([FORMAT, *facts]).encode()).hexdigest()
+
+
+def activated(prefix: Path) -> dict[str, str]:
+    """Variables that put the programs of an environment first, and keep all packages but its own out of it.
+
+    An empty value counts as none for Python.
+    """
+    return {
+        "PATH": os.pathsep.join(filter(None, (str(prefix / "bin"), os.environ.get("PATH")))),
+        "PYTHONPATH": "",
+        "PYTHONHOME": "",
+        "PYTHONNOUSERSITE": "1",
+        "VIRTUAL_ENV": "",
+    }

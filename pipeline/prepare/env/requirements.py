@@ -1,0 +1,96 @@
+"""What a requirements file brings with it: files that it includes, where packages come from, what Python it wants."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import expanded
+from pipeline.prepare.env import lock
+
+_EDITABLE = ("-e", "--editable")
+_INCLUDES = ("-r", "--requirement", "-c", "--constraint")
+_SOURCES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--pre", "--trusted-host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """A requirements file, or what stands for one.
+
+    Attributes:
+        content: digests of the file and of those that it includes.
+        options: lines that say where packages come from, with absolute paths.
+        python: version that a lock names.
+    """
+
+    content: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    python: str | None = None
+
+
+def read(file: Path) -> Requirements:
+    """Read a file of requirements and what it includes; TOML is left to uv, and counts as a whole.
+
+    Raises:
+        ConfigError: it cannot be read, or asks for what can be edited.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"env.file: {file} cannot be read: {error.strerror}") from error
+    text = data.decode("utf-8", errors="replace")
+    is_toml = file.suffix == ".toml" or file.name == "uv.lock"
+    try:
+        parsed = parse(() if is_toml else _lines(text), file.parent)
+    except RecursionError as error:
+        raise ConfigError(f"{file} includes itself") from error
+    content = (hashlib.sha256(data).hexdigest(), *parsed.content)
+    return Requirements(content=content, options=parsed.options, python=lock.python_of(text))
+
+
+def parse(lines: Iterable[str], folder: Path) -> Requirements:
+    """What lines of a requirements file bring with them; their relative paths are from `folder`.
+
+    Raises:
+        ConfigError: a file that they include cannot be read, or a line asks for what can be edited.
+    """
+    content, options = list[str](), list[str]()
+    for line in lines:
+        word, place = _split(line)
+        if word in _EDITABLE:  # other folders are seen once they are installed
+            raise ConfigError(f"`{line}` in {folder}: {lock.EDITABLE}")
+        if word in _INCLUDES:
+            included = read((folder / place).resolve())
+            content += included.content
+            options += included.options
+        elif word in _SOURCES:
+            options.append(with_absolute_place(line, folder))
+    return Requirements(content=tuple(content), options=tuple(dict.fromkeys(options)))
+
+
+def with_absolute_place(line: str, folder: Path) -> str:
+    """The line with its path, if it has one, as an absolute one."""
+    word, place = _split(line)
+    if word in (*_INCLUDES, *_SOURCES):
+        is_path = place and "://" not in place and word != "--trusted-host"
+        return f"{word} {(folder / expanded(word, place)).resolve() if is_path else place}".strip()
+    if line.startswith((".", "/")):
+        return str((folder / line).resolve())
+    return line
+
+
+def _split(line: str) -> tuple[str, str]:
+    """An option and its value; both may be one word."""
+    match = re.match(r"(--[a-z-]+|-[a-z])[\s=]*(.*)", line)
+    return (match.group(1), match.group(2).strip()) if match else ("", line)
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        stripped = re.sub(r"(^|\s)#.*$", "", line).strip()
+        if stripped:
+            yield stripped

@@ -1,0 +1,46 @@
+"""uv, which makes virtual environments and installs Python packages into any environment."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.prepare.env.recipe import Builder
+
+
+def program() -> str:
+    """Absolute path of uv: that of the extra `envs`, else the one on PATH.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise ConfigError("this environment needs uv, which is not installed here: pip install uv")
+    return found
+
+
+def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
+    """Run uv with relative paths from a folder.
+
+    Raises:
+        ConfigError: it failed; in its own words.
+    """
+    argv = [program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
+    builder.step(argv, tool="uv")
+
+
+def install(builder: Builder, python: Path, requirements: Path, folder: Path) -> None:
+    """Install what a file of requirements names; its relative paths are from `folder`.
+
+    Raises:
+        ConfigError: the solve or an installation failed.
+    """
+    run(builder, ["pip", "install", "--python", str(python), "--requirement", str(requirements)], folder)

@@ -1,0 +1,72 @@
+"""Virtual environments, built by uv from a file of requirements or from its lock."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.prepare.env import lock, uv
+from pipeline.prepare.env import requirements as env_requirements
+from pipeline.prepare.env.built import BuiltEnv
+from pipeline.prepare.env.lock import Lock
+from pipeline.prepare.env.probe import probe_new
+from pipeline.prepare.env.recipe import Builder, activated, key_of, python_of
+
+_SUFFIXES = (".txt", ".in", ".toml", ".lock")
+
+
+class VenvEnv(BuiltEnv):
+    """Jobs run in a virtual environment that uv builds from a file.
+
+    Args:
+        file: requirements.txt, pyproject.toml, uv.lock, pylock.toml, or the lock of an earlier run.
+        python: version or path of the interpreter; if not given, the one of the lock, or of the orchestrator.
+        cache_root: where environments are kept; in the user's cache folder if not given.
+
+    Raises:
+        ConfigError: the file is of another kind or cannot be read.
+    """
+
+    kind, tool, example = "venv", "uv", "requirements.txt"
+
+    def __init__(self, file: str | None, python: str | None = None, cache_root: str | None = None) -> None:
+        super().__init__(file, cache_root)
+        if self.file.suffix not in _SUFFIXES:
+            raise ConfigError(
+                f"env.file={self.file}: env=venv takes requirements.txt, pyproject.toml, uv.lock, pylock.toml or a "
+                "lock that the project recorded; an environment.yml is for env=conda"
+            )
+        self.title = f"the virtual environment of {self.file}"
+        read = env_requirements.read(self.file)
+        self._options, content = read.options, read.content
+        self._is_uv_lock = self.file.name == "uv.lock"
+        if self._is_uv_lock:
+            content += env_requirements.read(self.file.with_name("pyproject.toml")).content
+        named, own = python or read.python or platform.python_version(), platform.python_version()
+        # Its own version for a venv of the orchestrator's interpreter: an upgrade of it makes another environment.
+        self._python = sys.executable if named == own else named
+        version = own if self._python == sys.executable else named
+        self.key = key_of(self.kind, content, self._options, version, lock.platform_name())
+
+    def check_tools(self) -> None:
+        """Raise `ConfigError` if uv is not there."""
+        uv.program()
+
+    def build(self, prefix: Path, builder: Builder) -> Lock:
+        """Make the environment and install into it; returns what is installed."""
+        folder, requirements = self.file.parent, self.file
+        uv.run(builder, ["venv", "--no-project", "--python", self._python, str(prefix)], folder)
+        if self._is_uv_lock:
+            requirements = builder.scratch / "requirements.txt"
+            export = ["export", "--frozen", "--no-emit-project", "--output-file", str(requirements)]
+            uv.run(builder, export, folder)
+        uv.install(builder, python_of(prefix), requirements, folder)
+        installed = probe_new(prefix, self.title)
+        packages = [lock.pinned(each) for each in installed.packages]
+        return lock.of_packages(self.kind, installed.python, packages, self._options)
+
+    def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
+        """Variables as `bin/activate` would set them, and isolation from the orchestrator's packages."""
+        return tuple((activated(prefix) | {"VIRTUAL_ENV": str(prefix)}).items())

@@ -1,0 +1,1 @@
+"""MIG: profiles, legal layouts, and making and undoing instances."""

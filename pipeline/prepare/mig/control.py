@@ -1,0 +1,211 @@
+"""Writes MIG through nvidia-smi, reads it back through NVML, and undoes it: mode and instances of one GPU.
+
+Nothing here decides what to make. What is destroyed is named by its ids: without them nvidia-smi destroys all there is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.base.errors import SharingError
+from pipeline.base.host import boot_id
+from pipeline.base.programs import Programs
+from pipeline.clean.journal import undoes
+from pipeline.prepare.device import nvml
+from pipeline.prepare.device.smi import Smi, await_last_write
+from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
+
+# A GPU can report itself in use for a moment after its last process ended. Unit: s.
+_RETRY_LIMIT_S = 10.0
+_RETRY_S = 0.5
+_IN_USE = "in use"
+_CLEAN = "python -m pipeline.gpu clean"
+# `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
+_INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control(Smi):
+    """nvidia-smi for MIG on one GPU."""
+
+    def mode(self, *, is_on: bool) -> tuple[str, ...]:
+        """The command that switches MIG mode."""
+        return self.words("-i", self.uuid, "-mig", str(int(is_on)))
+
+    def creation(self, profile_id: int, start: int) -> tuple[str, ...]:
+        """The command that makes a GPU instance at a start, with a compute instance of its full width."""
+        return self.words("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", "-C")
+
+    def destruction(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
+        """The command that destroys a compute instance, or without one the GPU instance."""
+        if ci_id is None:
+            return self.words("mig", "-dgi", "-i", self.uuid, "-gi", str(gi_id))
+        return self.words("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
+
+    def read(self) -> MigState:
+        """Mode, instances and MIG devices as they are now; the instances are never `None`.
+
+        Raises:
+            ConfigError: there is no driver, or it does not work.
+            SharingError: the GPU has no MIG, or its instances can be listed neither by us nor by way of `gpu.admin`.
+            NvmlError: the GPU does not answer.
+        """
+        state = read_state(self.uuid)
+        return state if state.instances is not None else replace(state, instances=self._listed_by_program())
+
+    def switch_on(self) -> None:
+        """Switch MIG mode on, at once or not at all: what stays pending is for the caller to take back.
+
+        Raises:
+            SharingError: refused, or the mode is pending.
+        """
+        said = self.run(self.mode(is_on=True)).said
+        if not self.read().is_on:
+            raise SharingError(
+                f"MIG mode of {self.uuid} was not switched on: a client holds the GPU (a monitor such as DCGM, an "
+                "exporter or a display server), or it is passed through to a virtual machine. Stop the clients and try "
+                f"again, or let an administrator do it: nvidia-smi -i {self.uuid} -mig 1, then --gpu-reset. "
+                f"nvidia-smi said: {said}"
+            )
+
+    def create(self, profile_id: int, start: int) -> GpuInstance:
+        """Make a GPU instance at a start, with its compute instance.
+
+        Raises:
+            SharingError: it is not there as it was asked for; some of it may be.
+        """
+        said = self.run(self.creation(profile_id, start)).said
+        state = self.read()
+        made = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
+        if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != 1:
+            raise SharingError(
+                f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or has not one "
+                f"compute instance. nvidia-smi said: {said}. {_remedy(said)}"
+            )
+        return made[0]
+
+    def _listed_by_program(self) -> tuple[GpuInstance, ...]:
+        """The instances for whoever NVML does not show them to."""
+        completed = self.run(self.words("mig", "-i", self.uuid, "-lgi"))
+        rows = _INSTANCE_ROW.findall(completed.stdout)
+        if not rows and "No GPU instances found" not in completed.stdout:
+            raise SharingError(f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {completed.said}")
+        found = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
+        return tuple(sorted(found, key=lambda instance: instance.start))
+
+
+@undoes("mig_mode", "switch MIG mode off")
+def switch_off(programs: Programs, uuid: str, admin: Sequence[str]) -> None:
+    """Undo `Control.switch_on`, also when it left the mode pending. Safe to repeat.
+
+    Raises:
+        SharingError: instances are left, which switching off would take from their owner; or it does not switch.
+    """
+    control = Control.found(programs, uuid, admin)
+    await_last_write(uuid)
+    nvml.release()
+
+    def is_done() -> bool:
+        state = control.read()
+        if state.instances:
+            raise SharingError(
+                f"MIG mode of {uuid} stays on: it has {len(state.instances)} GPU instances that are not ours or could "
+                "not be destroyed; when they are gone: python -m pipeline.gpu clean"
+            )
+        return not state.is_on and state.is_settled
+
+    def switch() -> str:
+        return control.run(control.mode(is_on=False)).said
+
+    remedy = f"an administrator can reset it: nvidia-smi -i {uuid} --gpu-reset"
+    _repeat(switch, is_done, control, f"switching MIG mode of {uuid} off", remedy)
+
+
+@undoes("mig_instance", "destroy the GPU instance of profile {profile_id} at slice {start}")
+def destroy_instance(
+    programs: Programs,
+    uuid: str,
+    admin: Sequence[str],
+    profile_id: int,
+    start: int,
+    boot: str,
+    gi_id: int | None = None,
+) -> None:
+    """Undo `Control.create`: the compute instances first. Safe to repeat, and after half of it was done.
+
+    Args:
+        programs: of the device.
+        uuid: of the GPU.
+        admin: as `Smi.found`.
+        profile_id: what was asked for. Only an instance of this profile at this start is touched.
+        start: where it was asked for.
+        boot: `boot_id` when it was made.
+        gi_id: id of what was made; not known if the orchestrator was killed before it could write it down.
+
+    Raises:
+        SharingError: it is still there.
+    """
+    if boot != boot_id():
+        return
+    control = Control.found(programs, uuid, admin)
+    await_last_write(uuid)
+
+    def ours(state: MigState) -> GpuInstance | None:
+        for instance in state.instances or ():
+            if (instance.profile_id, instance.start) == (profile_id, start) and gi_id in (None, instance.gi_id):
+                return instance
+        return None
+
+    def destroy() -> str:
+        state = control.read()
+        instance = ours(state)
+        assert instance is not None, "what is gone is not destroyed"
+        inside = [device.ci_id for device in state.devices if device.gi_id == instance.gi_id]
+        said = [control.run(control.destruction(instance.gi_id, ci_id)).said for ci_id in inside]
+        if not any(device.gi_id == instance.gi_id for device in control.read().devices):
+            said.append(control.run(control.destruction(instance.gi_id)).said)
+        return " / ".join(said)
+
+    what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
+    remedy = f"an administrator can reset the GPU: nvidia-smi -i {uuid} --gpu-reset"
+    _repeat(destroy, lambda: ours(control.read()) is None, control, what, remedy)
+
+
+def _repeat(
+    step: Callable[[], str], is_done: Callable[[], bool], control: Control, what: str, last_remedy: str
+) -> None:
+    """Take a step until reading back shows that it is done, for as long as the GPU says that it is in use.
+
+    Raises:
+        SharingError: it is not done; names who holds the GPU.
+    """
+    deadline = time.monotonic() + _RETRY_LIMIT_S
+    while not is_done():
+        said = step()
+        if is_done():
+            return
+        if _IN_USE not in said.lower():
+            raise SharingError(f"{what} failed. nvidia-smi said: {said}. When that is fixed: {_CLEAN}")
+        if time.monotonic() > deadline:
+            raise SharingError(
+                f"{what} failed for {_RETRY_LIMIT_S:g} s. nvidia-smi said: {said}. "
+                f"{_holders(control.uuid, last_remedy)}; then: {_CLEAN}"
+            )
+        time.sleep(_RETRY_S)
+
+
+def _holders(uuid: str, last_remedy: str) -> str:
+    """Who keeps a GPU in use, and what to do."""
+    names = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in nvml.processes(uuid))
+    if names:
+        return f"{names} holds it: end it"
+    return f"No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or {last_remedy}"
+
+
+def _remedy(said: str) -> str:
+    if "insufficient resources" in said.lower():
+        return "There is no room for it: another program divides this GPU at the same time, or its driver is older"
+    return "Try again when nobody else uses or monitors the GPU"

@@ -1,0 +1,300 @@
+"""Which GPU instances fit together on one GPU, and where. Pure: works on records and touches no hardware.
+
+A layout is legal when the placements of its instances do not overlap on the memory-slice axis, their compute slices
+suffice, no profile is used more often than the driver allows, and the units that exist once are given once.
+Source of the limits: NVIDIA MIG User Guide (concepts, supported profiles) and nvml.h, API 13 (profiles with engines).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pipeline.base.errors import ConfigError
+from pipeline.prepare.mig.profiles import MigGpu, Profile
+
+AUTO = "auto"
+SIZE_PROFILE: Mapping[str, str] = MappingProxyType({"S": "1g", "M": "2g", "L": "3g"})
+
+_Placed = tuple[tuple[Profile, int], ...]
+# Before this branch, a 4-slice and a 3-slice instance of four memory slices each could not coexist.
+# Source: NVIDIA MIG User Guide, concepts; seen to work with driver 550.54.14 on an A100-80GB.
+_HALVES_COEXIST_BRANCH = 510
+_WITH_ENGINES = ("+me", "+me.all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One GPU instance of a layout.
+
+    Attributes:
+        job: position of the job that gets it, from 0.
+        start: first memory slice that it occupies.
+    """
+
+    job: int
+    profile: Profile
+    start: int
+
+    @property
+    def placement(self) -> str:
+        """Start and size on the memory-slice axis, as nvidia-smi prints them: `4:2`."""
+        return f"{self.start}:{self.profile.memory_slices}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Instances that fit together, in the order of the jobs."""
+
+    instances: tuple[Instance, ...]
+
+    @property
+    def in_creation_order(self) -> tuple[Instance, ...]:
+        """Larger first: in another order some drivers refuse what fits."""
+        return tuple(
+            sorted(self.instances, key=lambda i: (-i.profile.memory_slices, -i.profile.compute_slices, i.start))
+        )
+
+
+def slice_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
+    """The profiles that `1g`, `2g`, ... name: for each number of slices the plain one with the least memory."""
+    smallest: dict[int, Profile] = {}
+    for profile in plain_profiles(gpu):
+        smallest.setdefault(profile.compute_slices, profile)
+    return tuple(smallest.values())
+
+
+def plain_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
+    """The profiles without a suffix, smaller first. Beside those of `slice_profiles`, 1g with twice the memory."""
+    return tuple(profile for profile in gpu.profiles if not profile.suffix)
+
+
+def resolve(gpu: MigGpu, request: str) -> Profile:
+    """The profile that is meant.
+
+    Args:
+        gpu: where it is to be made.
+        request: a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`).
+
+    Raises:
+        ConfigError: the GPU has no such profile.
+    """
+    name = request.strip().lower()
+    by_name = {profile.name: profile for profile in gpu.profiles}
+    by_name |= {f"{profile.compute_slices}g": profile for profile in slice_profiles(gpu)}
+    if name not in by_name:
+        raise ConfigError(f"{gpu.name} has no MIG profile {request!r}; it has {', '.join(sorted(by_name))}")
+    return by_name[name]
+
+
+def auto_profile(gpu: MigGpu, degree: int) -> Profile:
+    """The largest plain profile of which `degree` instances fit; more compute slices count before more memory.
+
+    Raises:
+        ConfigError: so many instances do not fit.
+    """
+    for profile in sorted(plain_profiles(gpu), key=lambda profile: profile.size, reverse=True):
+        if place(gpu, [profile] * degree) is not None:
+            return profile
+    most = max(profile.max_instances for profile in plain_profiles(gpu))
+    raise ConfigError(f"{degree} MIG instances do not fit on {gpu.name}: it takes at most {most}")
+
+
+def choose_profiles(
+    gpu: MigGpu,
+    sizes: Sequence[str | None],
+    *,
+    profiles: Sequence[str] = (),
+    profile: str = AUTO,
+    size_profile: Mapping[str, str] = SIZE_PROFILE,
+) -> tuple[Profile, ...]:
+    """The profile of each job, from what was asked for; the first of the arguments that says something decides.
+
+    Args:
+        gpu: where the instances are to be made.
+        sizes: the mix letter of each job, or `None` for each of a group of equal jobs.
+        profiles: one request a job, by position.
+        profile: one request for all jobs; `auto` leaves it to the sizes or, without sizes, to `auto_profile`.
+        size_profile: request by mix letter.
+
+    Raises:
+        ConfigError: the lists do not match, a size has no profile, or the GPU has no such profile.
+    """
+    if profiles:
+        if len(profiles) != len(sizes):
+            raise ConfigError(f"{len(profiles)} MIG profiles {list(profiles)} are given for {len(sizes)} jobs")
+        requests = list(profiles)
+    elif profile != AUTO:
+        requests = [profile] * len(sizes)
+    elif all(size is None for size in sizes):
+        return (auto_profile(gpu, len(sizes)),) * len(sizes)
+    else:
+        unknown = sorted({str(size) for size in sizes} - set(size_profile))
+        if unknown:
+            raise ConfigError(f"no MIG profile is given for size {', '.join(unknown)}; add it to scenario.size_profile")
+        requests = [size_profile[str(size)] for size in sizes]
+    return tuple(resolve(gpu, request) for request in requests)
+
+
+def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
+    """Where the instances go.
+
+    Args:
+        gpu: an empty GPU.
+        profiles: one a job.
+
+    Raises:
+        ConfigError: they do not fit; says why, and which layouts come nearest.
+    """
+    layout = place(gpu, profiles)
+    if layout is None:
+        near = "; ".join(f"[{','.join(names)}]" for names in nearest(gpu, profiles))
+        asked = ",".join(profile.name for profile in profiles)
+        raise ConfigError(f"[{asked}] does not fit on {gpu.name}: {why_illegal(gpu, profiles)}. Nearest: {near}")
+    return layout
+
+
+def place(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout | None:
+    """A legal layout of exactly these instances on an empty GPU, the same every time; `None` if there is none."""
+    if _broken_limit(gpu, profiles) is not None:
+        return None
+    placed = _first_placements(gpu, tuple(sorted(set(profiles), key=_largest_first))).get(_names(profiles))
+    if placed is None:
+        return None
+    starts = {profile: deque(start for other, start in placed if other == profile) for profile in profiles}
+    return Layout(
+        instances=tuple(
+            Instance(job=job, profile=profile, start=starts[profile].popleft()) for job, profile in enumerate(profiles)
+        )
+    )
+
+
+def why_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
+    """The limit that these instances break, in words; `None` if they fit."""
+    limit = _broken_limit(gpu, profiles)
+    if limit is not None or place(gpu, profiles) is not None:
+        return limit
+    possible = "; ".join(
+        f"{profile.name} takes {profile.memory_slices} from {', '.join(map(str, profile.starts))}"
+        for profile in sorted(set(profiles), key=_largest_first)
+    )
+    return f"there is no place for all on the {gpu.memory_slices} memory slices ({possible})"
+
+
+def nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[tuple[str, ...], ...]:
+    """The legal layouts most like a request, nearest first: as many instances, or all that fit if that is fewer.
+
+    Nearness is the change in the instances' shares of the compute and memory slices. Candidates are the profiles of
+    `slice_profiles` and those that were asked for.
+
+    Returns:
+        Names of profiles, for each candidate in the order of the request.
+    """
+    pool = tuple(sorted({*slice_profiles(gpu), *profiles}, key=_largest_first))
+    legal = [tuple(profile for profile, _ in placed) for placed in _first_placements(gpu, pool).values()]
+    num_instances = min(len(profiles), max(map(len, legal)))
+    order = sorted(range(len(profiles)), key=lambda job: _largest_first(profiles[job]))[:num_instances]
+    asked = [profiles[job] for job in order]
+
+    def change(candidate: Sequence[Profile]) -> tuple[float, int, list[tuple[int, int, str]]]:
+        slices = sum(
+            abs(new.compute_slices - old.compute_slices) / gpu.compute_slices
+            + abs(new.memory_slices - old.memory_slices) / gpu.memory_slices
+            for new, old in zip(candidate, asked, strict=True)
+        )
+        return round(slices, 6), (Counter(asked) - Counter(candidate)).total(), [_largest_first(p) for p in candidate]
+
+    candidates = (sorted(each, key=_largest_first) for each in legal if len(each) == num_instances)
+    return tuple(
+        tuple(name for _, name in sorted(zip(order, (profile.name for profile in candidate), strict=True)))
+        for candidate in sorted(candidates, key=change)[:limit]
+    )
+
+
+def maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[tuple[str, ...], ...]:
+    """Every legal combination to which none of the profiles can be added.
+
+    Args:
+        gpu: what is divided.
+        profiles: what it is divided into; `slice_profiles` if not given.
+
+    Returns:
+        Names of profiles in alphabetical order, for each combination; placements do not tell combinations apart.
+    """
+    pool = tuple(slice_profiles(gpu) if profiles is None else profiles)
+    legal = set(_first_placements(gpu, pool))
+    return tuple(
+        names for names in sorted(legal) if not any(tuple(sorted((*names, new.name))) in legal for new in pool)
+    )
+
+
+def maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[_Placed, ...]:
+    """Every arrangement of profiles and starts that leaves no place for one more.
+
+    The same combination counts once for each way to place it, and one that a better arrangement could extend counts
+    as well: so this is more than `maximal_combinations`, and what is often quoted as the number of MIG layouts.
+    """
+    pool = tuple(slice_profiles(gpu) if profiles is None else profiles)
+    every = {frozenset(placed) for placed in _arrangements(gpu, pool)}
+    options = [(profile, start) for profile in pool for start in profile.starts]
+    maximal = [placed for placed in every if not any(placed | {new} in every for new in options if new not in placed)]
+    rows = (tuple(sorted(placed, key=lambda instance: instance[1])) for placed in maximal)
+    return tuple(sorted(rows, key=lambda row: [(start, profile.name) for profile, start in row]))
+
+
+@functools.lru_cache(maxsize=128)
+def _first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple[str, ...], _Placed]:
+    """Each legal combination of the pool, by its sorted names, with the first arrangement that holds it."""
+    first: dict[tuple[str, ...], _Placed] = {}
+    for placed in _arrangements(gpu, pool):
+        first.setdefault(_names([profile for profile, _ in placed]), placed)
+    return first
+
+
+def _arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[_Placed]:
+    """Every legal arrangement once, the empty one included: instances are put down from the lowest slice upwards."""
+    options = sorted(
+        ((start, profile) for profile in pool for start in profile.starts),
+        key=lambda option: (option[0], _largest_first(option[1])),
+    )
+
+    def extend(placed: _Placed, end: int) -> Iterator[_Placed]:
+        yield placed
+        for start, profile in options:
+            if start >= end and _broken_limit(gpu, [*(other for other, _ in placed), profile]) is None:
+                yield from extend((*placed, (profile, start)), start + profile.memory_slices)
+
+    return extend((), 0)
+
+
+def _broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
+    """The limit that is broken wherever the instances lie. What breaks one does so with any instance more, too."""
+    for profile, count in Counter(profiles).items():
+        if count > profile.max_instances:
+            return f"{count} instances of {profile.name}, but the driver allows {profile.max_instances}"
+    compute, memory = (sum(slices) for slices in zip((0, 0), *(profile.size for profile in profiles), strict=True))
+    if compute > gpu.compute_slices:
+        return f"{compute} compute slices, but there are {gpu.compute_slices}"
+    if memory > gpu.memory_slices:
+        return f"{memory} memory slices, but there are {gpu.memory_slices}"
+    with_engines = [profile.name for profile in profiles if profile.suffix in _WITH_ENGINES]
+    if len(with_engines) > 1:
+        return f"{' and '.join(with_engines)} need the media engines that exist once"
+    without = [profile.name for profile in profiles if profile.suffix not in ("-me", "+me.all")]
+    if without and any(profile.suffix == "+me.all" for profile in profiles):
+        return f"beside {with_engines[0]}, which has all media engines, only profiles with -me fit, not {without[0]}"
+    halves = {profile.size for profile in profiles} >= {(3, 4), (4, 4)}
+    if halves and gpu.driver_branch is not None and gpu.driver_branch < _HALVES_COEXIST_BRANCH:
+        return f"4g and 3g together need a driver of branch {_HALVES_COEXIST_BRANCH} or later, not {gpu.driver_branch}"
+    return None
+
+
+def _largest_first(profile: Profile) -> tuple[int, int, str]:
+    return -profile.memory_slices, -profile.compute_slices, profile.name
+
+
+def _names(profiles: Sequence[Profile]) -> tuple[str, ...]:
+    return tuple(sorted(profile.name for profile in profiles))

@@ -1,0 +1,225 @@
+"""The MIG profiles of a GPU as records: from the table of known models, or as NVML reports them of a real GPU.
+
+Reads only. What the table or the driver does not know is `None`. Which instances fit together is `partitions`' matter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base import mig_table
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Device
+from pipeline.prepare.device import nvml
+
+SIMULATED = "simulated_"
+
+_NAME = re.compile(r"\d+g\.\d+gb(?P<suffix>.*)")
+# More than any axis has slices (12 on the RTX PRO 6000), so that one call gets all placements of a profile.
+_PLACEMENTS_ROOM = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One kind of GPU instance.
+
+    Attributes:
+        name: as nvidia-smi prints it without its `MIG`: `3g.20gb`, `1g.10gb+me`. The GB are nominal.
+        profile_id: what the driver takes to create one; not the argument of NVML's profile query.
+        memory_slices: how much of the axis of placements it occupies.
+        starts: where on that axis it may begin, in rising order.
+        max_instances: how many of them an empty GPU takes.
+        multiprocessors: SMs of one instance.
+        memory_mib: usable memory of one instance.
+    """
+
+    name: str
+    profile_id: int
+    compute_slices: int
+    memory_slices: int
+    starts: tuple[int, ...]
+    max_instances: int
+    multiprocessors: int | None
+    memory_mib: int | None
+
+    @property
+    def suffix(self) -> str:
+        """What the name says of engines: `+me`, `+me.all`, `-me`, `+gfx`; empty for a plain profile."""
+        match = _NAME.fullmatch(self.name)
+        return "" if match is None else match["suffix"]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Compute slices, then memory slices: what "larger" means among profiles."""
+        return self.compute_slices, self.memory_slices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigGpu:
+    """A GPU as MIG divides it.
+
+    Attributes:
+        memory_slices: length of the axis of placements.
+        multiprocessors: SMs of the undivided GPU; with MIG mode on, even the largest instance may have fewer.
+        profiles: the smaller ones first.
+        driver_branch: the first number of the driver's version; `None` for a current one.
+    """
+
+    name: str
+    compute_slices: int
+    memory_slices: int
+    multiprocessors: int | None
+    profiles: tuple[Profile, ...]
+    driver_branch: int | None = None
+
+    def ideal_ratio(self, profile: Profile) -> float | None:
+        """Share of the undivided GPU's SMs that an instance has, between 0 and 1; `None` when a count is unknown.
+
+        What a job that is limited by computing would keep of its solo speed. Slices are no measure of it: on an H100
+        80GB, 3g has 60 of 132 SMs, seven 1g together 112.
+        """
+        if self.multiprocessors is None or profile.multiprocessors is None:
+            return None
+        return profile.multiprocessors / self.multiprocessors
+
+
+def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
+    """One model of the table.
+
+    Args:
+        name: as for `mig_table.find`.
+        driver_branch: the driver that is imagined; a current one if not given.
+
+    Raises:
+        ConfigError: no model has this name, or its placements are not known.
+    """
+    model = mig_table.find(name)
+    return MigGpu(
+        name=model.product,
+        compute_slices=model.compute_slices,
+        memory_slices=model.memory_slices,
+        multiprocessors=model.num_multiprocessors,
+        profiles=_in_order([_of_table(profile) for profile in model.profiles]),
+        driver_branch=driver_branch,
+    )
+
+
+def find_gpu(selector: str) -> MigGpu:
+    """A model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID.
+
+    Raises:
+        ConfigError: there is no such model or GPU, or it has no MIG.
+        NvmlError: the GPU does not answer.
+    """
+    if selector.startswith(SIMULATED):
+        return load_model(selector)
+    return read_gpu(selector)
+
+
+def read_gpu(selector: str = "0") -> MigGpu:
+    """The profiles of a GPU of this machine. MIG mode may be off.
+
+    Args:
+        selector: NVML's index as text, a UUID, or how exactly one UUID begins.
+
+    Raises:
+        ConfigError: there is no such GPU, it has no MIG, or we are not allowed to ask.
+        NvmlError: the GPU does not answer.
+    """
+    device = nvml.find_device(selector)
+    if device is None:
+        raise ConfigError(
+            "there is no NVIDIA GPU on this machine, or no driver for it; a model can be looked at without one: "
+            f"--gpu {SIMULATED}a100_40gb"
+        )
+    with nvml.session():
+        profiles = _in_order(_read_profiles(device))
+    if not profiles:
+        raise ConfigError(f"{device.name} ({device.uuid}) cannot be divided: the driver names no MIG profile for it")
+    details = dict(device.details)
+    count = details.get("multiprocessors")
+    return MigGpu(
+        name=device.name,
+        compute_slices=max(profile.compute_slices for profile in profiles),
+        memory_slices=max(start + profile.memory_slices for profile in profiles for start in profile.starts),
+        multiprocessors=None if count is None else int(count),
+        profiles=profiles,
+        driver_branch=int(details["driver_version"].split(".")[0]),
+    )
+
+
+def _in_order(profiles: list[Profile]) -> tuple[Profile, ...]:
+    return tuple(sorted(profiles, key=lambda profile: (profile.size, profile.name)))
+
+
+def _of_table(profile: mig_table.GiProfile) -> Profile:
+    return Profile(
+        name=profile.name,
+        profile_id=profile.id,
+        compute_slices=profile.compute_slices,
+        memory_slices=profile.memory_slices,
+        starts=profile.starts,
+        max_instances=profile.max_instances,
+        multiprocessors=profile.num_multiprocessors,
+        memory_mib=profile.memory_mib,
+    )
+
+
+def _read_profiles(device: Device) -> list[Profile]:
+    import pynvml
+
+    handle = _ask(device, pynvml.nvmlDeviceGetHandleByUUID, device.uuid)
+    profiles = []
+    for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, query, version=2)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            continue  # this GPU has no such profile, or the driver does not know the query
+        except pynvml.NVMLError_FunctionNotFound as error:
+            raise ConfigError("this NVIDIA driver is too old to name MIG profiles: install a newer one") from error
+        except pynvml.NVMLError as error:
+            raise nvml.NvmlError(f"NVML does not give the MIG profiles of {device.name}: {error}") from error
+        placements = _read_placements(device, handle, info.id)
+        name = info.name.decode() if isinstance(info.name, bytes) else info.name
+        is_counted = info.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value
+        profiles.append(
+            Profile(
+                name=name.removeprefix("MIG "),
+                profile_id=info.id,
+                compute_slices=info.sliceCount,
+                memory_slices=placements[0][1],
+                starts=tuple(sorted(start for start, _ in placements)),
+                max_instances=info.instanceCount,
+                multiprocessors=info.multiprocessorCount if is_counted else None,
+                memory_mib=info.memorySizeMB,
+            )
+        )
+    return profiles
+
+
+def _read_placements(device: Device, handle: object, profile_id: int) -> list[tuple[int, int]]:
+    """Start and size of each possible placement. NVML gives all of them, whatever exists on the GPU now."""
+    import pynvml
+
+    count = ctypes.c_uint(_PLACEMENTS_ROOM)
+    room = (pynvml.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_ROOM)()
+    _ask(device, pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile_id, room, ctypes.byref(count))
+    placements = [(placement.start, placement.size) for placement in room[: count.value]]
+    if len({size for _, size in placements}) != 1:
+        raise nvml.NvmlError(f"NVML gives placements {placements} for MIG profile {profile_id} of {device.name}")
+    return placements
+
+
+def _ask(device: Device, function: Callable[..., Any], *arguments: object) -> Any:
+    import pynvml
+
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError_NoPermission as error:
+        raise ConfigError(f"the driver shows the MIG placements of {device.name} to administrators only") from error
+    except pynvml.NVMLError as error:
+        raise nvml.NvmlError(f"NVML does not give the MIG placements of {device.name}: {error}") from error

@@ -1,0 +1,164 @@
+"""What MIG has made of a GPU, read through NVML: mode, GPU instances, MIG devices and who computes on them.
+
+Reads only. NVML is open in this process only while a function runs: on Ampere whoever has it open keeps the MIG mode
+from being switched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeline.base.errors import SharingError
+from pipeline.prepare.device import nvml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInstance:
+    """A GPU instance that exists.
+
+    Attributes:
+        profile_id: what nvidia-smi calls the profile's ID.
+        start: its first memory slice.
+    """
+
+    gi_id: int
+    profile_id: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """A compute instance in a GPU instance: what a job can be given."""
+
+    uuid: str
+    gi_id: int
+    ci_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigState:
+    """What MIG has made of a GPU.
+
+    Attributes:
+        is_on: whether MIG mode is on.
+        is_pending_on: whether it will be on after the next reset of the GPU.
+        instances: in the order of their starts; empty while the mode is off, `None` if NVML shows them to
+            administrators only.
+        devices: in NVML's order.
+    """
+
+    is_on: bool
+    is_pending_on: bool
+    instances: tuple[GpuInstance, ...] | None = ()
+    devices: tuple[MigDevice, ...] = ()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no change of the mode waits for a reset."""
+        return self.is_on == self.is_pending_on
+
+
+def read_state(uuid: str) -> MigState:
+    """Mode, instances and MIG devices of the GPU with this UUID.
+
+    Raises:
+        ConfigError: there is no driver, or it does not work.
+        SharingError: the GPU has no MIG.
+        NvmlError: it does not answer.
+    """
+    import pynvml
+
+    with nvml.session(), _asking(f"the MIG state of {uuid}"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        try:
+            current, pending = pynvml.nvmlDeviceGetMigMode(handle)
+        except pynvml.NVMLError_NotSupported as error:
+            raise SharingError(f"{uuid} has no MIG: choose another GPU with gpu.device, or scenario=mps") from error
+        return MigState(
+            is_on=bool(current),
+            is_pending_on=bool(pending),
+            instances=_instances(handle) if current else (),
+            devices=_devices(handle) if current else (),
+        )
+
+
+def processes_on(device_uuid: str) -> frozenset[int]:
+    """PIDs of the processes on a MIG device.
+
+    PIDs are the host's, even for a process in a container with PIDs of its own.
+
+    Raises:
+        ConfigError: there is no driver, or it does not work.
+        NvmlError: the list cannot be had.
+    """
+    import pynvml
+
+    with nvml.session(), _asking(f"the processes on {device_uuid}"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid)
+        pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
+        try:
+            clients = {process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            clients = set()
+        return frozenset(pids | clients)
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    import pynvml
+
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise nvml.NvmlError(f"NVML does not give {what}: {error}") from error
+
+
+def _instances(handle: object) -> tuple[GpuInstance, ...] | None:
+    """Every GPU instance; `None` if NVML shows them to administrators only."""
+    import pynvml
+
+    found = []
+    try:
+        for profile_id, most in _profiles(handle):
+            room, count = (pynvml.c_nvmlGpuInstance_t * most)(), pynvml.c_uint(most)
+            pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, pynvml.byref(count))
+            for info in map(pynvml.nvmlGpuInstanceGetInfo, room[: count.value]):
+                found.append(GpuInstance(gi_id=info.id, profile_id=info.profileId, start=info.placement.start))
+    except pynvml.NVMLError_NoPermission:
+        return None
+    return tuple(sorted(found, key=lambda instance: instance.start))
+
+
+def _profiles(handle: object) -> list[tuple[int, int]]:
+    """Id and largest number of instances of each profile of the GPU."""
+    import pynvml
+
+    found = []
+    for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, query)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            continue  # this GPU has no such profile, or the driver does not know the query
+        found.append((info.id, info.instanceCount))
+    return found
+
+
+def _devices(handle: object) -> tuple[MigDevice, ...]:
+    import pynvml
+
+    found = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except pynvml.NVMLError_NotFound:
+            continue
+        found.append(
+            MigDevice(
+                uuid=pynvml.nvmlDeviceGetUUID(device),
+                gi_id=pynvml.nvmlDeviceGetGpuInstanceId(device),
+                ci_id=pynvml.nvmlDeviceGetComputeInstanceId(device),
+            )
+        )
+    return tuple(found)

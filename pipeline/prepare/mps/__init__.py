@@ -1,0 +1,1 @@
+"""MPS: its daemon, its clients, and the shares that compute wrongly."""

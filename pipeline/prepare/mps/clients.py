@@ -1,0 +1,103 @@
+"""The proof that each job is a client of the MPS server that was started for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from pipeline.base.errors import SharingError
+from pipeline.base.records import Job, Slot
+from pipeline.clean.processes import tree_of
+from pipeline.prepare.mps.daemon import MpsDaemon
+
+log = logging.getLogger(__name__)
+
+_PROOF_LIMIT_S = 5.0
+_LOOK_S = 0.05
+_WATCH_S = 0.5
+
+
+class MpsSlots:
+    """One slot a job, and the proof that each job is a client of its server.
+
+    Args:
+        slots: in the order of the jobs.
+        servers: whose clients they are to be, in the same order.
+        jobs: who takes them.
+    """
+
+    def __init__(self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job]) -> None:
+        self.slots = slots
+        self._servers = servers
+        # A program that knows nothing of the barrier initialises CUDA some time after it.
+        self._late = {job.index for job in jobs if job.workload.ends_by_itself}
+        self._names = {job.index: job.name for job in jobs}
+        self._unproved: dict[int, int] = {}
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check that some process of every job is a client; a script unchanged is looked for while it runs instead.
+
+        Raises:
+            SharingError: a job runs without MPS, although it was told to use it; or the server cannot be asked.
+        """
+        due = {index: pid for index, pid in pids.items() if index not in self._late}
+        deadline = time.monotonic() + _PROOF_LIMIT_S
+        while due := self._not_clients(due):
+            if time.monotonic() > deadline:
+                raise self._bypassed(due)
+            time.sleep(_LOOK_S)
+        self._unproved = {index: pid for index, pid in pids.items() if index in self._late}
+        if self._unproved:
+            self._watcher = threading.Thread(target=self._watch, name="mps-clients", daemon=True)
+            self._watcher.start()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The time in which `verify` may look for clients."""
+        try:
+            yield
+        finally:
+            self._stop.set()
+            if self._watcher is not None:
+                self._watcher.join()
+
+    def check_scripts(self) -> None:
+        """Check that every script that `verify` left to be looked for was seen as a client.
+
+        Raises:
+            SharingError: one never was.
+        """
+        if self._unproved:
+            raise self._bypassed(self._unproved)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_WATCH_S):
+            try:
+                self._unproved = self._not_clients(self._unproved)
+            except SharingError as error:
+                log.debug("looking for MPS clients: %s", error)  # the check of the server's health says what is wrong
+                return
+            if not self._unproved:
+                return
+
+    def _not_clients(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """Those of the jobs of which no process is a client now."""
+        if not pids:
+            return {}
+        clients = {server.server: server.clients() for server in {self._servers[index] for index in pids}}
+        return {
+            index: pid for index, pid in pids.items() if clients[self._servers[index].server].isdisjoint(tree_of(pid))
+        }
+
+    def _bypassed(self, pids: Mapping[int, int]) -> SharingError:
+        jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
+        return SharingError(
+            f"not under MPS: {jobs}; no process of it was a client of the MPS server that was started for it. "
+            "A program that does not use CUDA, or drops CUDA_MPS_PIPE_DIRECTORY from its environment, runs without MPS "
+            "and says nothing"
+        )

@@ -1,0 +1,32 @@
+"""The shares of an H100 under MPS at which matrix products of half precision come out wrong, with no error."""
+
+from __future__ import annotations
+
+from pipeline.base.records import Device, Job
+
+# Multiprocessors left to a client at which fp16 and bf16 matrix products came out wrong or unwritten, with no error.
+# Source: measured on an H100 80GB HBM3 (132 multiprocessors, driver 580.159.04, torch 2.11.0+cu130); docs/mps.md.
+_FAULTY_MULTIPROCESSORS = frozenset(
+    {18, 20, 22, 26, 28, 36, 38, 42, 46, 52, 54, 58, 68, 72, 78, 86, 92, 98, 104, 112, 116}
+)
+_MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
+
+
+def warning(job: Job, device: Device, share_pct: float) -> str | None:
+    """What is known of the job's arithmetic under its share."""
+    precision = dict(job.workload.params).get("precision")
+    if precision in ("fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
+        return None
+    multiprocessors = _multiprocessors(share_pct)
+    if multiprocessors not in _FAULTY_MULTIPROCESSORS:
+        return None
+    return (
+        f"job {job.name}: under active_thread_pct={share_pct:g} ({multiprocessors} of 132 multiprocessors) matrix "
+        f"products in {precision or 'fp16 and bf16'} are known to come out wrong on this GPU, without an error; "
+        "fp32 is not affected (docs/mps.md)"
+    )
+
+
+def _multiprocessors(share_pct: float) -> int:
+    """Multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four of them."""
+    return max(8, int(share_pct * 132 / 200) * 2)

@@ -1,0 +1,270 @@
+"""MIG: each job has a GPU instance of its own, made for the group and destroyed after it.
+
+What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.host import boot_id
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.programs import Programs, of_group
+from pipeline.base.protocols import Slots
+from pipeline.base.records import Commands, Device, Group, Job, Slot
+from pipeline.clean.journal import Journal
+from pipeline.clean.processes import tree_of
+from pipeline.prepare.device import compute_mode, nvml, refusals
+from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig.control import Control
+from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
+from pipeline.prepare.mig.state import GpuInstance, MigState, processes_on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigSlots:
+    """One slot a job, each on a MIG device of `device`, the whole GPU."""
+
+    slots: Sequence[Slot]
+    jobs: Sequence[Job]
+    device: Device
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check that no job is on the MIG device of another, or under an MPS server of the machine.
+
+        Raises:
+            SharingError: a job is elsewhere than on its own device, or under MPS.
+            NvmlError: the processes cannot be listed.
+        """
+        check_places(self.slots, self.jobs, pids)
+        refusals.refuse_mps_clients(self.device, ())
+
+
+def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, int]) -> None:
+    """Check that no job is on the MIG device of another.
+
+    A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a container
+    its PIDs are not the driver's.
+
+    Raises:
+        SharingError: a job is elsewhere than on its own device.
+        NvmlError: the processes cannot be listed.
+    """
+    for uuid in dict.fromkeys(slot.visible_devices for slot in slots):
+        there = processes_on(uuid)
+        for index, pid in pids.items():
+            if slots[index].visible_devices != uuid and tree_of(pid) & there:
+                raise SharingError(
+                    f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device: it must keep the "
+                    "CUDA_VISIBLE_DEVICES that it is given"
+                )
+
+
+class Mig:
+    """Each job has a MIG instance. Options: `pipeline.plan.schema.MigConfig`, sizes as in `partitions.SIZE_PROFILE`."""
+
+    def __init__(
+        self,
+        profile: str = AUTO,
+        profiles: Sequence[str] | None = None,
+        size_profile: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
+        program: str | None = None,
+    ) -> None:
+        self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
+        self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
+        self._program = program
+
+    def check(self, group: Group) -> None:
+        """Check that the GPU can be divided as asked for; reads it and touches nothing.
+
+        Raises:
+            ConfigError: the device has no MIG, the layout is not legal, or `gpu.admin` forbids to change the GPU.
+            NvmlError: the GPU does not answer.
+        """
+        self._check_request(group)
+        if group.device.details:  # else it was not read: what it can do is not known before it is
+            self._layout(group)
+
+    def _check_request(self, group: Group) -> None:
+        """As `check`, but for the layout."""
+        device, what = group.device, f"scenario={group.scenario}"
+        if not device.is_gpu:
+            raise ConfigError(
+                f"{what} needs an NVIDIA GPU with MIG, not {device.name}: choose another scenario, or rehearse on a "
+                "simulated GPU"
+            )
+        compute_mode.refuse(group, "cannot use it: no compute mode but the default is possible under MIG")
+        compute_mode.refuse_one_process_only(group)
+        if group.gpu.admin is None:
+            raise ConfigError(
+                f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "
+                "allows it to root, gpu.admin=[sudo,-n] to others"
+            )
+        if device.details and "mig_mode_current" not in dict(device.details):
+            raise ConfigError(
+                f"{what}: {device.name} ({device.uuid}) has no MIG; choose another GPU with gpu.device, or scenario=mps"
+            )
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """Compute slices that no job gets."""
+        if not group.device.details:
+            return ()
+        num_slices = profiles.read_gpu(group.device.uuid).compute_slices
+        num_used = sum(instance.profile.compute_slices for instance in self._layout(group).instances)
+        if num_used == num_slices:
+            return ()
+        return (f"{num_slices - num_used} of {num_slices} compute slices of {group.device.name} are unused",)
+
+    def privileged(self, group: Group) -> Commands:
+        """The mode, the instances, larger first, and their undoing."""
+        device = group.device
+        control = Control.found(self._programs(group), device.uuid)
+        made = self._layout(group).in_creation_order if device.details else ()
+        instances = Commands(
+            do=tuple(control.creation(each.profile.profile_id, each.start) for each in made),
+            undo=(control.destruction("<GI>", "<CI>"), control.destruction("<GI>")) * len(made),
+        )
+        if device.mig_enabled:
+            return instances
+        return Commands(do=(control.mode(is_on=True),), undo=(control.mode(is_on=False),)).around(instances)
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+        """Make an instance a job, and put everything back in the end; raises as `divided`."""
+        with self.divided(device, group) as places:
+            pipes = scratch / "no-mps"  # else a daemon of the machine would turn MIG into MPS in MIG, and say nothing
+            pipes.mkdir()
+            environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
+            slots = tuple(dataclasses.replace(place, environ=environ) for place in places)
+            yield MigSlots(slots=slots, jobs=group.jobs, device=device)
+
+    @contextmanager
+    def divided(self, device: Device, group: Group) -> Iterator[tuple[Slot, ...]]:
+        """Switch MIG mode on if it is off, make the instances, and put everything back in the end.
+
+        Yields the MIG devices as slots without an environment, in the order of what was asked for.
+
+        Raises:
+            ConfigError: as `check`.
+            SharingError: the GPU is in use, divided already or between two modes, we have no permission, or it does
+                not become what was asked for; at the end, it is not as it was found, and the journal says what is left.
+            JournalError: the journal cannot be written.
+            NvmlError: the GPU does not answer.
+        """
+        self._check_request(group)
+        layout = self._layout(group)
+        programs = self._programs(group)
+        control = Control.found(programs, device.uuid)
+        before = control.read()
+        _refuse_what_is_not_ours(device, before)
+        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
+        with UndoStack() as last, UndoStack() as stack:
+            last.callback(_compare, control, before)
+            if not before.is_on:
+                stack.enter_context(journal.undoing("mig_mode", **control.recorded()))
+                control.switch_on()
+            made = _make(control, layout, journal, stack)
+            yield _places(control, made, layout)
+
+    def sizes(self, group: Group) -> Sequence[str | None]:
+        """The mix letter for each instance, or `None`: here, an instance a job."""
+        return [job.size for job in group.jobs]
+
+    def _programs(self, group: Group) -> Programs:
+        return of_group(group, {"nvidia-smi": self._program})
+
+    def _layout(self, group: Group) -> Layout:
+        gpu = profiles.read_gpu(group.device.uuid)
+        chosen = partitions.choose_profiles(
+            gpu,
+            self.sizes(group),
+            profiles=self._profiles,
+            profile=self._profile,
+            size_profile=self._size_profile,
+        )
+        return partitions.plan_layout(gpu, chosen)
+
+
+def _refuse_what_is_not_ours(device: Device, state: MigState) -> None:
+    which = f"{device.name} ({device.uuid})"
+    if not state.is_settled:
+        wanted, there = ("on", "off") if state.is_pending_on else ("off", "on")
+        raise SharingError(
+            f"MIG mode of {which} is {there} and waits to be switched {wanted} by a reset, which somebody else asked "
+            f"for; an administrator can reset it: nvidia-smi -i {device.uuid} --gpu-reset"
+        )
+    if state.instances:
+        ids = ", ".join(str(instance.gi_id) for instance in state.instances)
+        raise SharingError(
+            f"{which} has the GPU instances {ids}, which this run did not make: choose another GPU with gpu.device, or "
+            "let their owner destroy them; those of an earlier run that was killed: python -m pipeline.gpu clean"
+        )
+    if clients := nvml.processes(device.uuid):
+        listed = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in clients)
+        raise SharingError(
+            f"{which} cannot be divided while it is in use by {listed}: end them, gpu.tolerate does not help here; or "
+            "choose another GPU with gpu.device"
+        )
+
+
+def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
+    """Make the instances, larger first, each in the journal before it is made; returns them in the order of the jobs.
+
+    Raises:
+        SharingError: one was not made, or they are not what is there then.
+    """
+    made: dict[int, GpuInstance] = {}
+    for instance in layout.in_creation_order:
+        place = {"profile_id": instance.profile.profile_id, "start": instance.start}
+        step = stack.enter_context(journal.undoing("mig_instance", **control.recorded(), **place, boot=boot_id()))
+        made[instance.job] = control.create(**place)
+        journal.amend(step, gi_id=made[instance.job].gi_id)
+    there = set(control.read().instances or ())
+    if there != set(made.values()):
+        raise SharingError(
+            f"{control.uuid} was divided into {sorted(made.values(), key=lambda i: i.start)}, but NVML lists "
+            f"{sorted(there, key=lambda i: i.start)}: somebody else changes it at the same time"
+        )
+    return [made[job] for job in sorted(made)]
+
+
+def _places(control: Control, made: Sequence[GpuInstance], layout: Layout) -> tuple[Slot, ...]:
+    devices = {device.gi_id: device for device in control.read().devices}
+    return tuple(
+        Slot(
+            visible_devices=devices[instance.gi_id].uuid,
+            gpu_uuid=control.uuid,
+            gi_id=instance.gi_id,
+            ci_id=devices[instance.gi_id].ci_id,
+            facts=_facts(planned),
+        )
+        for instance, planned in zip(made, layout.instances, strict=True)
+    )
+
+
+def _facts(instance: Instance) -> tuple[tuple[str, str], ...]:
+    facts = {
+        "mig_profile": instance.profile.name,
+        "mig_start": instance.start,
+        "mig_multiprocessors": instance.profile.multiprocessors,
+    }
+    return tuple((key, str(value)) for key, value in facts.items() if value is not None)
+
+
+def _compare(control: Control, before: MigState) -> None:
+    """Check that the GPU is as it was found.
+
+    Raises:
+        SharingError: it is not.
+    """
+    after = control.read()
+    if after != before:
+        raise SharingError(
+            f"{control.uuid} was not restored: before {before}, now {after}; if the journal still holds steps: "
+            "python -m pipeline.gpu clean"
+        )

@@ -1,0 +1,115 @@
+"""MPS inside MIG: jobs share GPU instances, each of which has an MPS daemon of its own.
+
+An instance is a fault domain: what one job does to its MPS server harms the jobs of its own instance only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.programs import of_group
+from pipeline.base.protocols import Slots
+from pipeline.base.records import Device, Group, Job, Slot
+from pipeline.clean.journal import Journal
+from pipeline.prepare.mig.partitions import AUTO
+from pipeline.prepare.mps.clients import MpsSlots
+from pipeline.prepare.mps.daemon import CONTROL, daemon
+from pipeline.prepare.sharing.mig import Mig, check_places
+from pipeline.prepare.sharing.mps import Mps, MpsPercent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigMpsSlots:
+    """One slot a job, several of them on one MIG device, each the client of the server of its instance."""
+
+    clients: MpsSlots
+    jobs: Sequence[Job]
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """One slot a job, in the order of the jobs."""
+        return self.clients.slots
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check that each job is on its MIG device, and a client of the server there.
+
+        Raises:
+            SharingError: a job is on another device, or not under MPS.
+            NvmlError: the processes cannot be listed.
+        """
+        check_places(self.slots, self.jobs, pids)
+        self.clients.verify(pids)
+
+
+class MigMps(Mig):
+    """Jobs share MIG instances under MPS. Options: `pipeline.plan.schema.MigMpsConfig`.
+
+    Raises:
+        ConfigError: a value that MPS or MIG does not know.
+    """
+
+    def __init__(
+        self,
+        profiles: Sequence[str] | None = None,
+        profile: str = AUTO,
+        num_instances: int = 2,
+        instance_of: Sequence[int] | None = None,
+        active_thread_pct: float | Sequence[float] | None = None,
+        pinned_mem_limit: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] | None = None,
+        mps_program: str | None = None,
+        program: str | None = None,
+    ) -> None:
+        super().__init__(profile=profile, profiles=profiles, program=program)
+        if num_instances < 1:
+            raise ConfigError(f"scenario.num_instances={num_instances}: at least 1")
+        self._num_instances, self._instance_of = num_instances, instance_of
+        self._control_program = mps_program
+        if active_thread_pct is None:
+            self._mps = Mps(pinned_mem_limit, priority)
+        else:
+            self._mps = MpsPercent(active_thread_pct, pinned_mem_limit, priority)
+
+    def _check_request(self, group: Group) -> None:
+        """As `Mig`; and that every instance gets a job."""
+        num_instances, dealt = len(self.sizes(group)), self._dealt(group)
+        if len(dealt) != group.degree:
+            raise ConfigError(f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one a job")
+        if sorted(set(dealt)) != list(range(num_instances)):
+            raise ConfigError(
+                f"the jobs are dealt to the instances {sorted(set(dealt))}, but there are {num_instances}, counted "
+                "from 0: give each instance a job, with scenario.instance_of, fewer scenario.profiles or more jobs"
+            )
+        for position in range(group.degree):
+            self._mps.variables(position, group.degree)
+        super()._check_request(group)
+
+    def sizes(self, group: Group) -> Sequence[str | None]:
+        """The number of instances: their profiles do not depend on the sizes of jobs."""
+        return [None] * (len(self._profiles) or min(self._num_instances, group.degree))
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+        """Make the instances and run a daemon on each; raises as `Mig.divided` and `Mps.prepare`."""
+        programs = of_group(group, {CONTROL: self._control_program})
+        program = programs.find(CONTROL)
+        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
+        with self.divided(device, group) as places, UndoStack() as stack:
+            servers = [
+                stack.enter_context(daemon(place.visible_devices, scratch / f"mps-{number}", program, journal))
+                for number, place in enumerate(places)
+            ]
+            dealt = self._dealt(group)
+            of_jobs = [places[position] for position in dealt]
+            with self._mps.clients(of_jobs, [servers[position] for position in dealt], group) as clients:
+                yield MigMpsSlots(clients=clients, jobs=group.jobs)
+
+    def _dealt(self, group: Group) -> Sequence[int]:
+        """Position of the instance of each job."""
+        num_instances = len(self.sizes(group))
+        return self._instance_of or [index % num_instances for index in range(group.degree)]

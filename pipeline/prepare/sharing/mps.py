@@ -1,0 +1,190 @@
+"""MPS: the jobs of a group are clients of one MPS server, whose daemon is ours and lives as long as the group.
+
+The compute mode of the GPU is not changed, so a program that bypasses MPS would run: that every job is a client is
+proved by asking the daemon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.programs import of_group
+from pipeline.base.records import Commands, Device, Group, Slot
+from pipeline.clean.journal import Journal
+from pipeline.prepare.device import compute_mode, refusals
+from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.mps import faulty_shares
+from pipeline.prepare.mps.clients import MpsSlots
+from pipeline.prepare.mps.daemon import CONTROL, MpsDaemon, daemon
+
+
+class Mps:
+    """Jobs share the GPU under MPS. Options: `pipeline.plan.schema.MpsConfig`.
+
+    Raises:
+        ConfigError: a value that MPS does not know.
+    """
+
+    def __init__(
+        self,
+        pinned_mem_limit: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] | None = None,
+        program: str | None = None,
+    ) -> None:
+        self._limits, self._priorities, self._program = pinned_mem_limit, priority, program
+        for limit in _each(pinned_mem_limit):
+            if not re.fullmatch(r"[1-9]\d*(G|M|GB|MB)", str(limit)):
+                raise ConfigError(f"scenario.pinned_mem_limit={limit}: a number with G or M, such as 10G")
+        for value in _each(priority):
+            if isinstance(value, bool) or value not in (0, 1):
+                raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
+
+    def check(self, group: Group) -> None:
+        """Check the device, and that lists have a value for each job.
+
+        Raises:
+            ConfigError: the device is no GPU or has MIG mode on; a list with another length than the group has jobs.
+        """
+        device, what = group.device, f"scenario={group.scenario}"
+        if not device.is_gpu:
+            raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
+        refusals.refuse_mig(group)
+        compute_mode.refuse_prohibited(group)
+        gpu = group.gpu
+        if gpu.exclusive_process and gpu.admin is None:
+            raise ConfigError("gpu.exclusive_process changes a setting of the GPU, which gpu.admin=null forbids")
+        for position in range(group.degree):
+            self.variables(position, group.degree)
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """None are known."""
+        return ()
+
+    def privileged(self, group: Group) -> Commands:
+        """None, unless `gpu.exclusive_process` asks for it."""
+        found = dict(group.device.details).get("compute_mode", "default")
+        if not group.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
+            return Commands()
+        return compute_mode.commands(Smi.found(of_group(group), group.device.uuid), found)
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[MpsSlots]:
+        """Run a daemon for the group; one slot a job, all clients of its server.
+
+        Raises:
+            ConfigError: as `check`.
+            SharingError: there is no control program, or the daemon does not work; at the end, the server is not
+                healthy, or a job was never seen as its client.
+        """
+        self.check(group)
+        programs = of_group(group, {CONTROL: self._program})
+        program = programs.find(CONTROL)
+        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
+        with UndoStack() as stack:
+            if group.gpu.exclusive_process:
+                stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
+            server = stack.enter_context(daemon(device.uuid, scratch / "mps", program, journal))
+            places = [Slot(visible_devices=device.uuid, gpu_uuid=device.uuid) for _ in group.jobs]
+            with self.clients(places, [server] * group.degree, group) as slots:
+                yield slots
+
+    @contextmanager
+    def clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
+        """The places of the jobs as clients of their servers, which must be as they were when the jobs have ended.
+
+        Args:
+            places: where each job runs.
+            servers: whose client each job is.
+            group: the jobs.
+
+        Raises:
+            SharingError: at the end, a server is not healthy, or a job was never seen as its client.
+        """
+        slots = []
+        for position, (place, server) in enumerate(zip(places, servers, strict=True)):
+            variables = self.variables(position, group.degree)
+            environ = {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes),
+                **variables,
+            }
+            facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
+            slots.append(dataclasses.replace(place, environ=tuple(environ.items()), facts=facts))
+        under_mps = MpsSlots(slots, servers, group.jobs)
+        with under_mps.watching():
+            yield under_mps
+        for server in dict.fromkeys(servers):
+            server.check_health()
+        under_mps.check_scripts()
+
+    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
+        """What the client at a position gets in its environment."""
+        limit = _at("pinned_mem_limit", self._limits, position, num_jobs)
+        priority = _at("priority", self._priorities, position, num_jobs)
+        return {
+            # A daemon serves one device here, which its clients know as number 0.
+            **({} if limit is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}"}),
+            **({} if priority is None else {"CUDA_MPS_CLIENT_PRIORITY": str(priority)}),
+        }
+
+
+class MpsPercent(Mps):
+    """Jobs share the GPU under MPS, each capped to a share of its multiprocessors; see `MpsPercentConfig`.
+
+    Raises:
+        ConfigError: a value that MPS does not know; it would ignore it and say so in its log only.
+    """
+
+    def __init__(
+        self,
+        active_thread_pct: float | Sequence[float] | None = None,
+        pinned_mem_limit: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] | None = None,
+        program: str | None = None,
+    ) -> None:
+        super().__init__(pinned_mem_limit, priority, program)
+        self._shares_pct = active_thread_pct
+        for share in _each(active_thread_pct):
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 100:
+                raise ConfigError(f"scenario.active_thread_pct={share}: a number greater than 0 and at most 100")
+
+    def share_pct(self, position: int, num_jobs: int) -> float:
+        """The cap of the job at a position. Unit: per cent of the multiprocessors."""
+        share = _at("active_thread_pct", self._shares_pct, position, num_jobs)
+        return 100 / num_jobs if share is None else share
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """Names the shares under which a job of the group is known to compute wrong results."""
+        return tuple(
+            warning
+            for position, job in enumerate(group.jobs)
+            if (warning := faulty_shares.warning(job, group.device, self.share_pct(position, group.degree))) is not None
+        )
+
+    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
+        """What the client at a position gets in its environment."""
+        share = f"{self.share_pct(position, num_jobs):g}"
+        return super().variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
+
+
+def _each(option: object) -> Sequence[object]:
+    """The values of an option that is nothing, one value, or a list by position."""
+    if option is None:
+        return ()
+    return option if isinstance(option, list | tuple) else (option,)
+
+
+def _at(key: str, option: Any, position: int, num_jobs: int) -> Any:
+    """The value of such an option for one job."""
+    if not isinstance(option, list | tuple):
+        return option
+    if len(option) != num_jobs:
+        raise ConfigError(f"scenario.{key} has {len(option)} values for {num_jobs} jobs; give one for each job")
+    return option[position]

@@ -1,0 +1,71 @@
+"""Plain collocation: every job sees the whole device, and the driver time-slices between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.records import Commands, Device, Group, Slot
+from pipeline.prepare.device import compute_mode, refusals
+
+
+@dataclass(frozen=True, slots=True)
+class WholeDevice:
+    """One slot a job, all of them on the same device."""
+
+    slots: Sequence[Slot]
+    device: Device
+    tolerated: Sequence[str] = ()
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check that no job is under MPS, which would turn "naive" into something else.
+
+        Raises:
+            SharingError: there are MPS clients on the GPU.
+            NvmlError: its processes cannot be listed.
+        """
+        if self.device.is_gpu:
+            refusals.refuse_mps_clients(self.device, self.tolerated)
+
+
+class Naive:
+    """Also the serial baseline: then there is one job at a time."""
+
+    def check(self, group: Group) -> None:
+        """Check that the whole device can be used.
+
+        Raises:
+            ConfigError: MIG mode is on, or the compute mode does not allow so many processes.
+        """
+        refusals.refuse_mig(group)
+        compute_mode.refuse(group, "lets every job compute on the GPU itself")
+        compute_mode.refuse_one_process_only(group)
+
+    def warnings(self, group: Group) -> tuple[str, ...]:
+        """Nothing is known to go wrong."""
+        return ()
+
+    def privileged(self, group: Group) -> Commands:
+        """Nothing is changed on the device."""
+        return Commands()
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
+        """One slot a job; on a GPU with an MPS pipe folder that no daemon serves.
+
+        A machine-wide MPS daemon would otherwise turn "naive" into MPS, and nothing would say so.
+
+        Raises:
+            ConfigError: as `check`.
+        """
+        self.check(group)
+        if not device.is_gpu:
+            yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs), device)
+            return
+        pipes = scratch / "no-mps"
+        pipes.mkdir()
+        environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
+        slot = Slot(visible_devices=device.uuid, environ=environ, gpu_uuid=device.uuid)
+        yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)

@@ -1,0 +1,278 @@
+"""The spool folder of a group (`layout`): reading and writing its record, and closing what a dead owner left.
+
+Must not import MLflow: the orchestrator uses this module while it measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.base import layout, locks
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Result
+from pipeline.base.tags import Tag
+from pipeline.clean import leftovers
+
+VERSION = 2
+TAIL_BYTES = 1 << 16
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """One instant on both clocks: gives monotonic instants their wall-clock labels."""
+
+    wall_ns: int
+    monotonic_ns: int
+
+    def to_wall_ns(self, t_ns: int) -> int:
+        """The wall-clock label of a monotonic instant. Unit: ns since the epoch."""
+        return self.wall_ns + (t_ns - self.monotonic_ns)
+
+    def to_wall_ms(self, t_ns: int) -> int:
+        """The wall-clock label of a monotonic instant. Unit: ms since the epoch, as MLflow stores it."""
+        return self.to_wall_ns(t_ns) // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One MLflow run. `status` is MLflow's; instants are monotonic ns; `end_ns` is `None` while it runs.
+
+    A param that was once written keeps its value: MLflow refuses another one.
+    """
+
+    name: str
+    status: str
+    start_ns: int
+    end_ns: int | None = None
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRecord(RunRecord):
+    """The run of one job.
+
+    Attributes:
+        gi_id: its GPU instance; `None` without MIG.
+        folder: relative to the spool folder.
+        series: name to points `(step, monotonic ns, value)`.
+    """
+
+    index: int
+    gi_id: int | None
+    is_gpu: bool
+    folder: str
+    series: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Everything that MLflow is told of a group, except samples and files.
+
+    Attributes:
+        uri: tracking server that it is for; `None` for the local store beside the spool.
+    """
+
+    spool_id: str
+    experiment: str
+    clock: Clock
+    parent: RunRecord
+    children: tuple[ChildRecord, ...]
+    state: str = "open"
+    uri: str | None = None
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a spool holds. `ready` is oldest first; `busy` has a living owner; `unreadable` maps a folder to why."""
+
+    ready: tuple[Path, ...]
+    busy: tuple[Path, ...]
+    unreadable: dict[Path, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amendment:
+    """What became known of a group after its record was closed, by comparison with a baseline; `uri` as of a record."""
+
+    experiment: str
+    spool_id: str
+    metrics: dict[str, float]
+    result: str
+    reason: str
+    uri: str | None = None
+
+
+AnyRun = TypeVar("AnyRun", bound=RunRecord)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a file by the JSON of `content`, in one step: a reader sees the old one or the new one."""
+    text = json.dumps(content, default=_fields_of)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def write(folder: Path, record: Record) -> None:
+    """Replace the record of a spool folder."""
+    write_json(folder / layout.RECORD, record)
+
+
+def read(folder: Path) -> Record:
+    """The record of a spool folder.
+
+    Raises:
+        TrackingError: it is absent, damaged, or of a version that this code does not know.
+    """
+    try:
+        raw = json.loads((folder / layout.RECORD).read_text(encoding="utf-8"))
+        if (version := raw.get("version")) != VERSION:
+            raise TrackingError(
+                f"{folder / layout.RECORD} has version {version}; this program reads version {VERSION}: "
+                "send it with the release that wrote it, or remove the folder"
+            )
+        return Record(
+            **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri")},
+            clock=Clock(**raw["clock"]),
+            parent=RunRecord(**raw["parent"]),
+            children=tuple(_child(child) for child in raw["children"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrackingError(f"could not read {folder / layout.RECORD}: {type(error).__name__}: {error}") from error
+
+
+def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
+    """Keep an amendment until the store has it; gives its file."""
+    folder = spool_root / layout.AMENDMENTS
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{amendment.spool_id}.json"
+    write_json(file, amendment)
+    return file
+
+
+def read_amendment(file: Path) -> Amendment:
+    """The amendment in a file.
+
+    Raises:
+        TrackingError: it cannot be read.
+    """
+    try:
+        return Amendment(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrackingError(f"could not read {file}: {type(error).__name__}: {error}") from error
+
+
+def amendments(spool_root: Path) -> list[Path]:
+    """The amendments that the store does not have yet."""
+    return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
+
+
+def recover(spool_root: Path) -> list[Path]:
+    """Close what dead owners left open, and return every folder that is ready to be sent, oldest first.
+
+    Folders whose owner lives are left alone; those that cannot be read are named in the log.
+
+    Args:
+        spool_root: the folder that holds one folder a study.
+    """
+    return list(survey(spool_root).ready)
+
+
+def survey(spool_root: Path) -> Survey:
+    """Like `recover`, and say as well what is not ready and why."""
+    ready: list[tuple[int, Path]] = []
+    busy: list[Path] = []
+    unreadable: dict[Path, str] = {}
+    for path in sorted(spool_root.glob(f"*/*/{layout.RECORD}")):
+        folder = path.parent
+        if folder.name.startswith(layout.SENT_PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        try:
+            with _claimed(folder) as free:
+                if free:
+                    ready.append((_closed(folder).clock.wall_ns, folder))
+                else:
+                    busy.append(folder)
+        except (TrackingError, OSError) as error:
+            log.warning("skipped a spool folder: %s", error)
+            unreadable[folder] = str(error)
+    return Survey(ready=tuple(folder for _, folder in sorted(ready)), busy=tuple(busy), unreadable=unreadable)
+
+
+def _child(raw: dict[str, Any]) -> ChildRecord:
+    series = {name: [(step, t_ns, value) for step, t_ns, value in points] for name, points in raw["series"].items()}
+    return ChildRecord(**{**raw, "series": series})
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    """Shallow, unlike `dataclasses.asdict`, which would copy every point of every series."""
+    return {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Hold the owner's lock, so that nobody else closes the folder at the same time; false if it is taken."""
+    handle = locks.opened(folder / layout.LOCK)
+    try:
+        yield locks.try_take(handle)
+    finally:
+        os.close(handle)
+
+
+def _closed(folder: Path) -> Record:
+    """The record of a folder that nobody owns, closed as interrupted if its owner died before it did so."""
+    record = read(folder)
+    if record.state == "closed":
+        return record
+    ended = leftovers.clear(record.spool_id)
+    if ended:
+        what = "1 process" if ended == 1 else f"{ended} processes"
+        log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
+    modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
+    alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
+    children = tuple(
+        _interrupted(child, _last_instant(folder / child.folder / layout.EVENTS) or alive_ns)
+        if child.status == "RUNNING"
+        else child
+        for child in record.children
+    )
+    ends = [child.end_ns for child in children if child.end_ns is not None]
+    samples_ns = _last_instant(folder / layout.SAMPLES)
+    parent = _interrupted(record.parent, max([alive_ns, *ends, *([] if samples_ns is None else [samples_ns])]))
+    record = dataclasses.replace(record, state="closed", parent=parent, children=children)
+    write(folder, record)
+    return record
+
+
+def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
+    tags = {**run.tags, Tag.RESULT: Result.INTERRUPTED.value}
+    return dataclasses.replace(run, status="KILLED", end_ns=max(end_ns, run.start_ns), tags=tags)
+
+
+def _last_instant(path: Path) -> int | None:
+    """The `t_ns` of the last whole line of a JSON-lines file, if there is one."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        with suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(line)["t_ns"])
+    return None

@@ -1,0 +1,52 @@
+"""A group's run as the store holds it: what a reproduction needs to know of its original."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.base.layout import SCRIPT_PREFIX
+from pipeline.base.tags import fact_tag
+
+
+def script_files(scripts: Iterable[str]) -> dict[str, str]:
+    """The artifact of a group that each script becomes, by the script's path.
+
+    Args:
+        scripts: path of each job's script, in the order of the jobs.
+    """
+    first = {path: index for index, path in reversed(list(enumerate(scripts)))}
+    names = Counter(Path(path).name for path in first)
+    return {
+        path: f"{SCRIPT_PREFIX}{Path(path).name}"
+        if names[Path(path).name] == 1
+        else f"{SCRIPT_PREFIX}{index}-{Path(path).name}"
+        for path, index in first.items()
+        for name in [Path(path).name]
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """What MLflow holds of a group that ran.
+
+    Attributes:
+        metrics: the figures; sampled series are left out.
+        files: text of its artifacts, by name.
+        job_locks: lock of each job's environment by the job's index, where the run holds them.
+    """
+
+    run_id: str
+    experiment: str
+    name: str
+    tags: dict[str, str]
+    params: dict[str, str]
+    metrics: dict[str, float]
+    files: dict[str, str] = field(default_factory=dict)
+    job_locks: dict[str, str] = field(default_factory=dict)
+
+    def fact(self, name: str) -> str | None:
+        """A fact of its provenance; `None` if it does not say."""
+        return self.tags.get(fact_tag(name))

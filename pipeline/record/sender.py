@@ -1,0 +1,218 @@
+"""The orchestrator's end of the process that talks to MLflow (`python -m pipeline.tracking serve`).
+
+MLflow takes seconds to import and writes for tens of milliseconds; in a process of its own neither delays a job or a
+sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pipeline.base.errors import TrackingError
+from pipeline.record.original import Original
+
+_OPEN_LIMIT_S = 120.0
+_SEND_LIMIT_S = 300.0
+_END_LIMIT_S = 30.0
+
+# Command lines that end before anything is sent.
+_WITHOUT_STORE = frozenset({"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "dry_run=true"})
+
+log = logging.getLogger(__name__)
+
+
+class Sender:
+    """A context in which the sender process lives. It imports MLflow at once and touches nothing before `open`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pending: deque[dict[str, Any]] = deque()
+        self._buffer = b""
+        self._was_asked = False
+        self.unsent: dict[Path, str] = {}
+
+    def start(self) -> None:
+        """Start the process, if it does not run yet."""
+        if self._process is not None:
+            return
+        argv = [sys.executable, "-m", "pipeline.tracking", "serve"]
+        environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
+        )
+
+    def __enter__(self) -> Sender:
+        """Start the process, if that was not done early."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let it finish what it was asked, then end it; at once if it was asked nothing."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None and process.stdout is not None
+        if not self._was_asked:
+            process.kill()  # it would finish importing MLflow first
+        try:
+            process.stdin.close()
+            process.wait(_END_LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        finally:
+            process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the sender process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> dict[str, Any]:
+        """Open the store; returns what the sender says of it (experiment_id, uri, kind).
+
+        Args:
+            experiment: MLflow experiment.
+            root: folder of the store and of the spool.
+            uri: tracking server, or `None` for the store in `root`.
+            series_points: how many points of a series MLflow gets.
+
+        Raises:
+            TrackingError: the store cannot be used.
+        """
+        where = {"root": str(root), "uri": uri, "series_points": series_points}
+        return self._call({"op": "open", "experiment": experiment, **where}, _OPEN_LIMIT_S)
+
+    def finished(self, experiment: str, store: str | None = None) -> list[dict[str, Any]]:
+        """The finished groups of an experiment, for `resume`.
+
+        Args:
+            experiment: MLflow experiment.
+            store: folder of a local store, or the URI of a tracking server, which is read and, if it is not there, not
+                made; `None` for the one that is open.
+
+        Raises:
+            TrackingError: the store cannot be read.
+        """
+        request = {"op": "finished", "experiment": experiment} | ({} if store is None else {"store": store})
+        groups: list[dict[str, Any]] = self._call(request, _OPEN_LIMIT_S)["groups"]
+        return groups
+
+    def recall(self, run_id: str, store: str) -> Original:
+        """The group of a run, for a reproduction.
+
+        Args:
+            run_id: MLflow run of the group, or of one of its jobs.
+            store: folder of a local store, or the URI of a tracking server.
+
+        Raises:
+            TrackingError: there is no such run of ours.
+        """
+        return Original(**self._call({"op": "recall", "run_id": run_id, "store": store}, _OPEN_LIMIT_S)["group"])
+
+    def begin(self, folder: Path) -> None:
+        """Have the group's runs made, so that the UI shows them as running. Does not wait."""
+        self._ask({"op": "begin", "spool": str(folder)})
+
+    def send(self, folder: Path) -> None:
+        """Have a closed group sent. Does not wait; a failure leaves the folder in the spool and in `unsent`."""
+        self._ask({"op": "send", "spool": str(folder)})
+
+    def amend(self, file: Path) -> None:
+        """Have an amendment added to its group. Does not wait; a failure leaves the file in the spool."""
+        self._ask({"op": "amend", "spool": str(file)})
+
+    def rest(self) -> None:
+        """Wait until everything that was asked is done, so that the process is idle."""
+        deadline = time.monotonic() + _SEND_LIMIT_S
+        while self._pending:
+            self._note(self._reply(deadline))
+
+    def _call(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        self.rest()
+        self._ask(request)
+        reply = self._reply(time.monotonic() + limit_s)
+        self._pending.popleft()
+        if not reply.get("ok"):
+            raise TrackingError(str(reply.get("error")))
+        return reply
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._pending.append(request)
+        self._was_asked = True
+        try:
+            self._process.stdin.write((json.dumps(request) + "\n").encode())
+            self._process.stdin.flush()
+        except OSError:
+            log.debug("the sender is gone; its missing replies say so")
+
+    def _note(self, reply: dict[str, Any]) -> None:
+        request = self._pending.popleft()
+        folder = Path(request["spool"])
+        if request["op"] == "send" and reply.get("ok"):
+            self.unsent.pop(folder, None)
+        elif request["op"] == "send":
+            self.unsent[folder] = str(reply.get("error"))
+            log.warning("%s stays in the spool: %s", folder.name, reply.get("error"))
+        elif not reply.get("ok"):
+            log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
+
+    def _reply(self, deadline: float) -> dict[str, Any]:
+        """The next reply; one that says so if the process is gone or silent."""
+        assert self._process is not None and self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self._process.kill()  # its late reply would be taken for the answer to another question
+                    return {"ok": False, "error": "the tracking process did not answer in time"}
+                data = os.read(self._process.stdout.fileno(), 65536)
+                if not data:
+                    return {"ok": False, "error": "the tracking process has ended (its messages are above)"}
+                self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+_early: list[Sender] = []
+
+
+def start_early(arguments: Sequence[str]) -> None:
+    """Start a sender before the configuration is known: MLflow takes longest to import, so it begins first.
+
+    `take` hands it to the study; if there is none, `end_early` ends it.
+    """
+    if not _WITHOUT_STORE.intersection(arguments):
+        sender = Sender()
+        sender.start()
+        _early.append(sender)
+
+
+def take() -> Sender:
+    """The sender that was started early, or else a new one."""
+    return _early.pop() if _early else Sender()
+
+
+def end_early() -> None:
+    """End the sender that was started early, if no study took it."""
+    while _early:
+        _early.pop().__exit__(None, None, None)

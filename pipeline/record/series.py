@@ -1,0 +1,178 @@
+"""From the samples on disk to the series of MLflow's charts, and to one table at full resolution and back.
+
+Knows no MLflow.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from array import array
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.base.layout import SAMPLE_TABLES
+from pipeline.observe.fields import Fields
+from pipeline.record.group_folder import ChildRecord, Clock
+
+COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
+log = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """What a series is a series of. `job` is `None` for the device or the machine."""
+
+    source: str
+    job: int | None
+    gi_id: int | None
+    field: str
+
+    @property
+    def metric(self) -> str:
+        """Its name in MLflow, which shows `system/...` on a tab of its own."""
+        instance = "" if self.gi_id is None else f"gi{self.gi_id}/"
+        return f"system/{self.source}/{instance}{self.field}"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The samples of one quantity, in the order in which they were read. 16 bytes a sample."""
+
+    t_ns: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def append(self, t_ns: int, value: float) -> None:
+        """Add one sample."""
+        self.t_ns.append(t_ns)
+        self.values.append(value)
+
+    def thinned(self, points: int) -> Iterator[tuple[int, int, float]]:
+        """At most `points` of `(index, t_ns, value)`: every k-th sample, the first and the last among them."""
+        last = len(self.t_ns) - 1
+        stride = max(1, math.ceil(last / max(1, points - 1)))
+        for index in [*range(0, last, stride), last]:
+            yield index, self.t_ns[index], self.values[index]
+
+
+def read_samples(path: Path) -> dict[Origin, Series]:
+    """Every sample of a spool folder, by origin. Lines that are not whole are left out, and the log says how many."""
+    found: dict[Origin, Series] = {}
+    torn = 0
+    if not path.exists():
+        return found
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                sample = json.loads(line)
+                source, t_ns, job, gi_id = sample["source"], sample["t_ns"], sample["job"], sample["gi_id"]
+                values = {name: float(value) for name, value in sample["values"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                torn += 1
+                continue
+            for name, value in values.items():
+                found.setdefault(Origin(source, job, gi_id, name), Series()).append(t_ns, value)
+    if torn:
+        log.warning("%s: left out %d damaged line(s)", path, torn)
+    return found
+
+
+def of_parent(samples: Mapping[Origin, Series]) -> dict[str, Series]:
+    """The series of the group's run: those of the device and of the machine."""
+    return {origin.metric: series for origin, series in samples.items() if origin.job is None}
+
+
+def of_child(samples: Mapping[Origin, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
+    """The series of a job's run: its own, and those of the device or GPU instance that it ran on."""
+    own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
+    shared = {
+        origin.metric: series
+        for origin, series in samples.items()
+        if child.is_gpu and fields.is_of_device(origin.source, origin.job) and origin.gi_id == child.gi_id
+    }
+    return {**shared, **own}
+
+
+def write_table(samples: Mapping[Origin, Series], clock: Clock, folder: Path) -> Path:
+    """Write every sample as a tidy table, one row a value, and return its path, which is one of `SAMPLE_TABLES`."""
+    parquet, plain = (folder / name for name in SAMPLE_TABLES)
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError:
+        return _write_csv(samples, clock, plain)
+    return _write_parquet(samples, clock, parquet)
+
+
+def read_table(path: Path, fields: Collection[str]) -> dict[Origin, Series]:
+    """Some fields of a table that `write_table` wrote.
+
+    Args:
+        path: of the table, named as in `SAMPLE_TABLES`.
+        fields: which to read.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+        KeyError: it lacks a column.
+    """
+    found: dict[Origin, Series] = {}
+    rows = _read_csv(path, fields) if path.suffix == ".csv" else _read_parquet(path, fields)
+    for origin, t_ns, value in rows:
+        found.setdefault(origin, Series()).append(t_ns, value)
+    return found
+
+
+def _write_parquet(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    tables = []
+    for origin, series in samples.items():
+        count = len(series.t_ns)
+        t_ns = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(series.t_ns)])
+        wall_ns = pc.add(t_ns, pa.scalar(clock.wall_ns - clock.monotonic_ns, pa.int64()))
+        columns = [
+            pa.repeat(pa.scalar(origin.source, pa.string()), count),
+            pa.repeat(pa.scalar(origin.job, pa.int64()), count),
+            pa.repeat(pa.scalar(origin.gi_id, pa.int64()), count),
+            t_ns,
+            wall_ns.cast(pa.timestamp("ns", tz="UTC")),
+            pa.repeat(pa.scalar(origin.field, pa.string()), count),
+            pa.Array.from_buffers(pa.float64(), count, [None, pa.py_buffer(series.values)]),
+        ]
+        tables.append(pa.table(columns, names=list(COLUMNS)))
+    pq.write_table(pa.concat_tables(tables), path)
+    return path
+
+
+def _read_parquet(path: Path, fields: Collection[str]) -> Iterator[tuple[Origin, int, float]]:
+    import pyarrow.parquet as pq
+
+    columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
+    table = pq.read_table(path, columns=columns, filters=[("field", "in", set(fields))])
+    rows = zip(*(table[column].to_pylist() for column in columns), strict=True)
+    return ((Origin(*origin), t_ns, value) for *origin, t_ns, value in rows)
+
+
+def _read_csv(path: Path, fields: Collection[str]) -> Iterator[tuple[Origin, int, float]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["field"] in fields:
+                job, gi_id = (int(row[name]) if row[name] else None for name in ("job", "gi_id"))
+                yield Origin(row["source"], job, gi_id, row["field"]), int(row["t_ns"]), float(row["value"])
+
+
+def _write_csv(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for origin, series in samples.items():
+            for t_ns, value in zip(series.t_ns, series.values, strict=True):
+                wall = datetime.fromtimestamp(clock.to_wall_ns(t_ns) / 1e9, UTC).isoformat()
+                writer.writerow([origin.source, origin.job, origin.gi_id, t_ns, wall, origin.field, value])
+    return path

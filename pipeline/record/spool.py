@@ -1,0 +1,310 @@
+"""The record of a group on disk while it runs. MLflow is told from it, by `record/sender.py`, outside the window."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.base import layout, locks
+from pipeline.base.errors import TrackingError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Group, GroupResult, Interpreter, Job, JobResult, Slot, Spec
+from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
+from pipeline.base.words import without_secrets
+from pipeline.clean import leftovers
+from pipeline.observe import endings
+from pipeline.observe.sinks import SampleFile
+from pipeline.record import group_folder
+from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
+from pipeline.record.original import script_files
+from pipeline.record.sender import Sender
+
+# What MLflow's table of runs shows in columns of its own.
+_UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.GIT_COMMIT: "git_commit", Tag.USER: "user"}
+
+
+class SpoolRun:
+    """One open record; `close` gives it its result."""
+
+    def __init__(self, folder: Path, record: Record, sink: SampleFile) -> None:
+        self.folder, self.sink, self._record = folder, sink, record
+        self.is_closed = False
+
+    @property
+    def scratch(self) -> Path:
+        """Short-lived folder of the group for sockets and pipes."""
+        return leftovers.scratch_folder(self.spool_id)
+
+    @property
+    def spool_id(self) -> str:
+        """Names the group in the store; every process of it carries it as its mark."""
+        return self._record.spool_id
+
+    @property
+    def record(self) -> Record:
+        """What is known of the group until now."""
+        return self._record
+
+    def place(self, slots: Sequence[Slot]) -> None:
+        """Note where each job runs: its device, GPU instance and share."""
+        children = []
+        for child in self._record.children:
+            slot = slots[child.index]
+            facts = {"device": slot.visible_devices, "gi_id": slot.gi_id, "ci_id": slot.ci_id} | dict(slot.facts)
+            params = {f"place.{key}": str(value) for key, value in facts.items() if value not in (None, "")}
+            children.append(dataclasses.replace(child, gi_id=slot.gi_id, params=child.params | params))
+        self._record = dataclasses.replace(self._record, children=tuple(children))
+
+    def add_artifact(self, name: str, text: str) -> None:
+        """Keep a text file with the group."""
+        (self.folder / layout.ARTIFACTS / name).write_text(text, encoding="utf-8")
+
+    def close(self, result: GroupResult) -> None:
+        """Write the row; from here on, the folder can be sent."""
+        now = time.monotonic_ns()
+        tags = {Tag.RESULT: result.result.value, Tag.REASON: result.reason, **result.tags}
+        parent = dataclasses.replace(
+            self._record.parent,
+            status=result.result.mlflow_status,
+            end_ns=now,
+            tags=self._record.parent.tags | {key: value for key, value in tags.items() if value},
+            metrics=result.metrics,
+        )
+        by_index = {job.job.index: job for job in result.jobs}
+        children = tuple(_close_child(child, by_index.get(child.index), result, now) for child in self._record.children)
+        self._record = dataclasses.replace(self._record, state="closed", parent=parent, children=children)
+        group_folder.write(self.folder, self._record)
+        self.is_closed = True
+
+
+class Spool:
+    """Opens records below `<root>/spool/<study>`.
+
+    Args:
+        root: folder of the store.
+        sender: the process that sends them.
+        facts: provenance of the study, as tags of every group.
+        artifacts: text files that every group keeps.
+        interpreters: the environments of the jobs, each kept with its job.
+        uri: tracking server that gets the groups; the local store in `root` if not given.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        sender: Sender,
+        facts: dict[str, str],
+        artifacts: dict[str, str],
+        interpreters: Mapping[Spec, Interpreter] | None = None,
+        uri: str | None = None,
+    ) -> None:
+        self._sender, self._facts, self._artifacts = sender, facts, artifacts
+        self._interpreters, self._uri = interpreters or {}, uri
+        self._folder = _new_folder(root.resolve() / layout.SPOOL)
+        self.study = self._folder.name
+
+    @contextmanager
+    def open(self, group: Group) -> Iterator[SpoolRun]:
+        """Begin the record of a group. Left without `close`, it stays open and the next start closes it."""
+        folder = self._folder / f"{group.number:04d}-{re.sub('[^A-Za-z0-9.+_-]', '_', group.name)}"
+        try:
+            yield from self._opened(group, folder)
+        except OSError as error:
+            raise TrackingError(f"the record of {group.name} cannot be kept in {folder}: {error}") from error
+        self._sender.send(folder)
+
+    def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
+        (folder / layout.ARTIFACTS).mkdir(parents=True)
+        lock = locks.opened(folder / layout.LOCK)
+        sink = SampleFile(folder / layout.SAMPLES)
+        record = _new_record(group, self.study, self._facts, self._interpreters)
+        run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
+        try:
+            locks.take(lock)
+            for name, text in self._artifacts.items():
+                run.add_artifact(name, text)
+            run.add_artifact(layout.GROUP, _group_json(group))
+            for script, name in script_files(job.workload.script for job in group.jobs).items():
+                if not Path(script).is_relative_to(PROJECT_DIR):  # ours is told by the commit
+                    run.add_artifact(name, Path(script).read_text(encoding="utf-8", errors="replace"))
+            self._add_locks(folder, group)
+            run.add_artifact(layout.CONFIG, without_secrets(group.config_text()))
+            group_folder.write(folder, run._record)
+            with leftovers.scratch(run.spool_id):
+                self._sender.begin(folder)
+                yield run
+        finally:
+            sink.close()
+            os.close(lock)
+
+    def _add_locks(self, folder: Path, group: Group) -> None:
+        """Keep the exact packages of each job's environment among the artifacts of its run (docs/environments.md)."""
+        for job in group.jobs:
+            if (interpreter := self._interpreters.get(job.workload.env)) is not None:
+                jobs_folder = folder / layout.job_path(job.index)
+                jobs_folder.mkdir(parents=True)
+                (jobs_folder / layout.ENVIRONMENT).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
+
+    def amend(self, row: GroupResult) -> None:
+        """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""
+        if row.spool_id is not None:
+            amendment = Amendment(
+                experiment=row.group.experiment,
+                spool_id=row.spool_id,
+                metrics=row.metrics,
+                result=row.result.value,
+                reason=row.reason,
+                uri=self._uri,
+            )
+            self._sender.amend(group_folder.write_amendment(self._folder.parent, amendment))
+
+    def unsent_amendments(self) -> list[Path]:
+        """Figures that the store does not have yet."""
+        return group_folder.amendments(self._folder.parent)
+
+    def remove_if_empty(self) -> None:
+        """Remove the study's folder once everything was sent."""
+        for folder in (self._folder, self._folder.parent / layout.AMENDMENTS, self._folder.parent):
+            with contextlib.suppress(OSError):  # not empty, or not there
+                folder.rmdir()
+
+
+def _new_folder(spool: Path) -> Path:
+    """A folder that no other start has, not even one in the same second."""
+    while True:
+        folder = spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+        try:
+            folder.mkdir(parents=True)  # another orchestrator may remove an empty spool at any time
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: Mapping[Spec, Interpreter]) -> Record:
+    spool_id, now = uuid.uuid4().hex, time.monotonic_ns()
+    common: dict[str, str] = {
+        Tag.STUDY: study,
+        Tag.BLOCK: str(group.block),
+        Tag.SCENARIO: group.scenario,
+        Tag.GPU_UUID: group.device.uuid,
+        Tag.DEVICE: group.device.name,
+        **({Tag.SIMULATED: "true"} if group.device.is_simulated else {}),
+        **({} if group.profiler.is_none else {Tag.PROFILER: group.profiler.name}),
+        **{fact_tag(key): value for key, value in (facts | dict(group.device.details)).items()},
+        **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
+    }
+    parent_tags = common | {
+        Tag.ROLE: GROUP,
+        Tag.DIGEST: group.digest,
+        Tag.SETTINGS: group.settings_digest,
+        Tag.PLANNED: json.dumps({"settings": group.settings, "options": group.options}),
+        Tag.SPOOL_ID: spool_id,
+    }
+    children = tuple(
+        ChildRecord(
+            name=job.name,
+            status="RUNNING",
+            start_ns=now,
+            params={
+                "workload": job.workload.name,
+                "seed": str(group.seed),
+                **_environment_param(job, interpreters),
+                **dict(job.workload.params),
+            },
+            tags=common
+            | {Tag.ROLE: JOB, Tag.WORKLOAD_DIGEST: job.workload.digest}
+            | ({Tag.SIZE: job.size} if job.size else {}),
+            index=job.index,
+            gi_id=None,
+            is_gpu=group.device.is_gpu,
+            folder=layout.job_path(job.index),
+        )
+        for job in group.jobs
+    )
+    parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
+    clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
+    return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
+
+
+def _environment_param(job: Job, interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
+    interpreter = interpreters.get(job.workload.env)
+    return {"environment_digest": interpreter.lock_digest} if interpreter is not None else {}
+
+
+def _group_params(group: Group) -> dict[str, str]:
+    params = {
+        "scenario": group.scenario,
+        "degree": str(group.degree),
+        "jobs": "+".join(job.size or job.workload.name for job in group.jobs),
+        "window": group.window.kind.value,
+        "window_seconds": f"{group.window.seconds:g}",
+        "window_settle_s": f"{group.window.settle_s:g}",
+        "window_epochs": str(group.window.epochs),
+        "block": str(group.block),
+        "seed": str(group.seed),
+        "pin_cpus": str(group.pin_cpus).lower(),
+        "profiler": group.profiler.name,
+        **_device_params(group),
+        **{f"scenario.{key}": _text(value) for key, value in group.sharing.options if value is not None},
+    }
+    shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
+    return params | {key: value for key, value in shared if key not in params}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _device_params(group: Group) -> dict[str, str]:
+    """What the plan's digest tells groups apart by, beside the device itself: a report must not take two for one."""
+    params = {}
+    if group.device.is_gpu:
+        params["exclusive_process"] = str(group.gpu.exclusive_process).lower()
+    if group.device.is_simulated:
+        params["job_memory_mib"] = str(group.gpu.job_memory_mib)
+    return params
+
+
+def _group_json(group: Group) -> str:
+    record = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name != "config_text"}
+    return json.dumps(record, indent=1, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return str(value)
+
+
+def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
+    if job is None:
+        ending = endings.of_absent_job(group.result)
+        tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
+        return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
+    tags = {
+        Tag.RESULT: job.result.value,
+        Tag.REASON: job.reason,
+        Tag.EXIT_STATUS: "" if job.exit_status is None else str(job.exit_status),
+        Tag.PID: "" if job.pid is None else str(job.pid),
+        # Monotonic, so that spans of one boot can be compared to the nanosecond.
+        Tag.START_NS: "" if job.start_ns is None else str(job.start_ns),
+        Tag.END_NS: "" if job.end_ns is None else str(job.end_ns),
+    }
+    return dataclasses.replace(
+        child,
+        status=job.result.mlflow_status,
+        start_ns=child.start_ns if job.start_ns is None else job.start_ns,
+        end_ns=now if job.end_ns is None else job.end_ns,
+        params=child.params | {f"job.{key}": value for key, value in job.params.items()},
+        tags=child.tags | {key: value for key, value in tags.items() if value},
+        metrics=job.metrics,
+        series=job.series,
+    )

@@ -1,0 +1,1 @@
+"""The results in MLflow. Only these modules import it."""

@@ -1,0 +1,29 @@
+"""The links into MLflow's UI."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from pipeline.base.layout import DATABASE
+
+_UI = "http://127.0.0.1:5000"
+
+
+def ui_link(base_url: str, experiment_id: str) -> str:
+    """The page of an experiment's runs. Without the parameter, MLflow 3 opens its GenAI view, which is empty here."""
+    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+
+
+def ui_hint(root: Path, experiment_id: str) -> str:
+    """What to type to see a local store, and the page to open then."""
+    shown = _from_here((root / DATABASE).absolute())
+    program = "mlflow" if shutil.which("mlflow") else _from_here(Path(sys.executable).parent / "mlflow")
+    command = f"{program} ui --backend-store-uri {shlex.quote(f'sqlite:///{shown}')}"
+    return f"{command}   then open {ui_link(_UI, experiment_id)}"
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,309 @@
+"""Opening the tracking store; creating and migrating the local one safely.
+
+The local store is a folder: `mlflow.db` (sqlite), `artifacts/`, `spool/`. Any number of orchestrators may open it at
+once. MLflow itself would let them migrate one fresh database at the same time, and leaves it broken.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import psutil
+
+from pipeline.base import locks
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+BUSY_TIMEOUT_S = 60
+"""How long a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
+
+UPGRADE_TIMEOUT_S = 600.0
+
+LOCAL_FILE_SYSTEMS = frozenset(
+    ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs")
+)
+"""Where sqlite's WAL works: it needs memory shared by all processes. Source: sqlite.org/wal.html, section 1."""
+
+_MLFLOW_DEFAULTS = {
+    # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    # Nothing but the measurement runs on a machine that measures.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Store:
+    """An open tracking store.
+
+    Attributes:
+        kind: `local` (a folder) or `server` (anything that MLflow reaches by a URI).
+        root: the folder; `None` for a server.
+    """
+
+    client: MlflowClient
+    uri: str
+    kind: str
+    root: Path | None
+    _experiment_ids: dict[str, str] = field(default_factory=dict)
+
+    def experiment_id(self, name: str) -> str:
+        """The experiment's id; the experiment is created if it does not exist.
+
+        Raises:
+            TrackingError: it was deleted, or its artifacts belong to a folder that this store was moved away from.
+        """
+        if name not in self._experiment_ids:
+            self._experiment_ids[name] = self._find_or_create(name) if self.root else self._ask_server(name)
+        return self._experiment_ids[name]
+
+    def _ask_server(self, name: str) -> str:
+        try:
+            return self._find_or_create(name)
+        except TrackingError:
+            raise
+        except Exception as error:  # each kind of store raises errors of its own
+            raise TrackingError(
+                f"the tracking server at {self.uri} gave no valid answer: {reason_of(error)}; "
+                "check tracking.uri, or use tracking=local"
+            ) from error
+
+    def _find_or_create(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            location = None if self.root is None else (self.root / STORE_ARTIFACTS / _folder_name(name)).as_uri()
+            try:
+                return str(self.client.create_experiment(name, artifact_location=location))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                experiment = self.client.get_experiment_by_name(name)  # another orchestrator was faster
+        if experiment.lifecycle_stage != "active":
+            raise TrackingError(
+                f"experiment {name!r} was deleted from {self.uri}; bring it back with `mlflow experiments restore "
+                f"--experiment-id {experiment.experiment_id}`, or choose another name with tracking.experiment=..."
+            )
+        if self.root is not None and foreign_root(experiment.artifact_location, self.root) is not None:
+            raise TrackingError(
+                f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
+                f"{self.root}; run `python -m pipeline.tracking relocate --root {self.root}` first"
+            )
+        return str(experiment.experiment_id)
+
+
+def set_mlflow_defaults() -> None:
+    """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
+    for name, value in _MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
+
+
+def open_store(root: Path, uri: str | None = None) -> Store:
+    """Open the server at `uri`, or else the local store in `root`, which is created or migrated if need be.
+
+    Raises:
+        TrackingError: the local store cannot be used, or the URI is of no kind that MLflow knows.
+    """
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.version import VERSION
+
+    if uri is not None:
+        try:
+            return Store(client=MlflowClient(tracking_uri=uri), uri=uri, kind="server", root=None)
+        except Exception as error:  # each kind of store raises errors of its own
+            first = str(error).strip().partition(". ")[0]
+            raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
+    root = root.absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root) as version_file:
+            _prepare(root, version_file)
+        local_uri = database_uri(root / DATABASE)
+        try:
+            client = MlflowClient(tracking_uri=local_uri)
+        except MlflowException:  # the schema is not ours, though it was: another version of MLflow was here since
+            with locked(root):
+                _upgrade(root / DATABASE, VERSION)
+            client = MlflowClient(tracking_uri=local_uri)
+    except (OSError, sqlite3.Error, MlflowException) as error:
+        raise TrackingError(
+            f"could not open the tracking store in {root}: {error}; if that is no store of MLflow's that you may "
+            "write, choose another folder with tracking.root, or --root"
+        ) from error
+    return Store(client=client, uri=local_uri, kind="local", root=root)
+
+
+def is_server(root_or_uri: Path | str) -> bool:
+    """Whether that is the URI of a tracking server, and not a folder."""
+    return isinstance(root_or_uri, str) and "://" in root_or_uri
+
+
+def open_if_there(root_or_uri: Path | str) -> Store | None:
+    """The store; `None` for a folder without one, which is not made into one by looking.
+
+    Raises:
+        TrackingError: it cannot be used.
+    """
+    if is_server(root_or_uri):
+        return open_store(Path(), str(root_or_uri))
+    root = Path(root_or_uri)
+    return open_store(root) if (root / DATABASE).exists() else None
+
+
+def open_named(root_or_uri: Path | str) -> Store:
+    """The store that a user named with --root or --uri.
+
+    Raises:
+        ConfigError: there is none in the folder.
+        TrackingError: it cannot be used.
+    """
+    store = open_if_there(root_or_uri)
+    if store is None:
+        raise ConfigError(
+            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
+            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
+        )
+    return store
+
+
+def reason_of(error: Exception) -> str:
+    """Why a call of MLflow failed, in a line: what the operating system said of the connection, if it was that."""
+    innermost: BaseException = error
+    while (inner := innermost.__cause__ or innermost.__context__) is not None:
+        innermost = inner
+    said = innermost if isinstance(innermost, OSError) else error
+    return next(iter(str(said).strip().splitlines()), type(said).__name__)[:300]
+
+
+def database_uri(path: Path) -> str:
+    """The URI by which MLflow opens a sqlite file patiently."""
+    return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
+
+
+def is_local(path: Path) -> bool:
+    """Whether an absolute path lies on a file system of this machine. Unknown kinds count as not local."""
+    kind, longest = "", -1
+    for mount in psutil.disk_partitions(all=True):
+        point = Path(mount.mountpoint)
+        # Of several mounts on one point, the last one is visible.
+        if path.is_relative_to(point) and len(point.parts) >= longest:
+            kind, longest = mount.fstype, len(point.parts)
+    return kind in LOCAL_FILE_SYSTEMS
+
+
+def foreign_root(location: str, root: Path) -> Path | None:
+    """The other store that an artifact location of ours belongs to; `None` if it is this store's, or not ours at all.
+
+    Args:
+        location: a `file:` URI or an absolute path; ours are `<root>/artifacts/<experiment>`.
+        root: the present place of the store, absolute.
+    """
+    path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
+    if not path.is_absolute() or path.parent.name != STORE_ARTIFACTS:
+        return None
+    owner = path.parent.parent
+    same = owner == root or (owner.exists() and owner.samefile(root))
+    return None if same else owner
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[Path]:
+    """Hold the store's lock; gives its file, which names the MLflow version that last prepared the store."""
+    path = root / STORE_LOCK
+    with locks.held(path):
+        yield path
+
+
+def _prepare(root: Path, version_file: Path) -> None:
+    """Leave an up-to-date database behind. Only a change of MLflow's version can have made one outdated."""
+    from mlflow.version import VERSION
+
+    database = root / DATABASE
+    if not database.exists():
+        _create(root)
+    elif version_file.read_text(encoding="utf-8").strip() != VERSION:
+        _upgrade(database, VERSION)
+    _set_journal_mode(root)
+    version_file.write_text(VERSION, encoding="utf-8")
+
+
+def _create(root: Path) -> None:
+    """Build the database beside its place and move it there: a process killed on the way leaves no half of one."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    beside = root / f".{DATABASE}.new"
+    beside.unlink(missing_ok=True)
+    # Opened directly because a client would put the default experiment's artifacts into the working directory.
+    store = SqlAlchemyStore(f"sqlite:///{beside}", (root / STORE_ARTIFACTS).as_uri())
+    store.engine.dispose()
+    beside.replace(root / DATABASE)
+
+
+def _upgrade(database: Path, version: str) -> None:
+    """Bring an older database up to date, after a copy of it was made."""
+    from alembic.script import ScriptDirectory
+    from mlflow.store import db_migrations
+
+    revisions = ScriptDirectory(str(Path(db_migrations.__file__).parent))
+    with closing(sqlite3.connect(database)) as connection:
+        found = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
+        if found == [revisions.get_current_head()]:
+            return
+        if found[0] not in {revision.revision for revision in revisions.walk_revisions()}:
+            raise TrackingError(
+                f"{database} was written by a newer MLflow than {version}: its schema is {found[0]}; update MLflow, or "
+                "choose another folder"
+            )
+        copy = database.with_name(f"{DATABASE}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
+        with closing(sqlite3.connect(copy)) as target:
+            connection.backup(target)
+    log.warning("upgrading %s for MLflow %s; the old one is kept as %s", database, version, copy.name)
+    argv = [sys.executable, "-m", "mlflow", "db", "upgrade", database_uri(database)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=UPGRADE_TIMEOUT_S, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise TrackingError(f"could not upgrade {database} for MLflow {version} ({reason}); the old one is {copy}")
+
+
+def _set_journal_mode(root: Path) -> None:
+    """WAL on a local file system: readers (the UI) and writers then do not wait for each other."""
+    local = is_local(root.resolve())
+    if not local:
+        log.warning("%s is not on a local file system: the store works without WAL, and more slowly", root)
+    wanted = "wal" if local else "delete"
+    with closing(sqlite3.connect(root / DATABASE)) as connection:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] == wanted:
+            return
+        try:
+            connection.execute(f"PRAGMA journal_mode={wanted}")
+        except sqlite3.OperationalError as error:  # somebody has it open; the mode matters for speed only
+            log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, wanted, error)
+
+
+def _folder_name(experiment: str) -> str:
+    return re.sub(r"[^\w.-]", "_", experiment).lstrip(".") or "_"

@@ -1,0 +1,83 @@
+"""Moving a local store: the absolute paths inside its database follow the folder. Needs no MLflow."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.layout import DATABASE
+from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root, locked
+
+PATH_COLUMNS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("trace_tags", "value"),
+    ("workspaces", "default_artifact_root"),
+    ("workspaces", "trace_archival_location"),
+)
+"""Where MLflow keeps absolute artifact paths. Source: the schema of MLflow 3.17; what a store lacks is passed over."""
+
+
+def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
+    """Make the artifacts of a store that was copied or moved belong to its present place.
+
+    Args:
+        root: the store's folder, where it lies now.
+        old_root: where it lay; found in the database if not given.
+
+    Returns:
+        `table.column` to the number of rewritten rows; empty when everything was in place already.
+
+    Raises:
+        ConfigError: there is no store.
+        TrackingError: it cannot be rewritten, or has several old places.
+    """
+    root = root.absolute()
+    database = root / DATABASE
+    if not database.exists():
+        raise ConfigError(
+            f"there is no tracking store in {root}: {DATABASE} is missing; name the folder of a study with --root"
+        )
+    try:
+        with (
+            locked(root),
+            closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
+        ):
+            connection.execute("BEGIN IMMEDIATE")
+            old = old_root or _old_root(connection, root)
+            counts = {} if old is None or old == root else _rewrite(connection, old, root)
+            connection.execute("COMMIT")
+    except (OSError, sqlite3.Error) as error:
+        raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error
+    return counts
+
+
+def _old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
+    locations = [row[0] for row in connection.execute("SELECT artifact_location FROM experiments") if row[0]]
+    found = sorted({old for location in locations if (old := foreign_root(location, root)) is not None})
+    if len(found) > 1:
+        places = ", ".join(map(str, found))
+        raise TrackingError(
+            f"the store in {root} names several old places ({places}): choose one with --from, then repeat"
+        )
+    return found[0] if found else None
+
+
+def _rewrite(connection: sqlite3.Connection, old: Path, new: Path) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for table, column in PATH_COLUMNS:
+        if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}:
+            continue
+        for before, after in ((f"{old.as_uri()}/", f"{new.as_uri()}/"), (f"{old}/", f"{new}/")):
+            # Names come from the constant above; values are bound.
+            statement = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"  # noqa: S608
+            changed = connection.execute(statement, (after, len(before) + 1, len(before), before)).rowcount
+            if changed:
+                key = f"{table}.{column}"
+                counts[key] = counts.get(key, 0) + changed
+    return counts

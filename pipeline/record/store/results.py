@@ -1,0 +1,294 @@
+"""From MLflow back to tidy tables, and to the groups that need not run again.
+
+Columns are named as in MLflow: `params.x`, `metrics.x`, `tags.x`. The `system/...` series are left out: a table has one
+value a run, and the last sample of a series says nothing. What a run lacks is missing (NaN or None), never 0.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base import layout
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Result
+from pipeline.base.tags import GROUP, JOB, Tag
+from pipeline.record.original import Original
+from pipeline.record.store.local import Store, is_server, open_if_there, reason_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedGroup:
+    """A group that ended, as `resume` needs it. What a run does not say is `None`."""
+
+    digest: str
+    result: Result
+    block: int | None
+    gpu_uuid: str | None
+    boot_id: str | None
+    run_id: str
+    spool_id: str | None
+    metrics: dict[str, float]
+    reason: str | None = None
+    first_losses: str | None = None
+    settings: str | None = None
+
+
+def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGroup]:
+    """Every group of an experiment that ended, in whatever result; nothing if there is no such store or experiment.
+
+    Args:
+        root_or_uri: folder of a local store, or the URI of a tracking server.
+        experiment: MLflow experiment.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
+    store = open_if_there(root_or_uri)
+    return [] if store is None else find_finished_in(store, experiment)
+
+
+def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
+    """Like `find_finished`, in a store that is open."""
+    finished = []
+    for run in _runs(store, experiment, GROUP):
+        tags = run.data.tags
+        digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
+        if run.info.status == "RUNNING" or digest is None or result not in set(Result):
+            continue
+        block = tags.get(Tag.BLOCK)
+        finished.append(
+            FinishedGroup(
+                digest=digest,
+                result=Result(result),
+                block=int(block) if block is not None and block.isdigit() else None,
+                gpu_uuid=tags.get(Tag.GPU_UUID),
+                boot_id=tags.get(Tag.BOOT_ID),
+                run_id=run.info.run_id,
+                spool_id=tags.get(Tag.SPOOL_ID),
+                metrics=_figures(run),
+                reason=tags.get(Tag.REASON),
+                first_losses=tags.get(Tag.FIRST_LOSSES),
+                settings=tags.get(Tag.SETTINGS),
+            )
+        )
+    return finished
+
+
+def recall(root_or_uri: Path | str, run_id: str) -> Original:
+    """The group of a run, which may be the group's own or that of one of its jobs.
+
+    Args:
+        root_or_uri: folder of a local store, or the URI of a tracking server.
+        run_id: MLflow run.
+
+    Raises:
+        TrackingError: there is no such store or run, or it is no run of this project.
+    """
+    from mlflow.exceptions import MlflowException
+
+    store = open_if_there(root_or_uri)
+    if store is None:
+        raise TrackingError(f"there is no store in {root_or_uri}; give the one that holds run {run_id}: tracking.root")
+    try:
+        run = store.client.get_run(run_id)
+        parent_id = run.data.tags.get(Tag.PARENT_RUN)
+        run = run if parent_id is None else store.client.get_run(parent_id)
+    except MlflowException as error:
+        if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
+            raise TrackingError(
+                f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid answer: "
+                f"{reason_of(error)}; check tracking.uri"
+            ) from error
+        raise TrackingError(
+            f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
+            "the store is the one of tracking.root or tracking.uri"
+        ) from error
+    if (role := run.data.tags.get(Tag.ROLE)) != GROUP:
+        seen = f"it is a {role}" if role else f"it has no tag {Tag.ROLE}"
+        raise TrackingError(f"run {run_id} is neither a group nor a job of this project: {seen}")
+    experiment = store.client.get_experiment(run.info.experiment_id)
+    children = store.client.search_runs(
+        [run.info.experiment_id], f"tags.`{Tag.PARENT_RUN}` = '{run.info.run_id}'", max_results=PAGE
+    )
+    locks = {child.data.tags.get(Tag.INDEX, ""): _files(store, child.info.run_id) for child in children}
+    return Original(
+        run_id=run.info.run_id,
+        experiment=experiment.name,
+        name=run.info.run_name,
+        tags=dict(run.data.tags),
+        params=dict(run.data.params),
+        metrics=_figures(run),
+        files=_files(store, run.info.run_id),
+        job_locks={index: files[layout.ENVIRONMENT] for index, files in locks.items() if layout.ENVIRONMENT in files},
+    )
+
+
+def _files(store: Store, run_id: str) -> dict[str, str]:
+    """The text of the artifacts that tell how a group was run."""
+    wanted = [
+        each.path
+        for each in store.client.list_artifacts(run_id)
+        if each.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT) or each.path.startswith(layout.SCRIPT_PREFIX)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            path: Path(store.client.download_artifacts(run_id, path, folder)).read_text(encoding="utf-8")
+            for path in wanted
+        }
+
+
+def fetch(store: Store, run_id: str, names: Sequence[str], folder: str | None = None) -> Path | None:
+    """The first of some artifacts that a run has, as a file here; `None` if it has none of them.
+
+    Args:
+        store: that holds the run.
+        run_id: MLflow run.
+        names: of artifacts.
+        folder: to copy it to, else MLflow chooses.
+
+    Raises:
+        TrackingError: the store does not give it.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        present = {entry.path for entry in store.client.list_artifacts(run_id)}
+        name = next((name for name in names if name in present), None)
+        return None if name is None else Path(store.client.download_artifacts(run_id, name, folder))
+    except (MlflowException, OSError) as error:
+        raise TrackingError(str(error)) from error
+
+
+def experiment_names(store: Store) -> list[str]:
+    """Of every experiment in a store, sorted.
+
+    Raises:
+        TrackingError: the server does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return sorted(found.name for found in store.client.search_experiments())
+    except MlflowException as error:
+        raise TrackingError(
+            f"the tracking server at {store.uri} gave no valid answer: {reason_of(error)}; check --uri"
+        ) from error
+
+
+def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
+    """One row a group, in the order in which they began.
+
+    Raises:
+        TrackingError: there is no such store or experiment.
+    """
+    return _table(_existing(root_or_uri, experiment), experiment, GROUP)
+
+
+def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
+    """One row a job, its group's columns beside it with `group.` in front.
+
+    Raises:
+        TrackingError: there is no such store or experiment.
+    """
+    store = _existing(root_or_uri, experiment)
+    jobs, groups = _table(store, experiment, JOB), _table(store, experiment, GROUP).add_prefix("group.")
+    key = f"tags.{Tag.PARENT_RUN}"
+    if key not in jobs:
+        return jobs
+    return jobs.merge(groups, how="left", left_on=key, right_on="group.run_id")
+
+
+def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
+    """Every MLflow run of one role (`GROUP` or `JOB`), oldest first, those that have not ended among them.
+
+    Raises:
+        TrackingError: there is no such store or experiment.
+    """
+    return _runs(_existing(root_or_uri, experiment), experiment, role)
+
+
+def _existing(root_or_uri: Path | str, experiment: str) -> Store:
+    store = open_if_there(root_or_uri)
+    if store is None or store.client.get_experiment_by_name(experiment) is None:
+        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}")
+    return store
+
+
+def _runs(store: Store, experiment: str, role: str) -> list[Any]:
+    """Every run of one role, oldest first."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = store.client.get_experiment_by_name(experiment)
+        with _collector_paused():
+            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
+    except MlflowException as error:
+        raise TrackingError(
+            f"the runs of experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}; "
+            "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
+        ) from error
+
+
+def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
+    token: str | None = None
+    while True:
+        page = store.client.search_runs(
+            [experiment_id],
+            wanted,
+            max_results=PAGE,
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """MLflow makes an object of every tag, param and metric: collecting on the way took 60 % of reading 3,000 runs."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _figures(run: Any) -> dict[str, float]:
+    return {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
+
+
+def _table(store: Store, experiment: str, role: str) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = [
+        {
+            "run_id": run.info.run_id,
+            "name": run.info.run_name,
+            "status": run.info.status,
+            "start_time": run.info.start_time,
+            "end_time": run.info.end_time,
+            **{f"params.{key}": value for key, value in run.data.params.items()},
+            **{f"metrics.{key}": value for key, value in _figures(run).items()},
+            **{f"tags.{key}": value for key, value in run.data.tags.items()},
+        }
+        for run in _runs(store, experiment, role)
+    ]
+    table = pd.DataFrame(rows, columns=None if rows else ["run_id", "name", "status", "start_time", "end_time"])
+    for column in ("start_time", "end_time"):
+        table[column] = pd.to_datetime(table[column], unit="ms", utc=True)
+    return table

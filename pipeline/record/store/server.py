@@ -1,0 +1,178 @@
+"""The process that talks to the tracking store for an orchestrator, which asks it to between measurements.
+
+One JSON object a line on stdin, one answer a line on stdout, in order.
+
+    {"op": "open", "experiment": NAME, "root": FOLDER, "uri": URI or null, "series_points": N}
+                                         -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
+    {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
+    {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
+    {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
+    {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
+                                         with "store": FOLDER or URI those of another store, which is only read
+    {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
+    anything that fails                  -> {"ok": false, "error": "one sentence"}
+
+Importing this module imports no MLflow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import layout
+from pipeline.base.errors import CollocationError, TrackingError
+from pipeline.record import group_folder
+from pipeline.record.store import results
+from pipeline.record.store.local import Store, open_store, reason_of
+from pipeline.record.store.upload import amend, begin, send
+
+_NOT_NEEDED = ("pandas", "scipy")
+"""What MLflow imports where it is installed, for data sets and models, which nobody sends: a fifth of the import."""
+
+log = logging.getLogger(__name__)
+
+
+class RequestHandler:
+    """Carries out requests. A store is opened by the first one that needs it, and again after it could not be.
+
+    Args:
+        root: folder of the local store.
+        uri: tracking server for all there is to send; if not given, each group goes where its study sends its groups.
+        series_points: samples a series that MLflow gets.
+    """
+
+    def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
+        self._root, self._uri, self._series_points = root, uri, series_points
+        self._for_all = uri
+        self._stores: dict[str | None, Store] = {}
+        self._studies: set[Path] = set()
+        self._begun: set[Path] = set()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this sends to a local store."""
+        return self._uri is None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request, without `ok`."""
+        match request:
+            case {"op": "open", "experiment": str(experiment), **where}:
+                self._turn_to(**where)
+                store = self._open(self._uri)
+                return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": store.kind}
+            case {"op": "begin", "spool": str(folder)}:
+                self._begun.add(Path(folder))
+                return {"run_id": begin(self._open(group_folder.read(Path(folder)).uri), Path(folder)).parent}
+            case {"op": "send", "spool": str(folder)}:
+                return {"run_id": self.send(Path(folder))}
+            case {"op": "amend", "spool": str(file)}:
+                if Path(file).exists():
+                    amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
+                return {}
+            case {"op": "finished", "experiment": str(experiment), **where}:
+                if "store" in where:
+                    finished = results.find_finished(where["store"], experiment)
+                else:
+                    finished = results.find_finished_in(self._open(self._uri), experiment)
+                return {"groups": [dataclasses.asdict(group) for group in finished]}
+            case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
+                return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
+        raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
+
+    def _turn_to(self, root: str | None = None, uri: str | None = None, series_points: int | None = None) -> None:
+        """Use another store from now on; what is not given stays."""
+        if root is not None:
+            self._root, self._uri, self._stores = Path(root), uri, {}
+        self._series_points = series_points or self._series_points
+
+    def send(self, folder: Path) -> str | None:
+        """Send one spool folder; the id of the group's run, or `None` if it was sent before."""
+        self._studies.add(folder.parent)
+        if not folder.exists():
+            return None
+        runs = send(self._open(group_folder.read(folder).uri), folder, series_points=self._series_points)
+        return None if runs is None else runs.parent
+
+    def where(self, folder: Path) -> str:
+        """Where a group goes, in words."""
+        return self._for_all or group_folder.read(folder).uri or str(self._root)
+
+    def finish_for_dead_owner(self) -> None:
+        """Close and send the groups that were begun and never closed: their orchestrator was killed."""
+        abandoned = [folder for folder in self._begun if folder.exists() and group_folder.read(folder).state == "open"]
+        # The spool is taken from the paths as they were given: the root may be spelled differently, through a link.
+        for spool_root in {folder.parents[1] for folder in abandoned}:
+            for folder in group_folder.survey(spool_root).ready:
+                if folder in abandoned:
+                    self.send(folder)
+
+    def tidy(self) -> None:
+        """Remove the folders of studies that have nothing left to send."""
+        for folder in (*self._studies, self._root / layout.SPOOL / layout.AMENDMENTS, self._root / layout.SPOOL):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+
+    def _open(self, uri: str | None) -> Store:
+        """The store of a study: the server at `uri`, or the local one."""
+        uri = self._for_all or uri
+        if uri not in self._stores:
+            self._stores[uri] = open_store(self._root, uri)
+            gc.freeze()  # what MLflow holds lives to the end: walking it again and again took 10 % of an upload
+        return self._stores[uri]
+
+
+def serve(handler: RequestHandler) -> int:
+    """Answer requests on stdin until it ends."""
+    # The orchestrator decides what a Ctrl-C means, even where both run in one process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whatever prints from now on prints to stderr: stdout carries answers only.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    gc.disable()  # the import makes half a million objects that all stay: collecting on the way costs a fifth of it
+    import_mlflow(with_database=handler.is_local)
+    gc.freeze()
+    gc.enable()
+
+    for line in sys.stdin:
+        try:
+            answer = {"ok": True, **handler.answer(json.loads(line))}
+        except Exception as error:  # one request that fails, however it does, must not end the ones after it
+            # The orchestrator says what it means for the user; an error that is not ours is ours to mend.
+            is_known = isinstance(error, CollocationError) or type(error).__module__.startswith(("mlflow", "requests"))
+            log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
+            answer = {"ok": False, "error": sentence(error)}
+        with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+    handler.finish_for_dead_owner()
+    handler.tidy()
+    return 0
+
+
+def sentence(error: Exception) -> str:
+    """The first line of an error, with its kind unless it is ours."""
+    if isinstance(error, CollocationError):
+        return next(iter(str(error).strip().splitlines()), "no message")[:500]
+    return f"{type(error).__name__}: {reason_of(error)}"
+
+
+def import_mlflow(*, with_database: bool) -> None:
+    """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
+    left_out = [name for name in _NOT_NEEDED if name not in sys.modules]
+    for name in left_out:  # an import of it fails now, which MLflow takes for not installed
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
+    finally:
+        for name in left_out:
+            del sys.modules[name]

@@ -1,0 +1,273 @@
+"""From one spool folder to its MLflow runs: a parent for the group, a child for each job.
+
+Both operations may be killed at any line and repeated: runs are found again by their tags, MLflow drops equal metric
+rows and accepts equal params, files are replaced, and the folder is removed only after all of it was accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base import layout, locks
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Result
+from pipeline.base.tags import GROUP, Tag
+from pipeline.observe import fields
+from pipeline.observe.fields import Fields
+from pipeline.record import group_folder, series
+from pipeline.record.group_folder import ChildRecord, Record, RunRecord
+from pipeline.record.series import Origin, Series
+from pipeline.record.store.content import RunContent
+from pipeline.record.store.local import Store
+from pipeline.record.store.script_runs import read_script_runs
+
+
+@dataclass(frozen=True, slots=True)
+class RunIds:
+    """The MLflow runs of a group: its own, and one for each index of a job."""
+
+    parent: str
+    children: dict[int, str]
+
+
+def begin(store: Store, folder: Path) -> RunIds:
+    """Create the group's runs with what is known of them, so that the UI shows the group while it runs."""
+    with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
+        record = group_folder.read(folder)
+        runs = _find_or_create_runs(store, folder, record)
+        _log(store, runs.parent, RunContent(params=_described(record.parent).params))
+        for child in record.children:
+            _log(store, runs.children[child.index], RunContent(params=_described(child).params))
+        return runs
+
+
+def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
+    """Upload a closed spool folder, give its runs their final status, and remove it.
+
+    Args:
+        store: where to.
+        folder: the spool folder.
+        series_points: samples a series that MLflow gets; the table among the artifacts holds all of them.
+
+    Returns:
+        The runs; `None` if the folder is gone, because it was sent before.
+
+    Raises:
+        TrackingError: the folder is not finished, or cannot be read.
+    """
+    if not folder.exists():
+        return None
+    with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
+        record = group_folder.read(folder)
+        unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]
+        if record.state != "closed" or unfinished:
+            raise TrackingError(f"{folder} is not finished: its state is {record.state}, still running: {unfinished}")
+        runs = _find_or_create_runs(store, folder, record)
+        with tempfile.TemporaryDirectory(prefix=".upload-", dir=folder) as scratch:
+            upload = _Upload(
+                store=store,
+                folder=folder,
+                record=record,
+                samples=series.read_samples(folder / layout.SAMPLES),
+                fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
+                scratch=Path(scratch),
+                series_points=series_points,
+            )
+            for child in record.children:
+                upload.child(child, runs.children[child.index])
+            upload.parent(runs.parent)
+        accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
+        folder.rename(accepted)
+    shutil.rmtree(accepted, ignore_errors=True)
+    return runs
+
+
+def amend(store: Store, file: Path) -> None:
+    """Add an amendment's metrics and result to its group's run, and remove it; one that is gone was added before.
+
+    Raises:
+        TrackingError: the store has no run of that group yet.
+    """
+    if not file.exists():
+        return
+    amendment = group_folder.read_amendment(file)
+    wanted = f"tags.`{Tag.SPOOL_ID}` = '{amendment.spool_id}' AND tags.`{Tag.ROLE}` = '{GROUP}'"
+    runs = store.client.search_runs([store.experiment_id(amendment.experiment)], wanted, max_results=1)
+    if not runs:
+        raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
+    run_id, result = runs[0].info.run_id, Result(amendment.result)
+    for name, value in amendment.metrics.items():
+        store.client.log_metric(run_id, name, value)
+    if runs[0].data.tags.get(Tag.RESULT) != result:
+        store.client.set_tag(run_id, Tag.RESULT, result.value)
+        store.client.set_tag(run_id, Tag.REASON, amendment.reason)
+        # The time of its end stays: MLflow would otherwise write down the present one.
+        store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
+    file.unlink(missing_ok=True)
+
+
+def log_files(
+    store: Store, experiment: str, run_name: str, tags: dict[str, str], folder: Path, files: Sequence[str]
+) -> str:
+    """Make a run that holds nothing but files; its id.
+
+    Args:
+        store: where to.
+        experiment: it is made if there is none.
+        run_name: of the run.
+        tags: of the run.
+        folder: that holds the files.
+        files: paths below it, which they keep.
+
+    Raises:
+        TrackingError: the store cannot be written.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=run_name)
+        run_id = str(run.info.run_id)
+        try:
+            for name in files:
+                parent = str(Path(name).parent)
+                store.client.log_artifact(run_id, str(folder / name), None if parent == "." else parent)
+        except BaseException:
+            with suppress(MlflowException):
+                store.client.set_terminated(run_id, "FAILED")
+            raise
+        store.client.set_terminated(run_id)
+    except (MlflowException, OSError) as error:
+        raise TrackingError(str(error)) from error
+    return run_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """The upload of one folder. A run gets its final status last, the parent after its children."""
+
+    store: Store
+    folder: Path
+    record: Record
+    samples: Mapping[Origin, Series]
+    fields: Fields
+    scratch: Path
+    series_points: int
+
+    def child(self, child: ChildRecord, run_id: str) -> None:
+        content = _described(child)
+        self._add_metrics(content, child, child.series)
+        for name, points in child.series.items():
+            content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in points])
+        self._add_sampled(content, series.of_child(self.samples, child, self.fields))
+        folder = self.folder / child.folder
+        scripts = read_script_runs(folder / layout.SCRIPT_STORE)
+        for script in scripts:
+            content.add_script_run(script)
+        self._log_files(run_id, [path for path in _entries(folder) if path.name != layout.SCRIPT_STORE])
+        for local, target in (pair for script in scripts for pair in script.artifacts):
+            self.store.client.log_artifacts(run_id, str(local), target or None)
+        self._finish(run_id, child, content)
+
+    def parent(self, run_id: str) -> None:
+        content = _described(self.record.parent)
+        self._add_metrics(content, self.record.parent, {})
+        self._add_sampled(content, series.of_parent(self.samples))
+        self._log_files(run_id, _entries(self.folder / layout.ARTIFACTS))
+        if self.samples:
+            self._log_files(run_id, [series.write_table(self.samples, self.record.clock, self.scratch)])
+        self._finish(run_id, self.record.parent, content)
+
+    def _ms(self, t_ns: int) -> int:
+        return self.record.clock.to_wall_ms(t_ns)
+
+    def _end_ms(self, run: RunRecord) -> int:
+        return self._ms(run.start_ns if run.end_ns is None else run.end_ns)
+
+    def _add_metrics(self, content: RunContent, run: RunRecord, series_names: Mapping[str, object]) -> None:
+        for name, value in run.metrics.items():
+            # A figure beside a series of the same name would look like one more point of it.
+            content.add_metric(f"summary/{name}" if name in series_names else name, [(0, self._end_ms(run), value)])
+
+    def _add_sampled(self, content: RunContent, sampled: Mapping[str, Series]) -> None:
+        for name, one in sampled.items():
+            points = [(step, self._ms(t_ns), value) for step, t_ns, value in one.thinned(self.series_points)]
+            content.add_metric(name, points)
+
+    def _log_files(self, run_id: str, paths: list[Path]) -> None:
+        for path in paths:
+            self.store.client.log_artifact(run_id, str(path))
+
+    def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
+        _log(self.store, run_id, content)
+        if content.long_values:
+            path = self.scratch / layout.LONG_VALUES
+            path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
+            self._log_files(run_id, [path])
+        self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
+
+
+def _described(run: RunRecord) -> RunContent:
+    content = RunContent()
+    for key, value in run.params.items():
+        content.add_param(key, value)
+    for key, value in run.tags.items():
+        content.add_tag(key, value)
+    return content
+
+
+def _entries(folder: Path) -> list[Path]:
+    """The files and folders in a folder that can be copied; sockets and the like cannot."""
+    return sorted(path for path in folder.iterdir() if path.is_file() or path.is_dir()) if folder.is_dir() else []
+
+
+def _log(store: Store, run_id: str, content: RunContent) -> None:
+    from mlflow.entities import Metric, Param, RunTag
+
+    for batch in content.batches():
+        store.client.log_batch(
+            run_id,
+            metrics=[Metric(key, value, t_ms, step) for key, (step, t_ms, value) in batch.metrics],
+            params=[Param(key, value) for key, value in batch.params],
+            tags=[RunTag(key, value) for key, value in batch.tags],
+        )
+
+
+def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
+    experiment_id = store.experiment_id(record.experiment)
+    known = _known_runs(store, folder, record, experiment_id)
+
+    def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
+        if key not in known:
+            tags |= {Tag.SPOOL_ID: record.spool_id, Tag.RUN_NAME: run.name}
+            tags |= _described(run).tags  # made with the run, they cost a third of what they cost later
+            created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
+            known[key] = str(created.info.run_id)
+            group_folder.write_json(
+                folder / layout.RUN_IDS, {"uri": store.uri, "experiment_id": experiment_id, "runs": known}
+            )
+        return known[key]
+
+    parent = ensure("parent", record.parent, {})
+    children = {
+        child.index: ensure(str(child.index), child, {Tag.PARENT_RUN: parent, Tag.INDEX: str(child.index)})
+        for child in record.children
+    }
+    return RunIds(parent, children)
+
+
+def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
+    """Run ids by `parent` or the child's index: from the folder if they are all there, else from MLflow."""
+    try:
+        ids = json.loads((folder / layout.RUN_IDS).read_text(encoding="utf-8"))
+        if ids["uri"] == store.uri and len(ids["runs"]) == 1 + len(record.children):
+            return dict(ids["runs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # absent, or a sender was killed while it created them: MLflow knows which exist
+    found = store.client.search_runs([experiment_id], f"tags.`{Tag.SPOOL_ID}` = '{record.spool_id}'")
+    return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in found}

@@ -1,0 +1,181 @@
+"""What a group did when, as a trace that https://ui.perfetto.dev opens, and many of them as one.
+
+Source of the format: "Trace Event Format", JSON object format: complete events (`ph: X`), counters (`C`) and metadata
+(`M`); instants and lengths in microseconds. Tracks begin at number 1: Perfetto takes process and thread 0 for the
+kernel's idle task.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base import layout
+from pipeline.base.records import GroupResult, JobResult, Sample, Span
+from pipeline.base.tags import Tag
+from pipeline.observe.fields import Fields
+from pipeline.observe.phases import WINDOW
+from pipeline.record import group_folder
+from pipeline.record.series import Series
+
+if TYPE_CHECKING:
+    from pipeline.record.spool import SpoolRun
+
+_COUNTER_POINTS = 2000
+_GROUPS_TRACK, _FIRST_JOB_TRACK = 1, 2
+_TRACKS = 1000
+
+Event = dict[str, Any]
+
+
+def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> None:
+    """Keep the timeline of a group that is over as an artifact of its record, which is still open."""
+    if any(span.job is None for span in row.spans):
+        group_folder.write_json(
+            run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples, fields)
+        )
+
+
+def trace_of(
+    record: group_folder.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
+) -> dict[str, Any]:
+    """The trace of one group, which has at least one phase of its own; instants count from its begin."""
+    phases = [span for span in row.spans if span.job is None]
+    begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
+    group, device = row.group, row.group.device
+    process = f"{'SIMULATED ' if device.is_simulated else ''}{device.name}"
+    tracks = _Tracks(begin_ns)
+    tracks.name_process(f"{process} ({device.uuid})")
+    tracks.name(_GROUPS_TRACK, "groups")
+    facts = {"result": row.result.value, "reason": row.reason, "digest": group.digest, "block": group.block}
+    tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    for phase in phases:
+        tracks.slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
+    window = _window(row, phases)
+    if window is not None:
+        tracks.slice(_GROUPS_TRACK, "measured", *window)
+    for job in row.jobs:
+        spans = [span for span in row.spans if span.job == job.job.index]
+        if spans:
+            track = _FIRST_JOB_TRACK + job.job.index
+            tracks.name(track, f"job {job.job.index}")
+            _add_job(tracks, track, job, spans)
+    for name, t_ns, value in _counters(samples, fields):
+        if begin_ns <= t_ns <= end_ns:
+            tracks.counter(name, t_ns, value)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "group": group.name,
+            "experiment": group.experiment,
+            "study": record.parent.tags.get(Tag.STUDY, ""),
+            "host": platform.node(),
+            "simulated": device.is_simulated,
+            "begin_ns": begin_ns,
+            "begin_wall_ns": record.clock.to_wall_ns(begin_ns),
+        },
+        "traceEvents": tracks.events,
+    }
+
+
+def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Many groups as one trace: a process for each start of the study on each device, in the order of their begins.
+
+    Within a start, groups are placed by the monotonic clock, which cannot be set back.
+    """
+    ordered = sorted(traces, key=lambda trace: int(trace["otherData"]["begin_wall_ns"]))
+    processes: dict[tuple[str, ...], int] = {}
+    origins: dict[str, tuple[int, int]] = {}
+    events: list[Event] = []
+    named: set[str] = set()
+    for trace in ordered:
+        facts = trace["otherData"]
+        start = f"{facts['host']} {facts['study']}"
+        wall_ns, monotonic_ns = origins.setdefault(start, (facts["begin_wall_ns"], facts["begin_ns"]))
+        first_ns = next(iter(origins.values()))[0]
+        shift_us = (wall_ns - first_ns + facts["begin_ns"] - monotonic_ns) / 1e3
+        device = next(e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name")
+        pid = processes.setdefault((start, device), len(processes) + 1)
+        for event in trace["traceEvents"]:
+            moved = event | {"pid": pid}
+            if "tid" in event:
+                moved["tid"] = pid * _TRACKS + event["tid"] % _TRACKS
+            if event["ph"] == "M":
+                if event["name"] == "process_name":
+                    moved["args"] = {"name": f"{device}, start {start}"}
+                key = json.dumps(moved, sort_keys=True)
+                if key in named:
+                    continue
+                named.add(key)
+            else:
+                moved["ts"] = round(event["ts"] + shift_us, 3)
+            events.append(moved)
+    return {"displayTimeUnit": "ms", "otherData": {"groups": len(ordered)}, "traceEvents": events}
+
+
+class _Tracks:
+    """The events of one process; track 1 is of the groups, those after it are of the jobs."""
+
+    def __init__(self, begin_ns: int) -> None:
+        self._begin_ns = begin_ns
+        self.events: list[Event] = []
+
+    def name_process(self, name: str) -> None:
+        self.events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}})
+
+    def name(self, track: int, name: str) -> None:
+        place = {"ph": "M", "pid": 1, "tid": _TRACKS + track}
+        self.events.append({**place, "name": "thread_name", "args": {"name": name}})
+        self.events.append({**place, "name": "thread_sort_index", "args": {"sort_index": track}})
+
+    def slice(self, track: int, name: str, begin_ns: int, end_ns: int, facts: dict[str, Any] | None = None) -> None:
+        event = {"ph": "X", "name": name, "cat": "study", "pid": 1, "tid": _TRACKS + track}
+        event |= {"ts": self._us(begin_ns), "dur": (end_ns - begin_ns) / 1e3}
+        self.events.append(event | ({"args": facts} if facts else {}))
+
+    def counter(self, name: str, t_ns: int, value: float) -> None:
+        self.events.append({"ph": "C", "name": name, "pid": 1, "ts": self._us(t_ns), "args": {"value": value}})
+
+    def _us(self, t_ns: int) -> float:
+        return (t_ns - self._begin_ns) / 1e3
+
+
+def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
+    """The measured window, if the jobs ran together once and the window lies within that."""
+    runs = [phase for phase in phases if phase.name == WINDOW]
+    if len(runs) != 1 or Tag.WINDOW_START_NS not in row.tags:
+        return None
+    begin, end = (int(row.tags[edge]) for edge in (Tag.WINDOW_START_NS, Tag.WINDOW_END_NS))
+    begin, end = max(begin, runs[0].start_ns), min(end, runs[0].end_ns)
+    return (begin, end) if begin < end else None
+
+
+def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span]) -> None:
+    """The job from the start of its process to its end, and what it said that it did meanwhile."""
+    begin_ns, end_ns = spans[0].start_ns, max(span.end_ns for span in spans)
+    facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
+    tracks.slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    marks = [(span.name, span.start_ns) for span in spans]
+    if job.start_ns is not None and job.end_ns is not None:
+        marks += [("work", job.start_ns), ("finish", job.end_ns)]
+    inside = sorted(((name, min(max(t_ns, begin_ns), end_ns)) for name, t_ns in marks), key=lambda mark: mark[1])
+    for (name, since_ns), (_, until_ns) in zip(inside, [*inside[1:], ("", end_ns)], strict=True):
+        if until_ns > since_ns:
+            tracks.slice(track, name, since_ns, until_ns)
+
+
+def _counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
+    """Readings of the whole device and machine that are drawn, thinned to what a screen can show."""
+    drawn = {(source, field.name) for source, field in fields if field.chart is not None}
+    found: dict[tuple[str, str], Series] = defaultdict(Series)
+    for sample in samples:
+        if sample.is_of_whole:
+            for name, value in sample.values.items():
+                if (sample.source, name) in drawn:
+                    found[sample.source, name].append(sample.t_ns, value)
+    for (source, name), series in found.items():
+        for _, t_ns, value in series.thinned(_COUNTER_POINTS):
+            yield f"{source}/{name}", t_ns, value

@@ -1,0 +1,223 @@
+"""Rows gathered into cells: one case at one degree in one sharing mode, over all blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipeline.base.modes import SERIAL, Mode
+from pipeline.base.records import Result, WindowKind
+from pipeline.report.evaluate import quantities
+from pipeline.report.evaluate.metrics import METRICS, TOTAL_TIME, Metric, sampled
+from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.read import labels
+from pipeline.report.read.records import Program, Row, Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Case:
+    """What runs: copies of one workload, or a mix.
+
+    Attributes:
+        label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting behind it where a study has several.
+        is_mix: whether the jobs differ.
+        workloads: labels of all jobs, sorted; of copies, that of one.
+        base_workloads: the same without the step mode: what eager, compiled and CUDA-graph cases share.
+        setting: what tells the settings (window, seed, device) from others of the study.
+        mix: the sizes of a mix as its label has them, `M+2S`; empty if they name several mixes of the study.
+        programs: of each of the workloads, in their order.
+    """
+
+    is_mix: bool
+    label: str
+    workloads: tuple[str, ...]
+    base_workloads: tuple[str, ...]
+    setting: str = ""
+    mix: str = field(default="", compare=False)
+    programs: tuple[Program, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A case at a degree in a mode, over the blocks.
+
+    Attributes:
+        mode, detail: label of the mode, and what of it stands behind the kind of sharing.
+        sharing: the kind of sharing.
+        profiles: of MIG instances, the largest first.
+        is_derived: this did not run as such: serial copies are counted as `degree` times the solo run.
+        results: how often each result came out, over the blocks.
+        values: quantity by name, then by block; of rows that ended `ok` only.
+        wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
+        estimates: of `values`.
+        sampled: what else listeners give than `METRICS` knows.
+        reason: why the first block that did not end `ok` did not.
+        flags: what is doubtful about rows that are `ok`.
+        run_ids: of the groups' runs, by block.
+        is_simulated: whether the GPU was a simulated one, of which no figure says anything about a real one.
+    """
+
+    case: Case
+    degree: int
+    mode: str
+    sharing: Mode
+    window: WindowKind
+    device: str
+    detail: str = ""
+    profiles: tuple[str, ...] = ()
+    is_simulated: bool = False
+    is_derived: bool = False
+    results: Counter[Result] = field(default_factory=Counter)
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
+    wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    sampled: dict[str, Metric] = field(default_factory=dict)
+    reason: str = ""
+    flags: tuple[str, ...] = ()
+    run_ids: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether this may be compared: every block that ran to its end computed what it should, and fitted."""
+        return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
+
+    @property
+    def finding(self) -> Result:
+        """The one result to show: what is wrong before what is well."""
+        for result in (Result.WRONG_RESULTS, Result.OOM, Result.OK, Result.SKIPPED, Result.TIMEOUT, Result.FAILED):
+            if self.results[result]:
+                return result
+        return Result.INTERRUPTED
+
+
+def cells(study: Study) -> list[Cell]:
+    """Every cell of a study: by case, degree, and mode in the order serial, naive, MPS, MIG."""
+    return cells_of(study.rows)
+
+
+def cells_of(rows: Sequence[Row]) -> list[Cell]:
+    """Like `cells`, of rows."""
+    baselines = quantities.baselines_of(rows)
+    cases = cases_of(rows)
+    members: dict[tuple[Case, int, str, Mode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
+    for row in rows:
+        mine = baselines.get(quantities.baseline_key(row), quantities.Baselines())
+        members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, mine)))
+    solos = {case: found for (case, degree, _, sharing), found in members.items() if (degree, sharing) == (1, SERIAL)}
+    collocated = {(case, degree) for case, degree, _, _ in members if not case.is_mix and degree > 1}
+    made = [_cell(*key, found) for key, found in members.items()]
+    for case, degree in collocated:
+        if case in solos and (case, degree, SERIAL.label, SERIAL) not in members:
+            serial = [
+                (row, quantities.serial_quantities(row, degree, baselines[quantities.baseline_key(row)]))
+                if row.result is Result.OK
+                else (row, {})
+                for row, _ in solos[case]
+            ]
+            made.append(_cell(case, degree, SERIAL.label, SERIAL, serial, is_derived=True))
+    return sorted(made, key=_order)
+
+
+def case_of(row: Row) -> Case:
+    """What a row is a repeat of, whatever its degree and mode."""
+    jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
+    label = labels.jobs_label(row.workloads, row.sizes)
+    return Case(
+        label=f"{label} [{row.setting}]" if row.setting else label,
+        is_mix=row.is_mix,
+        workloads=tuple(job.label for job in jobs),
+        base_workloads=tuple(sorted(job.base_label for job in jobs)),
+        setting=row.setting,
+        mix=label if row.is_mix else "",
+        programs=tuple(job.program for job in jobs),
+    )
+
+
+def cases_of(rows: Sequence[Row]) -> dict[str, Case]:
+    """The case of each row by its run, with longer labels where different mixes would share one."""
+    cases = {row.run_id: case_of(row) for row in rows}
+    sharing: dict[str, set[Case]] = defaultdict(set)
+    for case in cases.values():
+        sharing[case.label].add(case)
+    return {
+        run_id: case
+        if len(sharing[case.label]) == 1
+        else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}", mix="")
+        for run_id, case in cases.items()
+    }
+
+
+def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
+    """Every quantity that cells can have, in the order of tables."""
+    return METRICS | {name: metric for cell in cells for name, metric in cell.sampled.items()}
+
+
+def modes_in(cells: Sequence[Cell]) -> list[Mode]:
+    """The kinds of sharing of cells, in the order of legends."""
+    return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
+
+
+def cases_in(cells: Sequence[Cell]) -> list[Case]:
+    """The cases of cells, in their order."""
+    return list(dict.fromkeys(cell.case for cell in cells))
+
+
+def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[float], str]:
+    """Speed of one cell over that of another in each block that has both, and the quantity that it is taken from.
+
+    Args:
+        cell: whose speed is above the line.
+        other: whose speed is below it.
+        names: quantities that it can be taken from; the first counts that both have in some block.
+    """
+    for name in names:
+        mine, theirs = cell.values.get(name, {}), other.values.get(name, {})
+        common = sorted(block for block in mine.keys() & theirs.keys() if mine[block] > 0 and theirs[block] > 0)
+        if common:
+            is_time = name == TOTAL_TIME
+            return [theirs[b] / mine[b] if is_time else mine[b] / theirs[b] for b in common], name
+    return [], ""
+
+
+def _order(cell: Cell) -> tuple[object, ...]:
+    return (cell.case, cell.degree, cell.sharing.order, cell.mode)
+
+
+def _cell(
+    case: Case,
+    degree: int,
+    mode: str,
+    sharing: Mode,
+    found: Sequence[tuple[Row, dict[str, float]]],
+    *,
+    is_derived: bool = False,
+) -> Cell:
+    cell = Cell(
+        case=case,
+        degree=degree,
+        mode=mode,
+        sharing=sharing,
+        detail=found[0][0].detail,
+        profiles=found[0][0].profiles,
+        window=found[0][0].window,
+        device=found[0][0].device,
+        is_simulated=any(row.is_simulated for row, _ in found),
+        is_derived=is_derived,
+        reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),
+        flags=tuple(dict.fromkeys(row.flag for row, _ in found if row.flag)),
+    )
+    for row, figures in found:
+        cell.results[row.result] += 1
+        cell.run_ids[row.block] = row.run_id
+        if row.result in (Result.OK, Result.WRONG_RESULTS):
+            into = cell.values if row.result is Result.OK else cell.wrong_values
+            for name, value in figures.items():
+                into.setdefault(name, {})[row.block] = value
+    for row, _ in found:
+        cell.sampled.update(sampled(row))
+    for name, metric in (METRICS | cell.sampled).items():
+        if name in cell.values:
+            cell.estimates[name] = estimate(list(cell.values[name].values()), metric.scale)
+    return cell

@@ -1,0 +1,186 @@
+"""The quantities of one row, the serial baselines of its block beside it (METHOD: normalise by the same GPU and block).
+
+Recomputed from what each job measured, so that they hold for a half-run or resumed study, and for baselines in other
+step modes than the row's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.base.normalise import in_turn, normalise, rate_name
+from pipeline.base.records import Result, WindowKind
+from pipeline.report.evaluate.metrics import BEST_SOLO, SPEEDUP, sampled
+from pipeline.report.read.records import JobRow, Row
+
+RECORDED = (
+    *("throughput_total_samples_per_s", "makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
+    *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "energy_per_sample_j", "power_mean_w"),
+    *("sm_clock_mean_mhz", "temperature_max_c", "overlap_ratio"),
+)
+"""What a row's run has under the same name."""
+
+BaselineKey = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Baselines:
+    """What ran alone in one block, on one GPU and with the same settings.
+
+    Attributes:
+        solo: the run of its own of each workload that has one, by digest.
+        by_base: of each workload in whatever step mode, by the label without it.
+        mixes: several jobs really executed one after another, by their digests in their order.
+    """
+
+    solo: dict[str, JobRow] = field(default_factory=dict)
+    by_base: dict[str, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
+    mixes: dict[tuple[str, ...], Row] = field(default_factory=dict)
+
+    def step_modes(self, job: JobRow) -> set[str]:
+        """The step modes in which a job's workload ran alone: of one mode alone, it is not known to be the best."""
+        return {solo.digest for solo in self.by_base.get(job.base_label, [])}
+
+    def alone(self, row: Row, job: JobRow) -> JobRow | None:
+        """A job of a row alone: its own run, else its turns in the same mix, else those in any; of several the mean."""
+        if job.digest in self.solo:
+            return self.solo[job.digest]
+        mix = in_turn(self.mixes, _digests(row))
+        turns = [turn for each in ([mix] if mix else self.mixes.values()) for turn in each.jobs]
+        same = [turn for turn in turns if turn.digest == job.digest]
+        return _mean_job(same) if same else None
+
+    def total_time_s(self, row: Row) -> float | None:
+        """Of a row's jobs one after another; `None` if that did not run."""
+        mix = in_turn(self.mixes, _digests(row))
+        return mix.metrics.get("makespan_s") if mix else None
+
+
+def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
+    """The baselines of each block, by `baseline_key`. Only those that ended well are compared with."""
+    found: dict[BaselineKey, Baselines] = defaultdict(Baselines)
+    for row in rows:
+        if not row.is_sequential or row.result is not Result.OK:
+            continue
+        mine = found[baseline_key(row)]
+        if row.degree > 1:
+            mine.mixes[_digests(row)] = row
+            continue
+        (job,) = row.jobs
+        mine.solo[job.digest] = job
+        mine.by_base[job.base_label].append(job)
+    return dict(found)
+
+
+def baseline_key(row: Row) -> BaselineKey:
+    """What a row and its baseline must share beside their workloads."""
+    return (row.block, row.settings, row.gpu_uuid, row.boot_id)
+
+
+def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
+    """Every quantity of a row that can be known, by the names of `evaluate.metrics`; the others are absent."""
+    found = {name: row.metrics[name] for name in (*RECORDED, *sampled(row)) if name in row.metrics}
+    if row.window is WindowKind.STEADY:
+        found.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
+    energy_j = row.metrics.get("energy_j")
+    if energy_j and "energy_per_sample_j" in found and "energy_above_idle_j" in row.metrics:
+        share = row.metrics["energy_above_idle_j"] / energy_j
+        found["energy_above_idle_per_sample_j"] = share * found["energy_per_sample_j"]
+    found |= _epochs(row, baselines)
+    figures = _normalised(row, [baselines.alone(row, job) for job in row.jobs], baselines.total_time_s(row))
+    if figures and any(len(baselines.step_modes(job)) > 1 for job in row.jobs):
+        best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
+        figures |= _named(BEST_SOLO, best.get(SPEEDUP))
+    return found | figures
+
+
+def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str, float]:
+    """Those of `degree` copies one after another: `degree` times the solo run, which is what was measured."""
+    alone = quantities(solo, baselines)
+    kept = [name for name in RECORDED if name not in ("makespan_s", "overlap_ratio")]
+    kept += ["energy_above_idle_per_sample_j", SPEEDUP, BEST_SOLO, *sampled(solo)]
+    found = {name: alone[name] for name in kept if name in alone}
+    if solo.window is WindowKind.WORK and "makespan_s" in alone:
+        found["makespan_s"] = degree * alone["makespan_s"]
+    return found
+
+
+def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
+    """Equal jobs that each ran alone, as one with the means of their figures."""
+    known = set.intersection(*(set(job.metrics) for job in jobs))
+    means = {name: statistics.fmean(job.metrics[name] for job in jobs) for name in known}
+    return dataclasses.replace(jobs[0], metrics=means)
+
+
+def _digests(row: Row) -> tuple[str, ...]:
+    return tuple(job.digest for job in row.jobs)
+
+
+def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
+    """Figures of a row against each job alone, and against the same jobs really executed one after another."""
+    rate = rate_name(row.window)
+    return normalise(
+        row.window,
+        [
+            (job.metrics.get(rate), None if solo is None else solo.metrics.get(rate))
+            for job, solo in zip(row.jobs, alone, strict=True)
+        ],
+        is_sequential=row.is_sequential,
+        serial_s=serial_s,
+        makespan_s=row.metrics.get("makespan_s"),
+    )
+
+
+def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
+    """The fastest run alone of a job's workload in any step mode; `None` if no step mode was run alone."""
+    name = rate_name(row.window)
+    candidates = [solo for solo in baselines.by_base.get(job.base_label, []) if solo.metrics.get(name)]
+    if not candidates:
+        return None
+    choose = max if row.window is WindowKind.STEADY else min
+    return choose(candidates, key=lambda solo: solo.metrics[name])
+
+
+def _epochs(row: Row, baselines: Baselines) -> dict[str, float]:
+    """Time per epoch of equal jobs, and against the job alone. Epochs of different jobs have no common length."""
+    if row.is_mix:
+        return {}
+    measured = row.window is WindowKind.WORK
+    together = _mean_epoch_s(row.jobs, measured=measured)
+    if together is None:
+        return {}
+    found = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
+    solo = baselines.alone(row, row.jobs[0])
+    alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
+    return found | _named("epoch_time_vs_solo_ratio", together / alone if alone else None)
+
+
+def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
+    times = []
+    for job in jobs:
+        if measured:
+            time_s = job.metrics.get("epoch_time_mean_s")
+        else:
+            samples, rate = samples_per_epoch(job), job.metrics.get("throughput_samples_per_s")
+            time_s = samples / rate if samples and rate else None
+        if time_s is None:
+            return None
+        times.append(time_s)
+    return statistics.fmean(times) if times else None
+
+
+def samples_per_epoch(job: JobRow) -> int | None:
+    """Training samples of an epoch, as the job reported or was told; `None` if nobody said."""
+    for key in ("job.samples_per_epoch", "samples"):
+        text = job.params.get(key, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _named(name: str, value: float | None) -> dict[str, float]:
+    return {} if value is None else {name: value}

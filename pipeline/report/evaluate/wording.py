@@ -1,0 +1,61 @@
+"""Pieces of the sentences of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.base.records import Result
+from pipeline.report.evaluate.cells import Case, Cell
+from pipeline.report.evaluate.statistics import Estimate
+
+
+class Ending(NamedTuple):
+    """What came of a group: on its box in a figure, of the group in a sentence, of several (empty: not counted)."""
+
+    label: str
+    of_one: str
+    of_several: str
+
+
+ENDINGS = {
+    Result.WRONG_RESULTS: Ending("wrong results", "computes wrong results", "computed wrong results"),
+    Result.OOM: Ending("oom", "out of memory", "ran out of memory"),
+    Result.SKIPPED: Ending("skipped", "cannot be placed", "could not be placed"),
+    Result.FAILED: Ending("failed", "failed", "failed"),
+    Result.TIMEOUT: Ending("timeout", "ran out of time", "ran out of time"),
+    Result.INTERRUPTED: Ending("interrupted", "interrupted", ""),
+}
+"""By result, in the order of the answer; of what ended well there is nothing to say."""
+
+
+def jobs_in_words(case: Case, degree: int) -> str:
+    """`7 resnet26_cifar10 bs128`, `one resnet26_cifar10 bs128`, `M+2S`."""
+    if case.is_mix:
+        return case.label
+    return f"{'one' if degree == 1 else degree} {case.label}"
+
+
+def times_in_words(ratio: Estimate) -> str:
+    """`1.84 times (1.79 to 1.90)`; without the interval where there is none."""
+    return f"{ratio.median:.2f} times{interval_in_words(ratio, '.2f')}"
+
+
+def interval_in_words(estimate: Estimate, form: str) -> str:
+    """` (1.79 to 1.90)`; empty where there is no interval, and where every block has the same value by definition."""
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+        return ""
+    return f" ({estimate.low:{form}} to {estimate.high:{form}})"
+
+
+def finding_in_words(cell: Cell) -> str:
+    """Why a cell is not ranked: `out of memory in 5 of 5 blocks: REASON`."""
+    total = sum(cell.results.values())
+    count = cell.results[cell.finding]
+    words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"
+    return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
+
+
+def listed(modes: Sequence[str]) -> str:
+    """`naive, MPS and serial`."""
+    return modes[0] if len(modes) == 1 else ", ".join(modes[:-1]) + " and " + modes[-1]

@@ -1,0 +1,1 @@
+"""One module a kind of figure; `every.py` lists them."""

@@ -1,0 +1,151 @@
+"""Bars in groups, coloured by sharing mode, with intervals; what has no figure is a labelled box, never a zero bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.modes import Mode
+from pipeline.base.records import Result
+from pipeline.base.words import counted
+from pipeline.report.evaluate.cells import Cell, cases_in
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, plain, text_on
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BARS_CAPTION = (
+    "Bars are medians over the blocks, error bars 95 % t intervals, of memory the lowest and highest block (from three "
+    "blocks on). A hatched box is a group without a figure, labelled with what came of it."
+)
+NOT_MEASURED = "not measured"
+_GROUP_WIDTH = 0.84
+_BOX_HEIGHT = 0.42
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+        sharing: gives the colour.
+        detail: written into it: the MIG profile, the share of MPS.
+        estimates: its height; two are drawn beside each other, the second one lighter (SMACT beside GRACT).
+        finding: why there is no height; empty where there is one.
+    """
+
+    sharing: Mode
+    detail: str
+    estimates: tuple[Estimate | None, ...]
+    finding: str = ""
+
+
+def bar_of(cell: Cell, *estimates: Estimate | None) -> Bar:
+    """The bar of a cell: its estimates if it may be shown as a figure, else what it came to."""
+    known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
+    finding = ""
+    if not any(known):
+        finding = NOT_MEASURED if cell.is_ranked or cell.finding is Result.OK else ENDINGS[cell.finding].label
+    return Bar(sharing=cell.sharing, detail=plain(cell.detail, 24), estimates=known, finding=finding)
+
+
+def by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
+    """A group of bars for each number of jobs."""
+    degrees = sorted({cell.degree for cell in cells})
+    return [(counted(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
+
+
+def by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
+    """A group of bars for each case."""
+    return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in cases_in(cells)]
+
+
+def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> None:
+    """Draw bars in groups: all bars of one width, a group for each label under the axis."""
+    most = max((len(bars) for _, bars in groups), default=1)
+    width = _GROUP_WIDTH / max(most, 3)
+    for position, (_, bars) in enumerate(groups):
+        left = position - width * len(bars) / 2
+        for number, bar in enumerate(bars):
+            _one_bar(axes, bar, left + number * width, width)
+    axes.set_xticks(range(len(groups)), [plain(label, 60) for label, _ in groups])
+    around = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
+    axes.set_xlim(-around, len(groups) - 1 + around)
+    axes.tick_params(axis="x", length=0, pad=7)
+    axes.grid(axis="y")
+    axes.set_ylim(bottom=0)
+
+
+def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:
+    if bar.finding:
+        _box(axes, bar, left, width)
+        return
+    part = width * 0.94 / len(bar.estimates)
+    for number, estimate in enumerate(bar.estimates):
+        if estimate is None:
+            continue
+        at = left + number * part + part / 2
+        style: dict[str, Any] = {"facecolor": bar.sharing.colour, "edgecolor": FAINT, "linewidth": 0.6}
+        if number:
+            style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
+        axes.bar(at, estimate.median, part, **style)
+        if estimate.low is not None and estimate.high is not None:
+            below, above = max(0.0, estimate.median - estimate.low), max(0.0, estimate.high - estimate.median)
+            axes.errorbar(at, estimate.median, [[below], [above]], color=INK, linewidth=0.9, capsize=1.8)
+    if bar.detail:
+        axes.annotate(
+            bar.detail,
+            (left + part / 2, 0),
+            xytext=(0, 3),
+            textcoords="offset points",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=6.5,
+            color=text_on(bar.sharing),
+        )
+
+
+def _box(axes: Axes, bar: Bar, left: float, width: float) -> None:
+    """A hatched box of a fixed height: it stands for no value, so it does not follow the axis."""
+    from matplotlib.patches import Rectangle
+
+    edge = FAINT if bar.finding == NOT_MEASURED else WARNING
+    # x by data, y by the panel.
+    across = axes.get_xaxis_transform()
+    box = Rectangle(
+        (left, 0), width * 0.94, _BOX_HEIGHT, transform=across, facecolor="none", edgecolor=edge, hatch="....",
+        linewidth=0.8, linestyle="--",
+    )  # fmt: skip
+    axes.add_patch(box)
+    label = f"{bar.detail} {bar.finding}".strip() if bar.detail else bar.finding
+    axes.text(
+        left + width * 0.47,
+        0.03,
+        label,
+        transform=across,
+        rotation=90,
+        ha="center",
+        va="bottom",
+        fontsize=7,
+        color=edge if bar.finding == NOT_MEASURED else INK,
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+    )
+    # The colour of its mode, as a strip below the axis.
+    axes.add_patch(
+        Rectangle((left, -0.018), width * 0.94, 0.018, transform=across, facecolor=bar.sharing.colour, clip_on=False)
+    )
+
+
+def legend_of(axes: Axes, modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:
+    """Handles of a legend: one a mode, and what the full and the hatched bar are where there are two."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=plain(m.label)) for m in modes]
+    if second is not None:
+        handles.append(Patch(facecolor=FAINT, edgecolor=FAINT, label=second[0]))
+        handles.append(Patch(facecolor=PAPER, edgecolor=FAINT, hatch="////", label=second[1]))
+    return handles

@@ -1,0 +1,180 @@
+"""How every figure of a report looks, and how it is written: the only module that imports matplotlib's machinery.
+
+One palette for all figures: sharing modes (`pipeline.base.modes`) that colour-blind readers tell apart, and whose grey
+values differ in print.
+The page replaces the colours by its own for dark screens (`THEME`), so a figure uses no others.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.modes import MODES, SPARE_COLOURS, Mode
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STAMP = "simulated, says nothing about a real GPU"
+
+INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
+_ON_LIGHT = "#1c1c1b"  # on a bar of a light colour, whatever the page's theme is
+OTHER = SPARE_COLOURS[0][0]
+MODE_COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS)
+"""On light and on dark pages."""
+
+THEME = {
+    INK: "ink",
+    FAINT: "faint",
+    PAPER: "paper",
+    WARNING: "warning",
+    **{colour: f"other-{number}" if number else "other" for number, (colour, _) in enumerate(SPARE_COLOURS)},
+    **{mode.colour: mode.name.replace("_", "-") for mode in MODES.values()},
+}
+"""Colour to the name of the variable by which the page replaces it."""
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
+    "text.color": INK,
+    "text.parse_math": False,  # a run may be named "$x"
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "axes.grid": False,
+    "figure.facecolor": "none",
+    "grid.color": FAINT,
+    "grid.linewidth": 0.4,
+    "grid.alpha": 0.5,
+    "hatch.color": FAINT,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "xtick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.color": FAINT,
+    "ytick.labelcolor": INK,
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched, and takes the page's colours
+    "pdf.fonttype": 42,
+}
+_PER_ROW = 4
+_NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketch:
+    """A figure that can be drawn.
+
+    Attributes:
+        name: of its files, without a suffix; made fit for that.
+        caption: what it shows, what its error bars are, and what it leaves out.
+        section: the heading of the page that it stands under.
+        paint: makes the figure, within the project's style.
+    """
+
+    name: str
+    title: str
+    caption: str
+    section: str
+    paint: Callable[[], Figure]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A figure, drawn: `name`, `title`, `caption` and `section` as in its sketch, `svg` and `pdf` its content."""
+
+    name: str
+    title: str
+    caption: str
+    section: str
+    svg: str
+    pdf: bytes
+
+
+def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
+    """Paint a figure once and write it as SVG and PDF. Equal input gives equal bytes.
+
+    Args:
+        sketch: of it.
+        name: of its files.
+        is_simulated: stamps it.
+    """
+    import matplotlib as mpl
+
+    style: Any = {**_STYLE, "svg.hashsalt": name}
+    with mpl.rc_context(style):
+        figure = sketch.paint()
+        if is_simulated:
+            figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
+            figure.set_layout_engine(None)  # it is done; each format would do it again, and draw once more for it
+        written = {kind: io.BytesIO() for kind in _NO_DATES}
+        for kind, target in written.items():
+            # A picture by itself is read on dark pages too; a PDF goes onto paper.
+            ground = PAPER if kind == "svg" else "none"
+            figure.savefig(target, format=kind, metadata=_NO_DATES[kind], facecolor=ground)
+    return Drawn(
+        name=name,
+        title=sketch.title,
+        caption=sketch.caption,
+        section=sketch.section,
+        svg=written["svg"].getvalue().decode("utf-8"),
+        pdf=written["pdf"].getvalue(),
+    )
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that keeps its texts apart. Unit: inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panels_of(number: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with a grid of panels, the superfluous ones removed. Unit of the height: inches a row."""
+    columns = min(number, _PER_ROW) or 1
+    rows = -(-number // columns) or 1
+    figure = new_figure(max(5.0, 3.1 * columns), height * rows + 0.5)
+    panels = [axes for row in figure.subplots(rows, columns, squeeze=False) for axes in row]
+    for axes in panels[number:]:
+        axes.remove()
+    return figure, panels[:number]
+
+
+def text_on(mode: Mode) -> str:
+    """The colour of text on a bar of a mode."""
+    return PAPER if mode.has_light_text else _ON_LIGHT
+
+
+def plain(text: str, longest: int = 80) -> str:
+    """Text that every format can hold: no control characters, in one line, not endless."""
+    kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
+    kept = " ".join(kept.split())
+    return kept if len(kept) <= longest else kept[: longest - 3] + "..."
+
+
+def in_lines(text: str, width: int = 34) -> str:
+    """A title of at most two lines that fits a small panel."""
+    return "\n".join(textwrap.wrap(plain(text, 2 * width), width)[:2])
+
+
+def say_missing(axes: Axes, text: str) -> None:
+    """An empty panel that says why it is empty."""
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=FAINT, wrap=True)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)

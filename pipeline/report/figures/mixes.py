@@ -1,0 +1,73 @@
+"""Total time of the mixes against one job after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pipeline.base.modes import SERIAL
+from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in
+from pipeline.report.evaluate.metrics import SPEEDUP, TOTAL_TIME, Scale
+from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
+from pipeline.report.figures.drawing import FAINT, Sketch, new_figure
+from pipeline.report.read.samples import GroupSeries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
+    """One of all mixes."""
+    mixes = [cell for cell in cells if cell.case.is_mix]
+    if mixes:
+        yield Sketch(
+            name="mixes-total-time",
+            title="Total time of the mixes",
+            caption=f"{_caption(mixes)} {BARS_CAPTION}",
+            section="Mixes",
+            paint=partial(_paint, mixes),
+        )
+
+
+def _caption(cells: Sequence[Cell]) -> str:
+    if any(TOTAL_TIME in cell.estimates for cell in cells):
+        return "Total time of the mix over its total time one after another, in the same block; below 1 is a gain."
+    return "Time for the same work over its time one after another (the inverse of the speed-up); below 1 is a gain."
+
+
+def _time_against_serial(cell: Cell) -> Estimate | None:
+    speeds = [value for value in cell.values.get(SPEEDUP, {}).values() if value > 0]
+    return estimate([1 / value for value in speeds], Scale.POSITIVE) if speeds else None
+
+
+def _paint(cells: Sequence[Cell]) -> Figure:
+    """Total time against serial for each mix, and in seconds where jobs had a fixed amount of work."""
+    cases = cases_in(cells)
+    has_seconds = any(TOTAL_TIME in cell.estimates for cell in cells)
+    width = max(7.0, min(16.0, 1.5 + 0.95 * len(cases)))
+    figure = new_figure(width, 6.2 if has_seconds else 3.6)
+    panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
+    shared = [cell for cell in cells if cell.sharing != SERIAL]
+    ratio = panels[0]
+    grouped_bars(ratio, by_case(shared, lambda cell: bar_of(cell, _time_against_serial(cell))))
+    ratio.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
+    ratio.annotate("serial", (1, 1), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
+                   ha="right", fontsize=7, color=FAINT)  # fmt: skip
+    ratio.set_ylabel("time against serial")
+    ratio.set_ylim(top=max(1.15, ratio.get_ylim()[1]))
+    if has_seconds:
+        grouped_bars(panels[1], by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
+        panels[1].set_ylabel("total time (s)")
+    _slant(panels, cases)
+    modes = modes_in(cells if has_seconds else shared)
+    figure.legend(handles=legend_of(ratio, modes), loc="outside lower left", ncols=len(modes), fontsize=8)
+    return figure
+
+
+def _slant(panels: Sequence[Axes], cases: Sequence[Case]) -> None:
+    if max(len(case.label) for case in cases) > 10:
+        for axes in panels:
+            axes.tick_params(axis="x", labelrotation=20)

@@ -1,0 +1,86 @@
+"""Utilisation and memory of one group over time, each job's span as a bar below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pipeline.base.modes import MIG, MPS, MPS_PERCENT, NAIVE
+from pipeline.report.evaluate.cells import Cell
+from pipeline.report.figures.drawing import FAINT, INK, OTHER, Sketch, new_figure, plain, say_missing, text_on
+from pipeline.report.read.samples import GroupSeries, Line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Lines over time are no modes, but the page knows no other colours: the palette, told apart by dashes as well.
+_LINES = (
+    (MPS.colour, "-"), (NAIVE.colour, "-"), (MIG.colour, "--"), (MPS_PERCENT.colour, "-."),
+    (OTHER, ":"), (INK, "--"), (FAINT, "-"),
+)  # fmt: skip
+
+
+def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
+    """One of the group that was chosen, if it has samples."""
+    if group is not None:
+        yield Sketch(
+            name="over-time",
+            title=f"Utilisation and memory over time: {plain(group.name)}",
+            caption=f"Group {plain(group.name)}, block {group.block}. The bars below are the spans of the jobs' work; "
+            "time runs from the start of the first. Series as sampled"
+            + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
+            section="One group over time",
+            paint=partial(_paint, group),
+        )
+
+
+def _paint(group: GroupSeries) -> Figure:
+    """Three panels that share the time axis: activity, memory, spans."""
+    spans_height = 0.5 + 0.2 * max(1, len(group.spans))
+    figure = new_figure(8.5, 4.0 + spans_height)
+    activity, memory, spans = figure.subplots(3, 1, sharex=True, height_ratios=[2, 1.6, spans_height])
+    _series(activity, group.activity, "share of the time / of the SMs", "no listener gave the activity of the GPU")
+    if group.activity:
+        activity.set_ylim(0, 1.05)
+    _series(memory, group.memory_mib, "memory of the GPU (MiB)", "no listener gave the memory of the GPU")
+    memory.set_ylim(bottom=0)
+    _spans(spans, group)
+    if group.spans:
+        # Before and after, jobs start and end for much longer than a short window lasts.
+        last = max(span.end_s for span in group.spans)
+        around = max(1.0, 0.1 * last)
+        spans.set_xlim(-around, last + around)
+    return figure
+
+
+def _series(axes: Axes, lines: tuple[Line, ...], unit: str, missing: str) -> None:
+    if not lines:
+        axes.text(0.5, 0.5, missing, ha="center", va="center", transform=axes.transAxes, color=FAINT)
+        axes.set_yticks([])
+        return
+    for number, line in enumerate(lines):
+        color, dashes = _LINES[number % len(_LINES)]
+        axes.plot(line.t_s, line.values, color=color, linestyle=dashes, linewidth=1.1, label=line.label)
+    axes.set_ylabel(unit)
+    axes.grid(axis="y")
+    if len(lines) > 1 or lines[0].label != "memory in use":
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
+
+
+def _spans(axes: Axes, group: GroupSeries) -> None:
+    axes.set_xlabel("time since the first job began (s)")
+    if not group.spans:
+        say_missing(axes, "no job recorded when it worked")
+        return
+    for number, span in enumerate(group.spans):
+        axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=group.sharing.colour,
+                  edgecolor=FAINT, linewidth=0.5)  # fmt: skip
+        label = plain(span.label + ("" if span.result in ("ok", "") else f" ({span.result})"), 40)
+        axes.annotate(label, (span.start_s, number), xytext=(3, 0), textcoords="offset points", va="center",
+                      fontsize=6.5, color=text_on(group.sharing))  # fmt: skip
+    axes.set_yticks([])
+    axes.invert_yaxis()
+    axes.set_ylabel("jobs", rotation=0, ha="right", va="center")
+    axes.spines["left"].set_visible(False)

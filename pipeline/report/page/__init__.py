@@ -1,0 +1,1 @@
+"""Tables, words and the page that a report is."""

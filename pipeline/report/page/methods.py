@@ -1,0 +1,117 @@
+"""How a study was made and evaluated, in the words of a paper's appendix."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, MIN_FOR_INTERVAL
+from pipeline.report.read.records import Study
+
+_NAMES = {
+    "command_line": "commands",
+    "git_commit": "git commit",
+    "git_changed": "uncommitted changes",
+    "plan": "plan",
+    "seed": "seeds",
+    "host": "host",
+    "cpus": "CPUs",
+    "kernel": "kernel",
+    "driver_version": "driver",
+    "cuda_version": "CUDA of the driver",
+    "compute_capability": "compute capability",
+    "multiprocessors": "multiprocessors",
+    "persistence_mode": "persistence mode",
+    "compute_mode": "compute mode",
+    "python": "Python",
+    "job_torch": "torch",
+    "job_timm": "timm",
+    "job_cuda": "CUDA of torch",
+    "job_cudnn": "cuDNN",
+    "job_cublas": "cuBLAS",
+}
+
+
+def methods() -> list[tuple[str, str]]:
+    """What was done with the runs: heading and text."""
+    per_cent = round(100 * MARGIN)
+    return [
+        (
+            "Baseline",
+            "Every speed is compared with the serial baseline of the same block: the same jobs, one at a time, on the "
+            "same GPU since the same boot. For n copies that is one solo run, taken n times; the serial total of a mix "
+            "with a fixed amount of work was really executed.",
+        ),
+        (
+            "Windows",
+            "In a steady window every job runs until it is told to stop, and throughput is measured while all of them "
+            "run past their warm-up; speed-up is the sum over the jobs of throughput together over throughput alone. "
+            "In a work window every job does a number of epochs, and speed-up is serial total time over total time.",
+        ),
+        (
+            "Repeats",
+            "A repeat is a complete block: every group of the study once, in random order, with baselines of its own. "
+            f"Figures are medians over the blocks; intervals are 95 % t intervals, from {MIN_FOR_INTERVAL} blocks on, "
+            "of the logarithm for quantities that scatter by factors; of peaks, the lowest and highest block.",
+        ),
+        (
+            "Verdicts",
+            "Modes are compared by the paired log-ratio of their speeds in the same block. A verdict needs at least "
+            f"{MIN_BLOCKS} blocks, a median ratio beyond {per_cent} %, and a p value of the paired t test below 0.05 "
+            "after correction over all claims of the table (Holm's, sharpened after Shaffer). Equal within "
+            f"{per_cent} % is a claim of its own, by two one-sided tests, in the same correction. Anything else is no "
+            "verdict.",
+        ),
+        (
+            "What is not ranked",
+            "Groups that ran out of memory, could not be placed, failed or computed wrong results are shown as what "
+            "they are. A quantity that no source gave is missing, never zero.",
+        ),
+        (
+            "Utilisation",
+            "GRACT is the share of time in which some kernel was resident, SMACT the share of multiprocessors that "
+            "held a warp. Power, energy and clocks are those of the whole GPU, also under MIG.",
+        ),
+    ]
+
+
+def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
+    """What ran where: name, and every value that the study's runs have."""
+    rows = study.rows
+    found: list[tuple[str, tuple[str, ...]]] = [
+        ("experiment", (study.experiment,)),
+        ("devices", tuple(device + (" (simulated)" if study.is_simulated else "") for device in study.devices)),
+        ("GPU", tuple(sorted({row.gpu_uuid for row in rows if row.gpu_uuid}))),
+        ("windows and settings", tuple(sorted({_settings(row.settings) for row in rows}))),
+        ("blocks", (f"{len(study.blocks)}, {study.num_complete_blocks} complete",) if study.blocks else ()),
+        ("groups", (f"{len(rows)}" + (f" of {study.num_planned} planned" if study.num_planned else ""),)),
+        ("results", _results(study)),
+        ("measured", _when(study)),
+    ]
+    found += [(_NAMES.get(name, name.replace("_", " ")), values) for name, values in _facts(study)]
+    return [(name, values) for name, values in found if any(values)]
+
+
+def _facts(study: Study) -> list[tuple[str, tuple[str, ...]]]:
+    order = list(_NAMES)
+    return sorted(study.facts.items(), key=lambda fact: (order.index(fact[0]) if fact[0] in order else 99, fact[0]))
+
+
+def _settings(settings: tuple[tuple[str, str], ...]) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in settings if value)
+
+
+def _results(study: Study) -> tuple[str, ...]:
+    results = [row.result.value for row in study.rows]
+    return (", ".join(f"{result} {results.count(result)}" for result in dict.fromkeys(sorted(results))),)
+
+
+def _when(study: Study) -> tuple[str, ...]:
+    if not study.rows:
+        return ()
+    first = min(row.start_ms for row in study.rows)
+    last = max(row.end_ms or row.start_ms for row in study.rows)
+    return (f"{_utc(first)} to {_utc(last)} UTC",)
+
+
+def _utc(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")

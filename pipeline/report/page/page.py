@@ -1,0 +1,175 @@
+"""The page: one HTML file that needs nothing beside it and no script."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.paper import Agreement
+from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.figures.drawing import MODE_COLOURS, STAMP, THEME, Drawn, plain
+from pipeline.report.page import methods
+from pipeline.report.page.answer import answer, missing, question
+from pipeline.report.page.table_format import MISSING, Table, Value, shown, with_interval
+from pipeline.report.read.records import Study
+
+TEMPLATE = "page.html.jinja"
+_WINNERS = "winners"  # stands among the verdicts
+_IN_WORDS, _MIND = "in words", "mind"
+_NOT_MEASURED = Agreement.NOT_MEASURED.value
+_COLOR = re.compile("|".join(THEME))
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+"""Characters that HTML must not have, and that UTF-8 cannot hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """Everything that a report shows.
+
+    Attributes:
+        cells, verdicts, winners: for the answer in words.
+        tables: all of them; those for machines are named, not shown.
+        figures: in order; those of one section follow each other.
+    """
+
+    study: Study
+    cells: Sequence[Cell]
+    verdicts: Sequence[Verdict]
+    winners: Sequence[Winner]
+    tables: Sequence[Table]
+    figures: Sequence[Drawn]
+
+
+def render(content: Content) -> str:
+    """The HTML of the page. Equal content gives equal text."""
+    import jinja2
+
+    study = content.study
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pipeline.report.page", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for figure in content.figures:
+        view = {"drawn": figure, "svg": inline(figure)}
+        sections.setdefault(figure.section, []).append(view)
+    text = environment.get_template(TEMPLATE).render(
+        title=plain(study.experiment, 120),
+        colours=[(THEME[light], light, dark) for light, dark in MODE_COLOURS],
+        stamp=STAMP if study.is_simulated else "",
+        question=question(study),
+        answer=answer(study, content.cells, content.winners),
+        missing=missing(study),
+        winners=content.winners,
+        verdicts=content.verdicts,
+        sections=sections,
+        tables=[for_page(t) for t in content.tables if not (t.is_for_machines or t.about or t.name == _WINNERS)],
+        papers=[(_measured(for_page(t)), _num_not_measured(t)) for t in content.tables if t.about],
+        machine_tables=[t for t in content.tables if t.is_for_machines],
+        methods=methods.methods(),
+        provenance=methods.provenance(study),
+        shown=shown,
+        p_shown=p_shown,
+        slug=slug,
+        by_case=by_case,
+    )
+    return _FORBIDDEN.sub(" ", text)
+
+
+def p_shown(p: float | None) -> str:
+    """A p value for readers."""
+    if p is None:
+        return MISSING
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
+def slug(text: str) -> str:
+    """Text as the value of an `id`, or as a class."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
+def for_page(table: Table) -> Table:
+    """A table with its intervals in one column each, and without sentences that the page has said already."""
+    columns: list[str] = []
+    picks: list[tuple[int, bool]] = []
+    index = 0
+    while index < len(table.columns):
+        has_interval = table.columns[index + 1 : index + 3] == ("low", "high")
+        if table.columns[index] != _IN_WORDS:
+            columns.append(table.columns[index])
+            picks.append((index, has_interval))
+        index += 3 if has_interval else 1
+    rows = tuple(
+        tuple(_with_interval(row[i], row[i + 1], row[i + 2]) if has_interval else row[i] for i, has_interval in picks)
+        for row in table.rows
+    )
+    return dataclasses.replace(table, columns=tuple(columns), rows=rows)
+
+
+def by_case(table: Table) -> list[tuple[str | None, list[tuple[Value, ...]]]]:
+    """The rows of a table under the case that they share; under `None` where the table is not of cases."""
+    if table.columns[0] != "case":
+        return [(None, list(table.rows))]
+    return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
+
+
+def _num_not_measured(table: Table) -> int:
+    return sum(_NOT_MEASURED in row for row in table.rows)
+
+
+def _measured(table: Table) -> Table:
+    """The findings that this study has something to say about."""
+    rows = [row for row in table.rows if _NOT_MEASURED not in row]
+    if not rows or table.columns[-1] != _MIND:
+        return dataclasses.replace(table, rows=tuple(rows))
+    # The same for nearly every row, so it is said once; the files say it of each.
+    parts = dict.fromkeys(part for row in rows for part in str(row[-1]).split("; ") if part)
+    note = f"{table.note} Not as in the paper: {'; '.join(parts)}." if parts else table.note
+    return dataclasses.replace(
+        table, columns=table.columns[:-1], rows=tuple(row[:-1] for row in rows), note=note.strip()
+    )
+
+
+def _with_interval(value: Value, low: Value, high: Value) -> Value:
+    if value is None or low is None or high is None:
+        return value
+    if isinstance(value, str):
+        return value  # words that hold their interval
+    return with_interval(value, low, high)
+
+
+def inline(figure: Drawn) -> str:
+    """The SVG as part of a page: no header, ids of its own, and colours that follow the page's theme."""
+    root = ElementTree.fromstring(figure.svg)  # noqa: S314  matplotlib wrote it
+    prefix = slug(figure.name)
+    for parent in list(root.iter()):
+        for child in [child for child in parent if _plain(child.tag) in ("metadata", "style")]:
+            parent.remove(child)
+    for element in root.iter():
+        element.tag = _plain(element.tag)  # HTML knows what is in an <svg> without namespaces
+        element.attrib = {_plain(key): _for_page(_plain(key), value, prefix) for key, value in element.items()}
+    width = float(root.attrib.pop("width").removesuffix("pt"))
+    del root.attrib["height"]
+    root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title", "style": f"max-width: {width * 1.35:.0f}px"}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _plain(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _for_page(name: str, value: str, prefix: str) -> str:
+    if name == "id":
+        return f"{prefix}-{value}"
+    if name == "href":
+        return f"#{prefix}-{value.removeprefix('#')}"
+    return _COLOR.sub(lambda colour: f"var(--{THEME[colour[0]]})", value.replace("url(#", f"url(#{prefix}-"))

@@ -1,0 +1,300 @@
+"""Every table of a report, as `Table`s."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+from pipeline.base.records import Result, WindowKind
+from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
+from pipeline.report.evaluate.metrics import GROUPS, SPEEDUP, THROUGHPUT, TOTAL_TIME, Metric, table_of
+from pipeline.report.evaluate.paper import FindingCheck
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.page.table_format import Table, Value, shown, with_interval
+from pipeline.report.read.records import Row, Study
+
+SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
+_INTERVALS = (
+    "Median over the blocks; low and high are a 95 % t interval, of peaks (memory, temperature) the lowest and highest "
+    "block, from three blocks on."
+)
+
+
+def every_table(
+    study: Study,
+    cells: Sequence[Cell],
+    verdicts: Sequence[Verdict],
+    winners: Sequence[Winner],
+    checks: Sequence[FindingCheck],
+) -> list[Table]:
+    """All tables that have a row, in the order of a report."""
+    tables = [
+        winner_table(study, winners),
+        verdict_table(study, verdicts),
+        *(group_table(study, cells, *group) for group in GROUPS),
+        result_table(study, cells),
+        ending_table(study, cells),
+        *publication_tables(study, checks),
+        drift_table(study),
+        case_table(study),
+        block_table(study),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def winner_table(study: Study, winners: Sequence[Winner]) -> Table:
+    """Which mode is the fastest in each case."""
+    return Table(
+        name="winners",
+        title="The fastest mode of each case",
+        columns=("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words"),
+        rows=tuple(
+            (
+                winner.case.label,
+                winner.degree,
+                winner.mode or "no single one: " + ", ".join(winner.tied),
+                *_three(winner.speedup),
+                winner.sentence,
+            )
+            for winner in winners
+        ),
+        note=_note(study, _INTERVALS),
+    )
+
+
+def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
+    """Every comparison of two modes."""
+    return Table(
+        name="verdicts",
+        title="Verdicts: each mode against serial, naive and MPS",
+        columns=(
+            *("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks", "p", "p adjusted"),
+            *("p equal adjusted", "verdict", "blocks needed", "in words"),
+        ),
+        rows=tuple(
+            (
+                verdict.case.label,
+                verdict.degree,
+                verdict.mode,
+                verdict.against,
+                *_three(verdict.ratio),
+                verdict.num_blocks,
+                verdict.p,
+                verdict.p_adjusted,
+                verdict.p_equal_adjusted,
+                verdict.decision.value,
+                verdict.blocks_needed,
+                verdict.sentence,
+            )
+            for verdict in verdicts
+        ),
+        note=_note(
+            study,
+            "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
+            "A verdict needs five blocks, a ratio beyond 2 % and p below 0.05 after correction over all claims of "
+            "this table (Holm's, sharpened after Shaffer).",
+        ),
+    )
+
+
+def group_table(study: Study, cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
+    """Some quantities of every cell, each as `median (low to high)`: what is printed."""
+    known = metrics_in(cells)
+    of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
+    names = [name for name in dict.fromkeys([*metrics, *of_listeners]) if any(name in cell.estimates for cell in cells)]
+    rows: list[tuple[Value, ...]] = [
+        (
+            cell.case.label,
+            cell.degree,
+            cell.mode,
+            results_in_words(cell),
+            *(_with_interval(cell.estimates.get(name)) for name in names),
+        )
+        for cell in cells
+    ]
+    return Table(
+        name=name,
+        title=title,
+        columns=("case", "jobs", "mode", "result", *(_head(known[name]) for name in names)),
+        rows=tuple(rows) if names else (),
+        note=_note(study, f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."),
+    )
+
+
+def result_table(study: Study, cells: Sequence[Cell]) -> Table:
+    """Every cell with every quantity that any of them has, in full: for machines."""
+    known = metrics_in(cells)
+    names = [name for name in known if any(name in cell.estimates for cell in cells)]
+    titles = [_head(known[name]) for name in names]
+    heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
+    return Table(
+        name="results",
+        title="Results by case, degree and mode",
+        is_for_machines=True,
+        columns=("case", "jobs", "mode", "result", "blocks", *heads),
+        rows=tuple(
+            (
+                cell.case.label,
+                cell.degree,
+                cell.mode,
+                results_in_words(cell),
+                sum(cell.results.values()),
+                *(value for name in names for value in _three(cell.estimates.get(name))),
+            )
+            for cell in cells
+        ),
+        note=_note(study, f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."),
+    )
+
+
+def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
+    """The cells that did not end well in every block, and why."""
+    rows: list[tuple[Value, ...]] = []
+    for cell in cells:
+        if set(cell.results) == {Result.OK} or cell.is_derived:
+            continue
+        wrong = list(cell.wrong_values.get(SPEEDUP, {}).values())
+        unranked = statistics.median(wrong) if wrong else None
+        rows.append((cell.case.label, cell.degree, cell.mode, results_in_words(cell), cell.reason, unranked))
+    return Table(
+        name="endings",
+        title="What did not end well",
+        columns=("case", "jobs", "mode", "result", "reason", "speed-up of the wrong results (not ranked)"),
+        rows=tuple(rows),
+        note=_note(study),
+    )
+
+
+def drift_table(study: Study) -> Table:
+    """How the baselines changed from block to block: what the machine did while the study ran."""
+    cases = cases_of(study.rows)
+    by_label: dict[tuple[str, str], dict[int, float]] = {}
+    for row in study.rows:
+        if (baseline := _baseline(row)) is not None:
+            unit, value = baseline
+            case = cases[row.run_id]
+            label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
+            by_label.setdefault((label, unit), {})[row.block] = value
+    rows: list[tuple[Value, ...]] = []
+    for (label, unit), by_block in sorted(by_label.items()):
+        values = [value for _, value in sorted(by_block.items())]
+        if len(values) > 1:
+            change = 100 * (values[-1] / values[0] - 1)
+            spread = 100 * statistics.stdev(values) / statistics.fmean(values)
+            blocks = (len(values), min(by_block), max(by_block))
+            rows.append((label, unit, *blocks, change, spread, min(values), max(values)))
+    return Table(
+        name="drift",
+        title="Drift of the serial baselines between blocks",
+        columns=(
+            *("baseline", "unit", "blocks", "first block", "last block", "last against first (%)"),
+            *("standard deviation (%)", "lowest", "highest"),
+        ),
+        rows=tuple(rows),
+        note=_note(study, "Speed-ups are against the baseline of the same block, so drift does not enter them."),
+    )
+
+
+def case_table(study: Study) -> Table:
+    """What the mixes consist of."""
+    cases = cases_of(study.rows)
+    parts = {
+        cases[row.run_id].label: tuple(dict.fromkeys(zip(row.sizes, row.workloads, strict=True)))
+        for row in study.rows
+        if row.is_mix
+    }
+    return Table(
+        name="mixes",
+        title="What the mixes consist of",
+        columns=("mix", "jobs"),
+        rows=tuple(
+            (label, "; ".join(f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)))
+            for label, jobs in sorted(parts.items())
+        ),
+        note=_note(study),
+    )
+
+
+def block_table(study: Study) -> Table:
+    """Where each block ran, and whether it is complete."""
+    return Table(
+        name="blocks",
+        title="Blocks",
+        columns=("block", "device", "GPU", "boot", "groups", "missing"),
+        rows=tuple(
+            (block.number, block.device, block.gpu_uuid, block.boot_id[:8], block.num_groups, block.num_missing)
+            for block in study.blocks
+        ),
+        note=_note(study),
+    )
+
+
+def publication_tables(study: Study, checks: Sequence[FindingCheck]) -> list[Table]:
+    """The numbers of each publication beside ours."""
+    return [
+        Table(
+            name=publication.table,
+            title=publication.title,
+            about=publication.about,
+            columns=(
+                *("finding", "source", "case", "jobs", "mode", "paper", "ours", "low", "high", "agreement"),
+                *("by how much", "mind"),
+            ),
+            rows=tuple(
+                (
+                    check.finding.text,
+                    "first-hand" if check.finding.is_first_hand else "second-hand",
+                    check.case_label,
+                    check.degree,
+                    check.mode,
+                    check.finding.range_in_words,
+                    check.ours_in_words,
+                    *_three(check.ours)[1:],
+                    check.agreement.value,
+                    check.difference,
+                    check.note,
+                )
+                for check in found
+            ),
+            note=_note(study),
+        )
+        for publication, found in itertools.groupby(checks, key=lambda check: check.publication)
+    ]
+
+
+def results_in_words(cell: Cell) -> str:
+    """`ok`, or what came out how often: `ok 4, oom 1`."""
+    if len(cell.results) == 1:
+        return next(iter(cell.results)).value
+    return ", ".join(f"{result.value} {cell.results[result]}" for result in Result if cell.results[result])
+
+
+def _baseline(row: Row) -> tuple[str, float] | None:
+    """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
+    if not row.is_sequential or row.result is not Result.OK:
+        return None
+    name, unit = (TOTAL_TIME, "s") if row.window is WindowKind.WORK else (THROUGHPUT, "samples/s")
+    return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None
+
+
+def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
+    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
+
+
+def _with_interval(estimate: Estimate | None) -> Value:
+    if estimate is None:
+        return None
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+        return shown(estimate.median)
+    return with_interval(estimate.median, estimate.low, estimate.high)
+
+
+def _head(metric: Metric) -> str:
+    return f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+
+
+def _note(study: Study, text: str = "") -> str:
+    return " ".join(part for part in (SIMULATED_NOTE if study.is_simulated else "", text) if part)

@@ -1,0 +1,129 @@
+"""What workloads, sharing modes and settings are called in figures and tables."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.modes import PERCENTAGE, PROFILE, Mode
+
+STEP_MODE = "step_mode"
+# What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
+_NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
+_PREFIXES = ("job.", "place.")
+_WORDS = {
+    STEP_MODE: {"eager": "", "compile": "compiled", "cuda_graph": "CUDA graph"},
+    "source": {"disk": "", "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
+    "precision": {"fp32": ""},
+}
+_SIZE_ORDER = ("L", "M", "S")
+_ASKED_PROFILES = {"profile", "profiles"}
+_LIMIT = "active_thread_pct"
+
+
+def own_params(params: Mapping[str, str]) -> dict[str, str]:
+    """The params of a job's run that say what its program computes."""
+    return {key: value for key, value in params.items() if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)}
+
+
+def workload_label(name: str, params: Mapping[str, str], *, without: str | None = None) -> str:
+    """The name of a workload and what is not as it is by default: `resnet26_cifar10 bs128 (bf16, CUDA graph)`.
+
+    Args:
+        name: of the workload.
+        params: its own params.
+        without: a param to leave out.
+    """
+    label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
+    found = [value_in_words(key, params.get(key)) for key in ("precision", STEP_MODE, "source") if key != without]
+    words = ", ".join(filter(None, found))
+    return f"{label} ({words})" if words else label
+
+
+def value_in_words(key: str, value: str | None) -> str:
+    """The word for a param in a label: `CUDA graph`, `data on the GPU`; empty for what is so by default."""
+    return _WORDS[key].get(value, value) if value else ""
+
+
+def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:
+    """For each of several params that share a label, the words that tell it from the others."""
+    keys = sorted({key for params in alike for key in params})
+    differing = [key for key in keys if len({params.get(key) for params in alike}) > 1]
+    return [" ".join(f"{key}={params[key]}" for key in differing if key in params) for params in alike]
+
+
+def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:
+    """The jobs of a group without their order: `M+2S` where they have sizes, else `a + 2 b`; `a` for equal ones."""
+    if len(set(workloads)) == 1:
+        return workloads[0]
+    if all(size is not None for size in sizes) and len(set(sizes)) == len(set(workloads)):
+        counted = Counter(str(size) for size in sizes)
+        known = [size for size in _SIZE_ORDER if size in counted]
+        ordered = known + sorted(size for size in counted if size not in _SIZE_ORDER)
+        return "+".join(f"{counted[size]}{size}" if counted[size] > 1 else size for size in ordered)
+    names = Counter(workloads)
+    return " + ".join(f"{names[name]} {name}" if names[name] > 1 else name for name in sorted(names))
+
+
+def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+    """What a paper prints behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty if nothing.
+
+    Args:
+        mode: the kind of sharing.
+        options: of the scenario, as they were recorded.
+        places: where each job ran (`mig_profile`, `gi_id`, ...); empty if the group never got there.
+    """
+    words = []
+    said = {_LIMIT}
+    if mode.placed_by == PROFILE:
+        said |= _ASKED_PROFILES
+        profiles = profiles_of(mode, options, places)
+        is_placed = any(PROFILE in place for place in places)
+        words.append(_slices_in_words(profiles, counted=mode.counts_instances) if is_placed else "+".join(profiles))
+    shares = [place[PERCENTAGE] for place in places if PERCENTAGE in place]
+    if shares:
+        words.append(f"{'+'.join(shares[:1] if len(set(shares)) == 1 else shares)} %")
+    elif options.get(_LIMIT):
+        words.append(f"{in_words(options[_LIMIT])} %")
+    else:
+        words.append(mode.unlimited)
+    words += [f"{key}={in_words(value)}" for key, value in mode.naming(sorted(options.items())) if key not in said]
+    return " ".join(filter(None, words))
+
+
+def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """The MIG profiles of the instances, the largest first; those asked for of a group that never got there."""
+    if mode.placed_by != PROFILE:
+        return ()
+    # Jobs of one instance count once.
+    found = {place.get("gi_id", position): place[PROFILE] for position, place in enumerate(places) if PROFILE in place}
+    if found:
+        return tuple(sorted(found.values(), key=_size, reverse=True))
+    asked = options.get("profiles") or options.get("profile", "auto")
+    return () if asked == "auto" else tuple(asked) if isinstance(asked, list) else (str(asked),)
+
+
+def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the places say what `mode_detail` wants to know."""
+    return not mode.placed_by or (bool(places) and all(mode.placed_by in place for place in places))
+
+
+def _slices_in_words(profiles: Sequence[str], *, counted: bool) -> str:
+    if len(set(profiles)) == 1:
+        return f"{len(profiles)}x{profiles[0]}" if counted else profiles[0]
+    slices = [profile.split(".")[0] for profile in profiles]
+    # Two profiles of as many slices (1g.10gb, 1g.20gb) are told apart by their full names only.
+    return "+".join(slices if len(set(slices)) == len(set(profiles)) else profiles)
+
+
+def _size(profile: str) -> tuple[int, str]:
+    found = re.match(r"(\d+)g", profile)
+    return (int(found[1]) if found else 0, profile)
+
+
+def in_words(value: object) -> str:
+    """A recorded value; several as `3g+1g`."""
+    if isinstance(value, list):
+        return "+".join(map(in_words, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,158 @@
+"""Gives the rows of a study labels that tell them apart: a label depends on what else there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.modes import modes_of
+from pipeline.report.read import labels
+from pipeline.report.read.records import JobRow, Row
+
+
+def named(rows: Sequence[Row]) -> list[Row]:
+    """The rows with labels that tell them apart."""
+    names = _workload_names([job for row in rows for job in row.jobs])
+    modes = modes_of(row.scenario for row in rows)
+    # A group that failed before it was placed is called as in the blocks in which it was placed.
+    placed: dict[str, Row] = {}
+    for row in rows:
+        if row.key not in placed or labels.is_placed(row.sharing, [job.place for job in row.jobs]):
+            placed[row.key] = row
+    renamed = []
+    for row in rows:
+        jobs = tuple(
+            dataclasses.replace(job, label=names[job.digest][0], base_label=names[job.digest][1]) for job in row.jobs
+        )
+        places = [job.place for job in placed[row.key].jobs]
+        renamed.append(
+            dataclasses.replace(
+                row,
+                jobs=jobs,
+                workloads=tuple(job.label for job in jobs),
+                sharing=modes[row.scenario],
+                detail=labels.mode_detail(row.sharing, row.options, places),
+                profiles=labels.profiles_of(row.sharing, row.options, places),
+            )
+        )
+    return _with_differences(_with_order(_with_settings(renamed)))
+
+
+def _with_settings(rows: Sequence[Row]) -> list[Row]:
+    """The rows with those of their settings in which rows of the same jobs differ; a device is named by every row."""
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[_jobs(row)].append(row)
+    devices = _varying(rows) & {"device"}
+    varied = {jobs: _varying(same) | devices for jobs, same in alike.items()}
+    return [
+        dataclasses.replace(
+            row,
+            setting=", ".join(f"{key} {value}" for key, value in row.settings if value and key in varied[_jobs(row)]),
+        )
+        for row in rows
+    ]
+
+
+def _with_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the order of their jobs among their settings, where a mode ran the same jobs in several orders.
+
+    All modes of these jobs say it, so that each is compared with the others in its own order.
+    """
+    orders: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for row in rows:
+        digests = tuple(job.digest for job in row.jobs)
+        orders[*_same_jobs(row), row.mode, tuple(sorted(digests))].add(digests)
+    reordered = {place[:-2] for place, found in orders.items() if len(found) > 1}
+    return [
+        dataclasses.replace(row, setting=", ".join(filter(None, (row.setting, f"order {_order(row)}"))))
+        if _same_jobs(row) in reordered
+        else row
+        for row in rows
+    ]
+
+
+def _with_differences(rows: Sequence[Row]) -> list[Row]:
+    """The rows, those of different groups that would be called the same with what they differ in behind the mode."""
+    alike: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        alike[*_same_jobs(row), row.mode].setdefault(row.key, row)
+    details: dict[str, str] = {}
+    for by_key in alike.values():
+        keys = sorted(by_key) if len(by_key) > 1 else []
+        of_each = [{"scenario": by_key[key].scenario, **by_key[key].options} for key in keys]
+        words = labels.telling_apart([{k: labels.in_words(v) for k, v in of.items()} for of in of_each])
+        for key, word in zip(keys, words, strict=True):
+            # No words for it: a few digits of the group's key, as of a program that differs in nothing that is said.
+            unsaid = "" if words.count(word) == 1 else f"({hashlib.sha256(key.encode()).hexdigest()[:6]})"
+            details[key] = " ".join(filter(None, (by_key[key].detail, word, unsaid)))
+    return [dataclasses.replace(row, detail=details.get(row.key, row.detail)) for row in rows]
+
+
+def _same_jobs(row: Row) -> tuple[object, ...]:
+    """What rows of the same jobs, in whatever order, share: with the mode, all that a table tells groups apart by."""
+    return (labels.jobs_label(row.workloads, row.sizes), tuple(sorted(row.workloads)), row.setting)
+
+
+def _order(row: Row) -> str:
+    return "+".join(job.size or job.label for job in row.jobs)
+
+
+def _jobs(row: Row) -> str:
+    """What a row's jobs are called, whatever their number and step mode."""
+    return labels.jobs_label([job.base_label for job in row.jobs], row.sizes)
+
+
+def _varying(rows: Sequence[Row]) -> set[str]:
+    """Names of the settings in which rows differ."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        for key, value in row.settings:
+            values[key].add(value)
+    return {key for key, found in values.items() if len(found) > 1}
+
+
+def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:
+    """Label, and label without the step mode, by workload digest."""
+    by_digest = {job.digest: (job.params.get("workload", ""), labels.own_params(job.params)) for job in jobs}
+    epochs = {job.digest: job.params.get("epochs") for job in jobs}
+    full = _told_apart({d: (labels.workload_label(*of), of[1]) for d, of in by_digest.items()}, epochs)
+    without = {
+        d: (labels.workload_label(name, params, without=labels.STEP_MODE), _without_step_mode(params))
+        for d, (name, params) in by_digest.items()
+    }
+    base = _told_apart(without)
+    return {digest: (full[digest], base[digest]) for digest in by_digest}
+
+
+def _without_step_mode(params: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in params.items() if key != labels.STEP_MODE}
+
+
+def _told_apart(
+    found: dict[str, tuple[str, dict[str, str]]], epochs: Mapping[str, str | None] | None = None
+) -> dict[str, str]:
+    """The label of each digest, made longer where different programs would share it.
+
+    Args:
+        found: label and params of each digest.
+        epochs: of each digest: the window, which rows say of themselves, so that it need not tell programs apart. Where
+            given, programs with the same settings are told apart too: other scripts, other environments.
+    """
+    alike: dict[str, list[str]] = defaultdict(list)
+    for digest in sorted(found):
+        alike[found[digest][0]].append(digest)
+    named = {}
+    for label, digests in alike.items():
+        words = labels.telling_apart([found[digest][1] for digest in digests])
+        for digest, word in zip(digests, words, strict=True):
+            named[digest] = f"{label} {word}".strip()
+            if epochs is not None:
+                same = [
+                    d for d, other in zip(digests, words, strict=True) if (other, epochs[d]) == (word, epochs[digest])
+                ]
+                if len(same) > 1:
+                    named[digest] += f" ({digest[:6]})"
+    return named

@@ -1,0 +1,194 @@
+"""What a report reads of an experiment, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.modes import SERIAL, Mode
+from pipeline.base.records import Result, WindowKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a job's program is told that a figure or a publication asks for; empty or `None` where nobody said."""
+
+    name: str
+    batch_size: int | None
+    step_mode: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """One job of a group.
+
+    Attributes:
+        label: of its workload; equal labels are equal programs.
+        base_label: the label without the step mode: what eager, compiled and CUDA-graph runs share.
+        digest: of its workload.
+        size: the mix letter, if any.
+        params: all params of its run.
+        place: where it ran (`device`, `gi_id`, `mig_profile`, ...).
+        start_ns, end_ns: of its work; monotonic clock.
+    """
+
+    index: int
+    run_id: str
+    name: str
+    label: str
+    base_label: str
+    digest: str
+    size: str | None
+    result: Result | None
+    reason: str
+    metrics: Mapping[str, float]
+    params: Mapping[str, str]
+    place: Mapping[str, str]
+    start_ns: int | None
+    end_ns: int | None
+
+    @property
+    def program(self) -> Program:
+        """What it runs."""
+        batch_size = self.params.get("batch_size", "")
+        return Program(
+            name=self.params.get("workload", ""),
+            batch_size=int(batch_size) if batch_size.isdigit() else None,
+            step_mode=self.params.get("step_mode", ""),
+            source=self.params.get("source", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One group of a study, run once.
+
+    Attributes:
+        digest: of the group in its block.
+        key: the same for this group in every block.
+        sharing: its kind of sharing, whatever the options.
+        detail: what its label says behind that (`25 %`, `2g.10gb`); empty if nothing.
+        profiles: of its MIG instances, the largest first.
+        options: of the scenario that are given, and what the GPU was made to be for it.
+        workloads: label of each job's workload.
+        sizes: mix letter of each job, or `None`.
+        setting: what tells the settings of this row (window, seed, ...) from others of its jobs; else empty.
+        settings: these settings by name, all of which rows must share to be compared.
+        flag: what is doubtful about a row that is `ok`, such as an overlap below the limit.
+        start_ms, end_ms: wall clock, since the epoch.
+        start: name of the start of the orchestrator that it belongs to.
+        facts: provenance by name, as the run's tags have it.
+        store: that holds its run.
+    """
+
+    run_id: str
+    digest: str
+    key: str
+    name: str
+    scenario: str
+    sharing: Mode
+    detail: str
+    profiles: tuple[str, ...]
+    options: Mapping[str, object]
+    workloads: tuple[str, ...]
+    sizes: tuple[str | None, ...]
+    setting: str
+    settings: tuple[tuple[str, str], ...]
+    block: int
+    result: Result
+    reason: str
+    flag: str
+    metrics: Mapping[str, float]
+    params: Mapping[str, str]
+    window: WindowKind
+    device: str
+    gpu_uuid: str
+    boot_id: str
+    is_simulated: bool
+    start_ms: int
+    end_ms: int | None
+    start: str
+    jobs: tuple[JobRow, ...]
+    facts: Mapping[str, str]
+    store: Path | str = ""
+
+    @property
+    def mode(self) -> str:
+        """Label of its sharing mode: `naive`, `MPS 25 %`, `MIG 2g.10gb`."""
+        return f"{self.sharing.word} {self.detail}".strip()
+
+    @property
+    def plan(self) -> str:
+        """What tells its plan from others: of several starts where they name it (a resumed study), else of one."""
+        return self.facts.get("plan") or self.start
+
+    @property
+    def degree(self) -> int:
+        """How many jobs there are."""
+        return len(self.workloads)
+
+    @property
+    def is_mix(self) -> bool:
+        """Whether the jobs differ."""
+        return len(set(self.workloads)) > 1
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether this is a serial baseline."""
+        return self.sharing == SERIAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One repeat on one kind of device.
+
+    Attributes:
+        num_groups: groups that have a row.
+        num_expected: groups that any block has.
+        num_missing: those of them that this one has no finding of.
+    """
+
+    number: int
+    device: str
+    gpu_uuid: str
+    boot_id: str
+    num_groups: int
+    num_expected: int
+    num_missing: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What an experiment holds of its newest plan.
+
+    Attributes:
+        rows: one a group and block, in the order of block and start.
+        blocks: each repeat, and how many of its groups have a result.
+        left_out: number of runs that are not among the rows, by reason.
+        num_planned: how many groups the newest plan of each store has in all its blocks; `None` where no run says.
+        facts: by name, every value that the rows have (versions, commands, commits).
+    """
+
+    experiment: str
+    rows: tuple[Row, ...]
+    blocks: tuple[Block, ...]
+    left_out: Mapping[str, int]
+    num_planned: int | None
+    facts: Mapping[str, tuple[str, ...]]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices."""
+        return tuple(dict.fromkeys(row.device for row in self.rows))
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether anything here comes from a simulated GPU."""
+        return any(row.is_simulated for row in self.rows)
+
+    @property
+    def num_complete_blocks(self) -> int:
+        """Blocks in which every group of the study has a result."""
+        return sum(block.num_missing == 0 for block in self.blocks)

@@ -1,0 +1,189 @@
+"""The runs of an experiment as records: one `Row` a group, those alone that may stand beside each other.
+
+`pipeline.report.read.selection` says which runs count, `pipeline.report.read.labels` what they are called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.modes import mode_of
+from pipeline.base.records import Result, WindowKind
+from pipeline.base.tags import GROUP, JOB, Tag, facts_of
+from pipeline.record.store import results
+from pipeline.report.read import naming, selection
+from pipeline.report.read.records import JobRow, Row, Study
+
+# Tags that are facts of a whole study, for provenance; params that jobs report of the software that they run.
+_FACTS = (
+    *("command_line", "git_commit", "git_changed", "host", "kernel", "cpus", "python", "driver_version"),
+    *("cuda_version", "compute_capability", "multiprocessors", "persistence_mode", "compute_mode"),
+    "plan",
+)
+_JOB_FACTS = ("torch", "timm", "cuda", "cudnn", "cublas")
+
+
+def read(stores: Sequence[Path | str], experiment: str) -> Study:
+    """The study in an experiment: of each group and block the newest finding, of each block one GPU and one boot.
+
+    Args:
+        stores: that have runs of it, such as those of several machines: folders of local stores, URIs of servers.
+        experiment: MLflow experiment.
+
+    Raises:
+        ConfigError: two of the stores hold the same run, which would count twice.
+        TrackingError: there is no such store or experiment.
+    """
+    found = [list(_rows_in(store, experiment)) for store in stores]
+    held: dict[str, Path | str] = {}
+    for row in (row for rows in found for row in rows if row is not None):
+        if row.run_id in held:
+            raise ConfigError(
+                f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}: "
+                "one is a copy of the other, and its blocks would count twice; name one of them"
+            )
+        held[row.run_id] = row.store
+    return study_of(experiment, *found)
+
+
+def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
+    children: dict[str, list[Any]] = defaultdict(list)
+    for run in results.find_runs(store, experiment, JOB):
+        children[run.data.tags.get(Tag.PARENT_RUN, "")].append(run)
+    for run in results.find_runs(store, experiment, GROUP):
+        yield _raw(run, children.get(run.info.run_id, []), store)
+
+
+def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
+    """The study that rows make; `None` stands for a run that never got a result.
+
+    Args:
+        experiment: its name.
+        found: the rows of each store. Each store has blocks of its own: those of the second follow those of the first.
+    """
+    rows: list[Row] = []
+    num_without_result, num_blocks = 0, 0
+    planned: list[int] = []
+    for every in map(list, found):
+        mine = [dataclasses.replace(row, block=row.block + num_blocks) for row in every if row is not None]
+        num_without_result += len(every) - len(mine)
+        num_blocks = max((row.block for row in mine), default=num_blocks)
+        newest = max(mine, key=lambda row: row.start_ms, default=None)
+        if newest is not None and newest.facts.get("plan_groups", "").isdigit():
+            planned.append(int(newest.facts["plan_groups"]))
+        rows += mine
+    chosen = selection.choose(rows)
+    left_out = {"no result: it runs, or was never closed": num_without_result, **chosen.left_out}
+    named = naming.named(chosen.rows)
+    return Study(
+        experiment=experiment,
+        rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
+        blocks=chosen.blocks,
+        left_out={reason: number for reason, number in left_out.items() if number},
+        num_planned=sum(planned) if planned else None,
+        facts=_facts(named),
+    )
+
+
+def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
+    """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
+    tags, params = run.data.tags, run.data.params
+    facts = facts_of(tags)
+    if run.info.status == "RUNNING" or facts.get("result") not in set(Result) or "digest" not in facts:
+        return None
+    if not children:
+        return None
+    jobs = tuple(sorted((_job(child) for child in children), key=lambda job: job.index))
+    scenario = params.get("scenario", "")
+    settings, options = _planned(run.info.run_id, facts, store)
+    return Row(
+        run_id=run.info.run_id,
+        digest=facts["digest"],
+        key=repr((scenario, sorted(options.items()), [job.digest for job in jobs], settings)),
+        name=run.info.run_name,
+        scenario=scenario,
+        sharing=mode_of(scenario),
+        detail="",
+        profiles=(),
+        options=options,
+        workloads=tuple(job.label for job in jobs),
+        sizes=tuple(job.size for job in jobs),
+        setting="",
+        settings=settings,
+        block=int(facts["block"]) if facts.get("block", "").isdigit() else 1,
+        result=Result(facts["result"]),
+        reason=facts.get("reason", ""),
+        flag=facts.get("flag", ""),
+        metrics={key: value for key, value in run.data.metrics.items() if not key.startswith("system/")},
+        params=params,
+        window=WindowKind(params.get("window", WindowKind.STEADY)),
+        device=facts.get("device", ""),
+        gpu_uuid=facts.get("gpu_uuid", ""),
+        boot_id=facts.get("boot_id", ""),
+        is_simulated=facts.get("simulated") == "true",
+        start_ms=run.info.start_time,
+        end_ms=run.info.end_time,
+        start=facts.get("study", ""),
+        jobs=jobs,
+        facts=facts,
+        store=store,
+    )
+
+
+def _planned(
+    run_id: str, facts: Mapping[str, str], store: Path | str
+) -> tuple[tuple[tuple[str, str], ...], dict[str, object]]:
+    """The settings and options of a group.
+
+    Raises:
+        TrackingError: the run does not say.
+    """
+    try:
+        planned = json.loads(facts["planned"])
+        return tuple(planned["settings"].items()), planned["options"]
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise TrackingError(
+            f"run {run_id} in {store} does not say with which settings and options it ran, as one that an earlier "
+            f"version recorded ({error!r}); name another experiment, or delete the run"
+        ) from error
+
+
+def _job(run: Any) -> JobRow:
+    tags, params = run.data.tags, run.data.params
+    facts, workload = facts_of(tags), params.get("workload", "")
+    return JobRow(
+        index=int(facts.get("index", "0")),
+        run_id=run.info.run_id,
+        name=run.info.run_name,
+        label=workload,
+        base_label=workload,
+        digest=facts.get("workload_digest", ""),
+        size=facts.get("size"),
+        result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
+        reason=facts.get("reason", ""),
+        metrics={key: value for key, value in run.data.metrics.items() if not key.startswith("system/")},
+        params=params,
+        place={key[len("place.") :]: value for key, value in params.items() if key.startswith("place.")},
+        start_ns=int(facts["start_ns"]) if facts.get("start_ns", "").isdigit() else None,
+        end_ns=int(facts["end_ns"]) if facts.get("end_ns", "").isdigit() else None,
+    )
+
+
+def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for row in rows:
+        for name, value in row.facts.items():
+            if name in _FACTS or (name.startswith("environment_") and name.endswith("_digest")):
+                found[name][value] = None
+        for job in row.jobs:
+            for name in _JOB_FACTS:
+                if reported := job.params.get(f"job.{name}"):
+                    found[f"job_{name}"][reported] = None
+        found["seed"][row.params.get("seed", "")] = None
+    return {name: tuple(sorted(values)) for name, values in sorted(found.items())}

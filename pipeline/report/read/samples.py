@@ -1,0 +1,177 @@
+"""The sampled series of one group, read from its artifact: of a whole study, one group is drawn over time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base import layout
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.layout import SAMPLE_TABLES
+from pipeline.base.modes import MIG, MPS, NAIVE, Mode
+from pipeline.base.records import Field, Result
+from pipeline.observe import fields
+from pipeline.observe.fields import Fields
+from pipeline.record.series import Origin, Series, read_table
+from pipeline.record.store.local import open_named
+from pipeline.record.store.results import fetch
+from pipeline.report.read.labels import jobs_label
+from pipeline.report.read.records import Row, Study
+
+POINTS = 1500
+"""Samples a series that are drawn: more than a page is wide."""
+
+_MIX, _S = "M+2S", 1e9
+_PREFERRED = (MPS, NAIVE, MIG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One series. `t_s`: seconds since the first job began its work."""
+
+    label: str
+    t_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpan:
+    """From when to when a job worked. Unit: seconds since the first one began."""
+
+    label: str
+    start_s: float
+    end_s: float
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSeries:
+    """What is drawn over time of a group.
+
+    Attributes:
+        activity: shares between 0 and 1.
+        memory_mib: of the GPU, or of each GPU instance.
+        thinned_to: points a series, if some had more; 0 otherwise.
+    """
+
+    name: str
+    sharing: Mode
+    block: int
+    activity: tuple[Line, ...]
+    memory_mib: tuple[Line, ...]
+    spans: tuple[JobSpan, ...]
+    thinned_to: int
+
+
+def choose_group(study: Study, wanted: str | None = None) -> Row | None:
+    """The group to draw: the one asked for, else the mix M+2S, else the one with the most jobs; `None` if none ran.
+
+    Args:
+        study: of the experiment.
+        wanted: id of a run, or name of a group; of several blocks, the first that ended well.
+
+    Raises:
+        ConfigError: the study has no such group.
+    """
+    rows = [row for row in study.rows if row.result is Result.OK] or [
+        row for row in study.rows if row.result is not Result.SKIPPED
+    ]
+    if wanted is not None:
+        found = [row for row in study.rows if wanted in (row.run_id, row.name)]
+        if not found:
+            names = ", ".join(dict.fromkeys(row.name for row in study.rows)) or "none"
+            raise ConfigError(
+                f"--group {wanted}: experiment {study.experiment!r} has no group of that name or run id; "
+                f"it has: {names}"
+            )
+        return next((row for row in found if row in rows), found[0])
+    mixes = [row for row in rows if row.is_mix and jobs_label(row.workloads, row.sizes) == _MIX]
+    together = [row for row in rows if not row.is_sequential]
+    return min(mixes or together or rows, key=_preference, default=None)
+
+
+def _preference(row: Row) -> tuple[Any, ...]:
+    place = _PREFERRED.index(row.sharing) if row.sharing in _PREFERRED else len(_PREFERRED)
+    return (row.is_sequential, -row.degree, place, row.block, row.name, row.run_id)
+
+
+def read_group(row: Row) -> GroupSeries | None:
+    """The series of a group; `None` if it has no samples.
+
+    Raises:
+        TrackingError: its artifact cannot be read.
+    """
+    starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
+    begin = min(starts, default=None)
+    samples, known = _fetch(row)
+    if not samples:
+        return None
+    if begin is None:
+        begin = min(series.t_ns[0] for series in samples.values())
+    activity, cut_activity = _lines(samples, known, "activity", begin)
+    memory, cut_memory = _lines(samples, known, "memory", begin)
+    spans = tuple(
+        JobSpan(
+            label=f"{job.index} {job.size or job.label}",
+            start_s=(job.start_ns - begin) / _S,
+            end_s=(job.end_ns - begin) / _S,
+            result=job.result.value if job.result is not None else "",
+        )
+        for job in row.jobs
+        if job.start_ns is not None and job.end_ns is not None
+    )
+    return GroupSeries(
+        name=row.name,
+        sharing=row.sharing,
+        block=row.block,
+        activity=activity,
+        memory_mib=memory,
+        spans=spans,
+        thinned_to=POINTS if cut_activity or cut_memory else 0,
+    )
+
+
+def _fetch(row: Row) -> tuple[dict[Origin, Series], Fields]:
+    """The samples of the device and its instances that are drawn, and the quantities of the listeners.
+
+    Not those of the machine, nor of single processes.
+    """
+    store = open_named(row.store)
+    try:
+        path, path_of_fields = (fetch(store, row.run_id, names) for names in (SAMPLE_TABLES, (layout.FIELDS,)))
+        if path is None or path_of_fields is None:
+            return {}, Fields()
+        known = fields.read(path_of_fields)
+        samples = read_table(path, {field.name for _, field in known if field.chart is not None and field.chart.panel})
+    except (TrackingError, OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors, too
+        raise TrackingError(f"could not read the samples of run {row.run_id} from {row.store}: {error}") from error
+    of_device = {origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)}
+    return of_device, known
+
+
+def _lines(samples: Mapping[Origin, Series], known: Fields, panel: str, begin: int) -> tuple[tuple[Line, ...], bool]:
+    """A line a quantity and instance, from the best source that has it; whether any had to be thinned."""
+    found: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
+    names = {origin.field for origin in samples}
+    for source, field in known:
+        if field.chart is not None and field.chart.panel == panel and field.chart.unless not in names:
+            for origin, series in samples.items():
+                if (origin.source, origin.field) == (source, field.name):
+                    found[field.name].setdefault(origin.gi_id, (field, series))
+    lines, was_cut = [], False
+    for by_instance in found.values():
+        for gi_id, (field, series) in sorted(by_instance.items(), key=lambda item: (item[0] is not None, item[0] or 0)):
+            assert field.chart is not None
+            title, scale = field.chart.title, 0.01 if field.unit == "%" else 1.0
+            was_cut |= len(series.t_ns) > POINTS
+            points = list(series.thinned(POINTS))
+            lines.append(
+                Line(
+                    label=title if gi_id is None else f"{title}, GPU instance {gi_id}",
+                    t_s=tuple((t_ns - begin) / _S for _, t_ns, _ in points),
+                    values=tuple(value * scale for *_, value in points),
+                )
+            )
+    return tuple(lines), was_cut

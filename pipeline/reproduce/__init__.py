@@ -1,0 +1,1 @@
+"""Running a recorded group again as it was."""

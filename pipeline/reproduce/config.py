@@ -1,0 +1,84 @@
+"""The configuration that a run holds, as one that can be planned again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.layout import CONFIG
+from pipeline.plan import schema
+from pipeline.plan.workloads import WorkloadConfig
+from pipeline.record.original import Original
+
+T = TypeVar("T")
+
+
+def config_of(group: Original) -> tuple[DictConfig, list[str]]:
+    """The configuration that asked for the group, as it was resolved, and the keys that were not recorded.
+
+    The file holds values without their types; a node's type is the one of the schema that has its keys.
+
+    Raises:
+        ConfigError: the run has no configuration, or one with keys that this version does not know.
+    """
+    text = group.files.get(CONFIG)
+    if text is None:
+        raise ConfigError(f"run {group.run_id} has no artifact {CONFIG}, so that it cannot be reproduced")
+    values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    if lacking := [key for key in ("scenario", "workload", "env", "profiler", "sizes") if key not in values]:
+        raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))
+    absent: list[str] = []
+    whole = OmegaConf.structured(schema.Config)
+    try:
+        nodes = {
+            "scenario": _typed(schema.ScenarioConfig, values.pop("scenario"), "scenario", absent),
+            "workload": _typed(WorkloadConfig, values.pop("workload"), "workload", absent),
+            "env": _typed(schema.EnvConfig, values.pop("env"), "env", absent),
+            "profiler": _typed(schema.ProfilerConfig, values.pop("profiler"), "profiler", absent),
+            "sizes": {
+                name: _typed(WorkloadConfig, size, f"sizes.{name}", absent)
+                for name, size in values.pop("sizes").items()
+            },
+        }
+        for key, node in nodes.items():
+            whole[key] = node
+        whole = OmegaConf.merge(whole, values)
+    except OmegaConfBaseException as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(_not_understood(group, f"{error.full_key}: {first}" if error.full_key else first)) from error
+    assert isinstance(whole, DictConfig)
+    known = {each.name for each in dataclasses.fields(schema.Config)} - set(nodes)
+    return whole, absent + sorted(known - set(values))
+
+
+def _typed(base: type[T], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
+    """The values as the node of the schema that has these keys, or the fewest keys beside them."""
+    fitting = [(_keys(node) - set(values), node) for node in schema.kinds(base) if set(values) <= _keys(node)]
+    if not fitting and "_target_" in values:  # of a YAML that extends no node: its keys are arguments of its class
+        return OmegaConf.create(values)
+    if not fitting:
+        raise ConfigError(
+            f"{where}: this version of the project knows no kind of it with the keys {', '.join(sorted(values))}; "
+            "check out the commit that recorded the run to reproduce it"
+        )
+    extra, node = min(fitting, key=lambda pair: len(pair[0]))
+    absent += [f"{where}.{key}" for key in sorted(extra)]
+    merged = OmegaConf.merge(OmegaConf.structured(node), values)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _keys(node: type[Any]) -> set[str]:
+    return {each.name for each in dataclasses.fields(node)}
+
+
+def _not_understood(group: Original, why: str) -> str:
+    commit = group.fact("git_commit") or "unknown"
+    return (
+        f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "
+        f"the run was made by commit {commit}"
+    )

@@ -1,0 +1,119 @@
+"""What is not as it was when a group ran: device, driver, source, packages and scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipeline.base import layout
+from pipeline.base.records import Group
+from pipeline.plan.inventory import Inventory
+from pipeline.record.original import Original, script_files
+
+_MAX_PACKAGES = 8
+# Facts of a start that decide what is computed and how fast, in words.
+_FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
+# Of a device: what changes by itself, or by the groups before, says nothing.
+_PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
+
+
+def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
+    """One line for each thing that differs; what the original did not record cannot be compared and is left out.
+
+    Args:
+        original: as the store holds it.
+        group: as it is planned now.
+        inventory: of this machine now.
+        facts: provenance of this start.
+    """
+    found = [*_device(original, group), *_source(original, facts)]
+    found += [_changed(words, original.fact(key), facts.get(key)) for key, words in _FACTS.items()]
+    found += _packages(original, group, inventory)
+    found += _scripts(original, group)
+    known = [line for line in found if line]
+    # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
+    is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
+    if not known and is_built and original.fact("digest") not in (None, group.digest):
+        known.append("the plan of the group: its digest differs, though nothing that was compared does")
+    return known
+
+
+def _changed(words: str, before: str | None, now: str | None) -> str:
+    return f"{words}: {before}, now {now or 'unknown'}" if before is not None and before != now else ""
+
+
+def _device(original: Original, group: Group) -> Iterable[str]:
+    device = group.device
+    was_simulated = original.fact("simulated") == "true"
+    if was_simulated != device.is_simulated:
+        yield "device: simulated, now real" if was_simulated else "device: real, now simulated"
+    if device.name != original.fact("device"):
+        yield _changed("device", original.fact("device"), device.name)
+    else:
+        yield _changed("another device of the same model", original.fact("gpu_uuid"), device.uuid)
+    for key, value in device.details:
+        if key not in _PASSING_DETAILS:
+            yield _changed(key.replace("_", " "), original.fact(key), value)
+
+
+def _source(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
+    yield _changed("git commit", original.fact("git_commit"), facts.get("git_commit"))
+    for whose, changed in (("the original's", original.fact("git_changed")), ("the present", facts.get("git_changed"))):
+        if changed == "true":
+            yield f"{whose} source has uncommitted changes"
+
+
+def _packages(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
+    compared: set[tuple[str, tuple[str, ...]]] = set()
+    for job in group.jobs:
+        before = original.job_locks.get(str(job.index))
+        now = inventory.interpreters[job.workload.env].lock
+        # An environment that is still to be built has no lock; it is built from the original's.
+        if before is not None and now and (before, now) not in compared:
+            compared.add((before, now))
+            yield lock_difference(before.splitlines(), now)
+
+
+def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
+    """The packages that differ between two locks, in a line; empty if none does."""
+    old, new = _by_name(before), _by_name(now)
+    changes = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            changes.append(f"without {old[name]}")
+        elif name not in old:
+            changes.append(f"with {new[name]}")
+        elif old[name] != new[name]:
+            changes.append(f"{old[name]} now {new[name]}")
+    more = len(changes) - _MAX_PACKAGES
+    words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {more} more"] if more > 0 else [])])
+    return f"packages: {words}" if changes else ""
+
+
+def _by_name(lock: Iterable[str]) -> dict[str, str]:
+    """Packages by their name: `name==version`, `name @ place`, or the address of a conda package."""
+    packages = {}
+    # What pip installed into an environment of conda stands in comments there.
+    for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
+        if line.startswith(("#", "@", "-")):
+            continue
+        if "://" in line and " @ " not in line:
+            text = line.rsplit("/", 1)[1].partition("#")[0]
+            packages[text.rsplit("-", 2)[0]] = text
+        else:
+            packages[line.replace(" @ ", "==").partition("==")[0].lower()] = line
+    return packages
+
+
+def _scripts(original: Original, group: Group) -> Iterable[str]:
+    """By the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
+    before = [job["workload"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])]
+    files = script_files(workload["script"] for workload in before)
+    found: dict[str, None] = {}
+    for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
+        if then.get("script_digest") not in (None, "", now.script_digest):
+            file = files[then["script"]]
+            kept = f"; the original is artifact {file}" if file in original.files else ""
+            found[f"{Path(now.script).name}: its content has changed{kept}"] = None
+    return found

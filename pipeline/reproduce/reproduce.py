@@ -1,0 +1,203 @@
+"""`reproduce=RUN`: the group of a run, planned again as it was, and the two side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from pipeline.base import layout
+from pipeline.base.errors import ConfigError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.paths import expanded
+from pipeline.base.records import GroupResult, Plan
+from pipeline.plan import read
+from pipeline.plan.inventory import Inventory
+from pipeline.plan.schema import Config
+from pipeline.record.original import Original
+from pipeline.record.sender import Sender
+from pipeline.reproduce import config as recorded_config
+from pipeline.reproduce import differences
+
+# What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
+_MAY_BE_GIVEN = ("gpu", "tracking", "listeners", "limits", "data.root", "dry_run", "reproduce", "reproduce_strict")
+_SUFFIX = "-reproductions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """A group to be run again.
+
+    Attributes:
+        config: the original's, with what the command line may change.
+        unrecorded: keys of the configuration that the original did not have; they hold today's defaults.
+    """
+
+    original: Original
+    config: Config
+    unrecorded: Sequence[str]
+
+    def only_its_group(self, plan: Plan) -> Plan:
+        """The plan of the original's configuration, cut down to the original's group and block.
+
+        Raises:
+            ConfigError: the configuration does not lead to that group any more.
+        """
+        alike = [group for group in plan.groups if group.digest == self.original.fact("digest")]
+        block = self.original.fact("block")
+        alike = alike or [g for g in plan.groups if g.name == self.original.name and str(g.block) == block]
+        if not alike:
+            names = ", ".join(dict.fromkeys(group.name for group in plan.groups))
+            raise ConfigError(
+                f"reproduce={self.original.run_id}: the configuration of {self.original.name} (block {block}) now "
+                f"leads to {names}; check out commit {self.original.fact('git_commit') or '(not recorded)'} for it"
+            )
+        group = dataclasses.replace(alike[0], number=1)
+        return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
+
+    def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
+        """What is run again and what is not as it was, as text.
+
+        Args:
+            plan: of `only_its_group`.
+            inventory: of this machine.
+            facts: provenance of this start.
+
+        Raises:
+            ConfigError: something is not as it was, and `reproduce_strict` forbids that.
+        """
+        original = self.original
+        found = differences.find(original, plan.groups[0], inventory, facts)
+        if self.unrecorded:
+            found.append(
+                f"settings that the original did not have, now at their defaults: {', '.join(self.unrecorded)}"
+            )
+        if found and self.config.reproduce_strict:
+            raise ConfigError(
+                f"reproduce={original.run_id}: reproduce_strict=true, but there are differences: " + "; ".join(found)
+            )
+        what = (
+            f"reproduces {original.name}, block {original.fact('block')}, of {original.experiment} ({original.run_id})"
+        )
+        lines = [f"    differs: {line}" for line in found] or ["    no recorded fact differs"]
+        return "\n".join([what, *lines])
+
+    def side_by_side(self, row: GroupResult) -> str:
+        """Metric, original, now and their ratio, as an aligned table; what one of them lacks is `-`."""
+        before, now = self.original.metrics, row.metrics
+        names = [name for name in dict.fromkeys((*before, *now)) if not name.startswith("job_")]
+        lines = [("metric", "original", "now", "ratio")]
+        lines.append(("result", self.original.fact("result") or "-", row.result.value, ""))
+        for name in sorted(names):
+            lines.append((name, _figure(before.get(name)), _figure(now.get(name)), _ratio(before, now, name)))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
+        )
+
+
+def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoStack) -> Reproduction:
+    """Read the original and make its configuration the one of this study.
+
+    Args:
+        composed: of the command line, which is about another group but for what it gives beside `reproduce`.
+        config: the same as typed objects.
+        sender: reads the store.
+        stack: keeps the files of locks until the study ends.
+
+    Raises:
+        ConfigError: the command line gives what only the original may say, or the original cannot be planned again.
+        TrackingError: there is no such run.
+    """
+    run_id = config.reproduce
+    assert run_id is not None
+    given = _given()
+    _refuse_others(run_id, given)
+    store = config.tracking.uri or str(expanded("tracking.root", config.tracking.root).resolve())
+    original = sender.recall(run_id, store)
+    whole, unrecorded = recorded_config.config_of(original)
+    with open_dict(whole):
+        whole.tracking = composed.tracking
+        if "tracking.experiment" not in given:
+            whole.tracking.experiment = original.experiment.removesuffix(_SUFFIX) + _SUFFIX
+        for key in ("dry_run", "resume", "time_limit_s", "reproduce", "reproduce_strict"):
+            whole[key] = composed[key]
+        for key in given:
+            _take_over(whole, composed, key)
+        _build_from_locks(whole, original, stack)
+    (typed,) = read.read([whole])
+    unrecorded = [key for key in unrecorded if key not in ("reproduce", "reproduce_strict")]
+    return Reproduction(original=original, config=typed, unrecorded=unrecorded)
+
+
+def refuse_sweep(configs: Sequence[Config], *, is_sweep: bool) -> None:
+    """Refuse to reproduce in a sweep.
+
+    Raises:
+        ConfigError: it is one, and some configuration has `reproduce`.
+    """
+    if is_sweep and any(config.reproduce is not None for config in configs):
+        raise ConfigError("reproduce=RUN runs one group again; give it without -m and without an experiment")
+
+
+def _given() -> list[str]:
+    """The keys of the command line."""
+    if not HydraConfig.initialized():
+        return []
+    return [word.partition("=")[0].lstrip("+~") for word in HydraConfig.get().overrides.task]
+
+
+def _refuse_others(run_id: str, given: Iterable[str]) -> None:
+    others = [key for key in given if not any(key == may or key.startswith(f"{may}.") for may in _MAY_BE_GIVEN)]
+    if others:
+        raise ConfigError(
+            f"reproduce={run_id} runs a group as it was, so {', '.join(others)} cannot be given; allowed are "
+            f"{', '.join(key for key in _MAY_BE_GIVEN if not key.startswith('reproduce'))} (and keys below them)"
+        )
+
+
+def _take_over(whole: DictConfig, composed: DictConfig, key: str) -> None:
+    """Let what the command line gives take the original's place."""
+    if key == "data.root":
+        for workload in (whole.workload, *whole.sizes.values()):
+            if "data_root" in workload:
+                workload.data_root = composed.data.root
+    elif key.partition(".")[0] in ("gpu", "listeners", "limits"):
+        parent, _, name = key.rpartition(".")
+        if name in (OmegaConf.select(composed, parent) if parent else composed):
+            OmegaConf.update(whole, key, OmegaConf.select(composed, key), merge=False)
+        else:  # as after ~listeners.smi
+            (OmegaConf.select(whole, parent) if parent else whole).pop(name, None)
+
+
+def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -> None:
+    """Let environments that are built from a file be built from the lock that the original recorded."""
+    if "file" not in whole.env or not original.job_locks:
+        return
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
+    # By the size that the job has: the only job of a mix's baseline is the first of its group, whatever its size.
+    sizes = {
+        str(job["index"]): job["size"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])
+    }
+    for index, text in sorted(original.job_locks.items()):
+        path = folder / f"environment-{index}.txt"
+        path.write_text(text, encoding="utf-8")
+        size = sizes.get(index)
+        workload = whole.workload if size is None else whole.sizes[size]
+        workload.env_file = str(path)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+def _ratio(before: Mapping[str, float], now: Mapping[str, float], name: str) -> str:
+    if name not in before or name not in now or before[name] == 0:
+        return "-"
+    return f"{now[name] / before[name]:.3f}"

@@ -1,0 +1,115 @@
+"""Who uses the simulated GPUs: processes that have NVML open, and processes with a context and memory on a GPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from pipeline.simulation.machine.codes import IN_USE, MEMORY, NOT_FOUND, DriverError
+from pipeline.simulation.machine.faults import meet
+from pipeline.simulation.machine.queries import memory_capacity_mib, mig_devices
+from pipeline.simulation.machine.state import Gpu, Process, Session, State, StateFile, mig_uuid, start_ticks
+
+EXCLUSIVE_PROCESS, PROHIBITED = 3, 2  # Source: nvml.h, nvmlComputeMode_t
+
+
+class Clients:
+    """The clients of the machine that a file holds.
+
+    Args:
+        state_file: the machine.
+    """
+
+    def __init__(self, state_file: StateFile) -> None:
+        self._file = state_file
+
+    def open_session(self) -> None:
+        """This process opens NVML. From now on it is a client of every GPU.
+
+        Raises:
+            DriverError: a fault says so.
+        """
+        with self._file.changing() as cell:
+            meet(cell, "nvmlInitWithFlags", None)
+            pid = os.getpid()
+            others = tuple(session for session in cell.state.sessions if session.pid != pid)
+            num_open = 1 + sum(session.num_open for session in cell.state.sessions if session.pid == pid)
+            ours = Session(pid=pid, num_open=num_open, start_ticks=start_ticks(pid))
+            cell.state = replace(cell.state, sessions=(*others, ours))
+
+    def close_session(self) -> None:
+        """This process closes NVML as often as it had opened it, once less."""
+        with self._file.changing() as cell:
+            sessions = (
+                replace(session, num_open=session.num_open - (session.pid == os.getpid()))
+                for session in cell.state.sessions
+            )
+            cell.state = replace(cell.state, sessions=tuple(session for session in sessions if session.num_open > 0))
+
+    def hold(
+        self, device_uuid: str, pid: int, name: str, memory_mib: int, kind: str = "C", *, never_ends: bool = False
+    ) -> None:
+        """A process has a context and this much memory on a GPU or MIG device from now on, until it ends.
+
+        Called again it sets the new amount.
+
+        Args:
+            device_uuid: of a GPU without MIG, or of a MIG device.
+            pid: the process.
+            name: its program.
+            memory_mib: all that it has allocated there, in MiB.
+            kind: see `Process`.
+            never_ends: whether it is made up, so that no process has to be there.
+
+        Raises:
+            DriverError: there is no such device or process (NOT_FOUND), its compute mode keeps the process out
+                (IN_USE), or the memory of the GPU or GPU instance is too small for all who hold some (MEMORY).
+                Nothing changed.
+        """
+        began = None if never_ends else start_ticks(pid)
+        if began is None and not never_ends:
+            raise DriverError(NOT_FOUND)
+        with self._file.changing() as cell:
+            index, (instance_id, division_id) = _device(cell.state, device_uuid)
+            gpu = cell.state.gpus[index]
+            process = Process(
+                pid=pid,
+                name=name,
+                memory_mib=memory_mib,
+                kind=kind,
+                gpu_instance_id=instance_id,
+                compute_instance_id=division_id,
+                start_ticks=began,
+            )
+            cell.state = cell.state.with_gpu(index, _with_process(gpu, process))
+
+    def release(self, pid: int) -> None:
+        """A process gives up its contexts."""
+        with self._file.changing() as cell:
+            gpus = (replace(g, processes=tuple(p for p in g.processes if p.pid != pid)) for g in cell.state.gpus)
+            cell.state = replace(cell.state, gpus=tuple(gpus))
+
+
+def _with_process(gpu: Gpu, process: Process) -> Gpu:
+    others = [other for other in gpu.processes if other.pid != process.pid]
+    is_taken = any(other.kind == "C" for other in others) and process.kind == "C"
+    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE_PROCESS and is_taken):
+        raise DriverError(IN_USE)
+    beside_mib = sum(other.memory_mib for other in others if other.gpu_instance_id == process.gpu_instance_id)
+    if beside_mib + process.memory_mib > memory_capacity_mib(gpu, process.gpu_instance_id):
+        raise DriverError(MEMORY)
+    if len(others) == len(gpu.processes):
+        return replace(gpu, processes=(*gpu.processes, process))
+    return replace(gpu, processes=tuple(process if other.pid == process.pid else other for other in gpu.processes))
+
+
+def _device(state: State, uuid: str) -> tuple[int, tuple[int | None, int | None]]:
+    """Index of the GPU and, for a MIG device, its two ids."""
+    for index, gpu in enumerate(state.gpus):
+        # A GPU in MIG mode cannot be computed on as a whole.
+        if gpu.uuid == uuid and not gpu.mig_current:
+            return index, (None, None)
+        for instance, division in mig_devices(gpu):
+            if mig_uuid(gpu, instance, division) == uuid:
+                return index, (instance.id, division.id)
+    raise DriverError(NOT_FOUND)

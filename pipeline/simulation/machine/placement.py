@@ -1,0 +1,109 @@
+"""Where instances go: the driver's rules of placement as pure functions of what is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipeline.base.mig_table import CiProfile, GiProfile, Model
+from pipeline.simulation.machine.state import ComputeInstance, GpuInstance
+
+# The order in which the driver tries the starts of GPUs with eight memory slices when none is asked for, by width.
+# Source: terminal transcripts of A100 and H100: 1g lands at 6, 4, 5, 0, 1, 2, 3; 2g at 4, then 0, and at 2 when a 1g
+# has 0; 3g at 4, then 0. Of 1g with two memory slices none was found: it is taken to begin from the end as well.
+_PREFERRED_STARTS = {1: (6, 4, 5, 0, 1, 2, 3), 2: (6, 4, 0, 2), 4: (4, 0)}
+_PREFERENCE_AXIS = 8
+
+
+def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> tuple[int, ...]:
+    """Where an instance of the profile can begin now, in the order in which the driver would choose.
+
+    Empty when something else forbids one more: compute slices, the profile's own limit, or the media engines.
+    """
+    there = [model.profile(instance.profile_id) for instance in instances]
+    if (
+        sum(other.compute_slices for other in there) + profile.compute_slices > model.compute_slices
+        or sum(other.id == profile.id for other in there) >= profile.max_instances
+        or any(_excludes(profile, other) or _excludes(other, profile) for other in there)
+    ):
+        return ()
+    taken = {unit for instance in instances for unit in range(instance.start, instance.start + instance.size)}
+    return tuple(
+        start
+        for start in _in_driver_order(model, profile)
+        if taken.isdisjoint(range(start, start + profile.memory_slices))
+    )
+
+
+def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> int:
+    """How many more instances of the profile fit beside those that are there."""
+    starts = sorted(free_starts(model, instances, profile))
+    # Intervals of one width: taking the leftmost that does not overlap the last one packs the most.
+    num_places, end = 0, 0
+    for start in starts:
+        if start >= end:
+            num_places, end = num_places + 1, start + profile.memory_slices
+    there = [model.profile(instance.profile_id) for instance in instances]
+    num_slices = model.compute_slices - sum(other.compute_slices for other in there)
+    num_left = profile.max_instances - sum(other.id == profile.id for other in there)
+    return min(num_places, num_slices // profile.compute_slices, num_left)
+
+
+def gpu_instance_id(model: Model, start: int, size: int) -> int:
+    """The id of an instance at a placement: the number of its node in a binary tree over the placement axis.
+
+    Source: transcripts. Hopper and later number the halves from the left (0:1 is 7, 6:1 is 13), Ampere from the right
+    (4:4 is 1, 0:4 is 2, 0:1 is 11), so nobody may derive a placement from an id.
+    """
+    num_nodes = model.memory_slices // size
+    node = start // size
+    if model.architecture == "Ampere" and num_nodes > 1:
+        node = (node + num_nodes // 2) % num_nodes
+    return num_nodes - 1 + node
+
+
+def free_ci_starts(profile: GiProfile, instances: Sequence[ComputeInstance], division: CiProfile) -> tuple[int, ...]:
+    """Where a compute instance can begin in a GPU instance of this profile, the preferred one first."""
+    if sum(other.profile_id == division.id for other in instances) >= division.max_instances:
+        return ()
+    taken = {unit for other in instances for unit in range(other.start, other.start + other.size)}
+    width = division.compute_slices
+    free = [start for start in ci_starts(profile, division) if taken.isdisjoint(range(start, start + width))]
+    # Multiples of its width first, so that as many as possible fit.
+    return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
+
+
+def remaining_ci_capacity(profile: GiProfile, instances: Sequence[ComputeInstance], division: CiProfile) -> int:
+    """How many more compute instances of this width fit into a GPU instance."""
+    num_places, end = 0, 0
+    for start in sorted(free_ci_starts(profile, instances, division)):
+        if start >= end:
+            num_places, end = num_places + 1, start + division.compute_slices
+    return min(num_places, division.max_instances - sum(other.profile_id == division.id for other in instances))
+
+
+def ci_starts(profile: GiProfile, division: CiProfile) -> range:
+    """Every start of a compute instance in an empty GPU instance.
+
+    Anywhere that it fits: no transcript lists them, but in one a 2c follows a 1c in a 3g, so it need not begin at 0.
+    """
+    return range(profile.compute_slices - division.compute_slices + 1)
+
+
+def lowest_free_id(taken: Iterable[int]) -> int:
+    """The smallest number that is not taken, from 0 on: ids of compute instances."""
+    used = set(taken)
+    return next(number for number in range(len(used) + 1) if number not in used)
+
+
+def _excludes(one: GiProfile, other: GiProfile) -> bool:
+    """Whether an instance of `one` leaves no room for `other`, whatever their placements."""
+    if "me.all" in one.attributes:
+        return "no-me" not in other.attributes
+    return "me" in one.attributes and "me" in other.attributes
+
+
+def _in_driver_order(model: Model, profile: GiProfile) -> tuple[int, ...]:
+    if model.memory_slices != _PREFERENCE_AXIS:
+        return profile.starts
+    preferred = _PREFERRED_STARTS.get(profile.memory_slices, profile.starts)
+    return tuple(start for start in preferred if start in profile.starts)

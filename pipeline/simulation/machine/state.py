@@ -1,0 +1,303 @@
+"""What the simulated machine remembers: one JSON file, changed under a lock, shared by every process.
+
+This module owns the file and knows no rule of the driver. Processes and NVML sessions that have ended are not in what
+it returns, as the kernel would have closed what they held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import mig_table
+from pipeline.base.errors import ConfigError
+
+DRIVER_VERSION = "580.159.04"
+CUDA_VERSION = 13000
+_NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
+_FIRST_PCI_DEVICE = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeInstance:
+    """A compute instance; `start` and `size` count compute slices of its GPU instance."""
+
+    id: int
+    profile_id: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInstance:
+    """A GPU instance; `start` and `size` are on the GPU's placement axis, `made_s` is an instant (monotonic, seconds).
+
+    The instant makes no difference between two instances.
+    """
+
+    id: int
+    profile_id: int
+    start: int
+    size: int
+    compute_instances: tuple[ComputeInstance, ...] = ()
+    made_s: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process with a context on a GPU.
+
+    Attributes:
+        pid: of this machine.
+        name: of its program.
+        memory_mib: what it has allocated, in MiB.
+        kind: as nvidia-smi prints it: `C` computes, `M+C` is a client of an MPS server, `G` draws.
+        gpu_instance_id, compute_instance_id: where it runs under MIG.
+        start_ticks: when it began, so that a reused PID is not taken for it; `None` for a made-up one that never ends.
+    """
+
+    pid: int
+    name: str
+    memory_mib: int
+    kind: str = "C"
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+    start_ticks: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A process that has NVML open, `num_open` times; a client of the driver on every GPU."""
+
+    pid: int
+    num_open: int
+    start_ticks: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Makes a call of the driver fail.
+
+    Attributes:
+        function: name of the C function, as `nvmlGpuInstanceDestroy`. Those with `WithPlacement` at their end count as
+            the ones without. What nvidia-smi changes goes through the same functions, and it begins with
+            `nvmlInitWithFlags`.
+        code: what it returns. For `nvmlDeviceSetMigMode`, codes 3, 16 and 19 leave the mode pending instead.
+        skip: this many calls succeed first.
+        times: this many calls fail after them; `None` for all.
+        gpu: index of the GPU that it concerns; `None` for all.
+    """
+
+    function: str
+    code: int
+    skip: int = 0
+    times: int | None = 1
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. `compute_mode` is NVML's number; the MIG modes are whether it is on now, and after the next reset."""
+
+    model: str
+    uuid: str
+    bus_id: str
+    mig_current: bool = False
+    mig_pending: bool = False
+    compute_mode: int = 0
+    instances: tuple[GpuInstance, ...] = ()
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The whole simulated machine; a GPU's index is its position.
+
+    Attributes:
+        mps_faults: of `mps_control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
+        dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
+    """
+
+    gpus: tuple[Gpu, ...]
+    sessions: tuple[Session, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    mps_faults: tuple[str, ...] = ()
+    dcgm_is_paused: bool = False
+
+    def with_gpu(self, index: int, gpu: Gpu) -> State:
+        """The same machine with another GPU at this index."""
+        return replace(self, gpus=(*self.gpus[:index], gpu, *self.gpus[index + 1 :]))
+
+
+class Cell:
+    """A state that is being changed; what it holds at the end is kept, whether or not an error ended the change."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+
+class StateFile:
+    """The file that holds a simulated machine.
+
+    Args:
+        path: the file; a lock file beside it has `.lock` added to its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock = self.path.with_name(self.path.name + ".lock")
+
+    def read(self) -> State:
+        """The machine as it is now.
+
+        Raises:
+            ConfigError: there is no such file, or it is no state.
+        """
+        # Files are replaced as a whole, so a reader needs no lock.
+        try:
+            return _without_the_dead(_from_json(json.loads(self.path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self.path} does not hold a simulated machine: {error!r}") from error
+
+    @contextmanager
+    def changing(self) -> Iterator[Cell]:
+        """The machine, for one change that no other process can come between.
+
+        Raises:
+            ConfigError: there is no such file, or it is no state.
+        """
+        with self._locked():
+            cell = Cell(self.read())
+            try:
+                yield cell
+            finally:
+                self._write(cell.state)
+
+    def create(self, model_names: Iterable[str], faults: Iterable[Fault] = ()) -> State:
+        """Write a machine with these GPUs, in place of what the file may hold.
+
+        Its GPUs have the same UUIDs as those of every other such machine.
+
+        Args:
+            model_names: one a GPU, as `a100_40gb`.
+            faults: what shall fail.
+
+        Raises:
+            ConfigError: a model cannot be simulated, or the file cannot be written there.
+        """
+        state = State(
+            gpus=tuple(_new_gpu(index, mig_table.find(name)) for index, name in enumerate(model_names)),
+            faults=tuple(faults),
+        )
+        with self._locked():
+            self._write(state)
+        return state
+
+    def keep(self, model_names: Iterable[str]) -> State:
+        """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own.
+
+        Args:
+            model_names: of a new machine, one a GPU.
+
+        Raises:
+            ConfigError: the file holds something else, a model cannot be simulated, or the file cannot be written.
+        """
+        new = [mig_table.find(name) for name in model_names]
+        with self._locked():
+            if self.path.exists():
+                return self.read()
+            # Locks and journals are found by UUID, and those of another machine are no business of this one.
+            its_own = uuid.uuid4().hex
+            state = State(gpus=tuple(_new_gpu(index, model, its_own) for index, model in enumerate(new)))
+            self._write(state)
+        return state
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ConfigError(f"the simulated machine {self.path} cannot be locked: {error}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, state: State) -> None:
+        temporary = self.path.with_name(self.path.name + ".new")
+        try:
+            temporary.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            raise ConfigError(f"the simulated machine {self.path} cannot be written: {error}") from error
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process began, in the kernel's clock ticks; `None` if there is no such process, or only its zombie."""
+    try:
+        # The name of the program, in parentheses, may hold anything; the fields after it are numbers and one letter.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def mig_uuid(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:
+    """The UUID of a MIG device: of the same ids and profiles on the same GPU, the same one again."""
+    identity = f"{gpu.uuid}/{instance.id}/{instance.profile_id}/{division.id}/{division.profile_id}"
+    return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
+
+
+def goes_with_its_study(gpu_uuid: str) -> bool:
+    """Whether a GPU with this UUID is of a machine that is made for a study; kept machines have UUIDs of their own."""
+    models = mig_table.models()
+    return any(_new_gpu(index, model).uuid == gpu_uuid for index in range(len(models)) for model in models.values())
+
+
+def _new_gpu(index: int, model: mig_table.Model, machine: str = "") -> Gpu:
+    return Gpu(
+        model=model.name,
+        uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{machine}{model.name}/{index}')}",
+        bus_id=f"00000000:00:{_FIRST_PCI_DEVICE + index:02X}.0",
+    )
+
+
+def _without_the_dead(state: State) -> State:
+    return replace(
+        state,
+        sessions=tuple(session for session in state.sessions if _lives(session.pid, session.start_ticks)),
+        gpus=tuple(
+            replace(gpu, processes=tuple(p for p in gpu.processes if _lives(p.pid, p.start_ticks)))
+            for gpu in state.gpus
+        ),
+    )
+
+
+def _lives(pid: int, began: int | None) -> bool:
+    return began is None or start_ticks(pid) == began
+
+
+def _from_json(data: dict[str, Any]) -> State:
+    return State(
+        gpus=tuple(_gpu(row) for row in data["gpus"]),
+        sessions=tuple(Session(**row) for row in data["sessions"]),
+        faults=tuple(Fault(**row) for row in data["faults"]),
+        mps_faults=tuple(data["mps_faults"]),
+        dcgm_is_paused=data["dcgm_is_paused"],
+    )
+
+
+def _gpu(row: dict[str, Any]) -> Gpu:
+    instances = tuple(
+        GpuInstance(**{**i, "compute_instances": tuple(ComputeInstance(**c) for c in i["compute_instances"])})
+        for i in row["instances"]
+    )
+    return Gpu(**{**row, "instances": instances, "processes": tuple(Process(**p) for p in row["processes"])})

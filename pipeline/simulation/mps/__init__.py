@@ -1,0 +1,1 @@
+"""The simulated MPS control program and its daemon."""

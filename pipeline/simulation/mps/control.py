@@ -1,0 +1,165 @@
+"""`nvidia-cuda-mps-control` without hardware: daemon and server are real processes, a client is an open connection.
+
+Texts and exit statuses are those of an H100 80GB HBM3 (driver 580.159.04), status 0 for rejected commands included. It
+imports only the standard library, so that it starts quickly; it looks for no other program, and without
+`CUDA_MPS_PIPE_DIRECTORY` it refuses to run, because the default folder may be that of a real daemon.
+
+`write_program` makes the executable. `connect` is what the CUDA library does in a client.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.paths import PROJECT_DIR
+
+_SETTINGS = "SIMULATED_MPS"
+FAULTS = frozenset({"start_fails", "no_answer", "server_dies", "never_ready", "ignores_quit", "fault_on_client"})
+
+
+def write_program(
+    folder: Path,
+    *,
+    device_name: str,
+    init_s: float = 0.05,
+    faults: Sequence[str] = (),
+    machine: Path | None = None,
+    python: str = sys.executable,
+) -> Path:
+    """Write the executable `nvidia-cuda-mps-control` into the folder; returns its absolute path.
+
+    Args:
+        folder: where it goes.
+        device_name: name of the simulated GPU, as listings show it.
+        init_s: how long a server is INITIALIZING, in seconds; 0.3 s on the H100 with persistence mode.
+        faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once; its server is never
+            ready; it does not quit; a client puts its server into the state FAULT until all clients are gone.
+        machine: state file of the simulated machine, on whose GPUs servers then hold memory; a daemon also has the
+            faults that are in it when it starts.
+        python: interpreter that runs it.
+    """
+    unknown = set(faults) - FAULTS
+    if unknown:
+        raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
+    state_file = None if machine is None else str(machine.absolute())
+    settings = json.dumps(
+        {"device_name": device_name, "init_s": init_s, "faults": sorted(faults), "machine": state_file}
+    )
+    path = folder.resolve() / "nvidia-cuda-mps-control"
+    assignments = f"PYTHONPATH={shlex.quote(str(PROJECT_DIR))} {_SETTINGS}={shlex.quote(settings)}"
+    command = shlex.join([python, "-S", "-P", "-m", "pipeline.simulation.mps.control"])
+    # Replaced as a whole: another study on this machine may start it now.
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(f'#!/bin/sh\n{assignments} exec {command} "$@"\n', encoding="utf-8")
+    new.chmod(0o755)
+    new.replace(path)
+    return path
+
+
+def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> socket.socket | None:
+    """Become a client of the daemon that the environment names, as a CUDA program does when it initialises CUDA.
+
+    Args:
+        environ: of the program.
+        on_behalf_of: PID of another process, which is the client from now on until it ends.
+
+    Returns:
+        The connection, which is to be kept open; or `None` where no daemon listens: the program then runs without MPS,
+        and nothing says so.
+
+    Raises:
+        RuntimeError: the server does not accept clients (CUDA_ERROR_MPS_SERVER_NOT_READY).
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(Path(environ["CUDA_MPS_PIPE_DIRECTORY"]) / "control"))
+    except (OSError, KeyError):
+        connection.close()
+        return None
+    answer = b""
+    with suppress(OSError):  # the daemon may end at this moment
+        connection.sendall(b"CLIENT\n" if on_behalf_of is None else f"CLIENT {on_behalf_of}\n".encode())
+        answer = connection.recv(64)
+    if answer != b"accepted\n":
+        connection.close()
+        raise RuntimeError("CUDA_ERROR_MPS_SERVER_NOT_READY")
+    return connection
+
+
+def _start(pipes: Path, logs: Path, settings: dict[str, Any]) -> int:
+    """`-d`: return when the daemon listens."""
+    if settings["machine"] is not None:
+        from pipeline.simulation.machine.state import (
+            StateFile,  # a third of the time that the program takes for a command
+        )
+
+        settings["faults"] += StateFile(Path(settings["machine"])).read().mps_faults
+    if "start_fails" in settings["faults"]:
+        print("Failed to start the MPS control daemon")  # noqa: T201
+        return 1
+    lock = os.open(pipes / "control_lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("An instance of this daemon is already running")  # noqa: T201
+        return 1
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        return 0 if os.read(reading, 1) else 1
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    from pipeline.simulation.mps.daemon import Daemon  # a third of the time that the program takes for a command
+
+    daemon = Daemon(pipes, logs, settings)
+    daemon.listen()
+    os.write(writing, b".")
+    os.close(writing)
+    daemon.serve()
+    return 0
+
+
+def _ask(pipes: Path, command: str) -> int:
+    """Send one command and print the answer. Status 1 only if nobody is there to answer."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(pipes / "control"))
+    except OSError:
+        print("Cannot find MPS control daemon process")  # noqa: T201
+        return 1
+    connection.sendall(f"UI {command}\n".encode())
+    with connection, connection.makefile("r", encoding="utf-8") as answer:
+        sys.stdout.write(answer.read())
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The program. Commands come as arguments or, one a line, on stdin."""
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    if not folder:
+        print("a simulated MPS needs CUDA_MPS_PIPE_DIRECTORY: its default may belong to a real daemon")  # noqa: T201
+        return 1
+    pipes = Path(folder)
+    settings = json.loads(os.environ[_SETTINGS])
+    if list(arguments) == ["-d"]:
+        return _start(pipes, Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", folder)), settings)
+    commands = [" ".join(arguments)] if arguments else [line.strip() for line in sys.stdin if line.strip()]
+    for command in commands:
+        if _ask(pipes, command):
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,348 @@
+"""The daemon and the server of a simulated MPS: real processes, with the files, logs and answers of the real ones.
+
+Recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000). Where neither a recording nor a document
+says what the real daemon answers, the answer is the one for an unknown command or nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_VERSION = 13000
+_LOOK_S = 0.02
+_SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
+
+
+@dataclass(slots=True)
+class _Client:
+    pid: int
+    connection: socket.socket
+    number: int
+
+
+@dataclass(slots=True)
+class _Server:
+    """The server as its daemon knows it."""
+
+    pid: int
+    uid: int
+    ready_s: float
+    percentage: float
+    status: str = "INITIALIZING"
+    clients: list[_Client] = field(default_factory=list)
+
+
+class Daemon:
+    """The control daemon: one loop over its sockets.
+
+    Args:
+        pipes, logs: its folders.
+        settings: `device_name`, `init_s`, `faults` and `machine` of `pipeline.simulation.mps.control.write_program`.
+    """
+
+    def __init__(self, pipes: Path, logs: Path, settings: Mapping[str, Any]) -> None:
+        self._pipes, self._logs = pipes, logs
+        self._name: str = settings["device_name"]
+        self._init_s: float = settings["init_s"]
+        self._faults: list[str] = settings["faults"]
+        self._machine: str | None = settings["machine"]
+        self._uuids = [uuid for uuid in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if uuid]
+        self._server: _Server | None = None
+        self._pending: list[tuple[int, socket.socket]] = []
+        # Connections of whoever speaks for another process, and what tells the end of that process.
+        self._stand_ins: dict[socket.socket, int] = {}
+        self._quitting: socket.socket | None = None
+        self._default_percentage = 100.0
+        self._num_clients = 0
+        self._selector = selectors.DefaultSelector()
+
+    def listen(self) -> None:
+        """Make the files of the pipe folder and accept connections from now on."""
+        # World-accessible, as the real daemon makes them: its multi-user clients connect through the same files.
+        for name, mode in (("control", 0o666), ("control_privileged", 0o755)):
+            path = self._pipes / name
+            path.unlink(missing_ok=True)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(path))
+            path.chmod(mode)
+            listener.listen(64)
+            self._selector.register(listener, selectors.EVENT_READ, "listener")
+        (self._pipes / "log").unlink(missing_ok=True)
+        os.mkfifo(self._pipes / "log")
+        (self._pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()), encoding="ascii")
+        for name, mode in (("control_lock", 0o666), ("log", 0o777), ("nvidia-cuda-mps-control.pid", 0o666)):
+            (self._pipes / name).chmod(mode)
+        self._log("Control", f"Starting control daemon using socket {self._pipes}/control")
+        self._log(
+            "Control", f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={self._pipes}"
+        )
+        self._log("Control", f"CUDA MPS Control binary version: {_VERSION}")
+
+    def serve(self) -> None:
+        """Answer until `quit` and the end of the last client."""
+        while True:
+            for key, _ in self._selector.select(_LOOK_S):
+                connection = key.fileobj
+                if not isinstance(connection, socket.socket):
+                    self._forget(key.data)
+                elif key.data == "listener":
+                    self._accept(connection)
+                else:
+                    self._client_left(connection)
+            self._look_after_server()
+            if self._quitting is not None and (self._server is None or not self._server.clients):
+                self._end()
+                return
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        self._log("Control", "Accepting connection...")
+        if "no_answer" in self._faults:
+            self._selector.register(connection, selectors.EVENT_READ, "client")
+            return
+        pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        words = connection.makefile("r", encoding="utf-8").readline().split()
+        if words == ["CLIENT"]:
+            self._new_client(pid, uid, connection)
+        elif words[:1] == ["CLIENT"]:
+            self._stand_ins[connection] = os.pidfd_open(int(words[1]))
+            self._new_client(int(words[1]), uid, connection)
+        elif words[:1] == ["UI"]:
+            self._log("Control", "NEW UI")
+            self._log("Control", f"Cmd:{' '.join(words[1:])}")
+            if words[1:] == ["quit"] and "ignores_quit" not in self._faults:
+                self._quitting = connection
+                return
+            self._reply(connection, self._answer(words[1:], uid))
+        else:
+            connection.close()
+
+    def _reply(self, connection: socket.socket, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._log("Control", line)
+        with suppress(OSError):
+            connection.sendall("".join(f"{line}\n" for line in lines).encode())
+        connection.close()
+        self._log("Control", "UI closed")
+
+    def _new_client(self, pid: int, uid: int, connection: socket.socket) -> None:
+        server = self._server
+        if self._quitting is not None or (server is not None and server.status == "FAULT"):
+            connection.close()
+        elif server is None or server.status == "INITIALIZING":
+            self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list")
+            self._pending.append((pid, connection))
+            if server is None:
+                self._start_server(uid)
+        else:
+            self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server already exists")
+            self._admit(server, pid, connection)
+
+    def _admit(self, server: _Server, pid: int, connection: socket.socket) -> None:
+        self._num_clients += 1
+        server.clients.append(_Client(pid, connection, self._num_clients))
+        if connection in self._stand_ins:
+            self._selector.register(self._stand_ins[connection], selectors.EVENT_READ, connection)
+        else:
+            self._selector.register(connection, selectors.EVENT_READ, "client")
+        with suppress(OSError):
+            connection.sendall(b"accepted\n")
+        self._log("Server", f"Client {{PID: {pid}, Context ID: 1}} connected")
+        if "fault_on_client" in self._faults:
+            server.status = "FAULT"
+
+    def _client_left(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            if connection.recv(64):
+                return
+        self._forget(connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        """A client has ended."""
+        self._disconnect([(0, connection)])
+        for client in list(self._server.clients if self._server else ()):
+            if client.connection is connection and self._server is not None:
+                self._server.clients.remove(client)
+                self._log("Server", f"Client process {client.pid} disconnected")
+                if not self._server.clients and self._server.status == "FAULT":
+                    self._server.status = "ACTIVE"
+
+    def _start_server(self, uid: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            _be_server(dies="server_dies" in self._faults)
+        self._server = _Server(pid, uid, time.monotonic() + self._init_s, self._default_percentage)
+        self._log("Control", f"Starting new server {pid} for user {uid}")
+        if self._machine is not None:
+            self._take_memory(pid, self._machine)
+
+    def _take_memory(self, server: int, machine: str) -> None:
+        """Let the server hold what it holds on the device; it ends where it cannot."""
+        from pipeline.simulation.machine.clients import Clients
+        from pipeline.simulation.machine.codes import DriverError
+        from pipeline.simulation.machine.state import StateFile
+
+        try:
+            for uuid in self._uuids:
+                Clients(StateFile(Path(machine))).hold(uuid, server, "nvidia-cuda-mps-server", _SERVER_MIB)
+        except DriverError as error:
+            self._log("Server", f"Failed to initialize: {error}")
+            os.kill(server, signal.SIGKILL)
+
+    def _look_after_server(self) -> None:
+        server = self._server
+        if server is None:
+            return
+        pid, status = os.waitpid(server.pid, os.WNOHANG)
+        if pid:
+            self._log("Control", f"Server {pid} exited with status {os.waitstatus_to_exitcode(status)}")
+            self._server = None
+            self._disconnect([*self._pending, *((client.pid, client.connection) for client in server.clients)])
+            self._pending = []
+        elif (
+            server.status == "INITIALIZING" and time.monotonic() >= server.ready_s and "never_ready" not in self._faults
+        ):
+            server.status = "ACTIVE"
+            self._log("Control", f"NEW SERVER {server.pid}: Ready")
+            self._log("Server", "Server has started")
+            for client, connection in self._pending:
+                self._admit(server, client, connection)
+            self._pending = []
+
+    def _disconnect(self, clients: Sequence[tuple[int, socket.socket]]) -> None:
+        for _, connection in clients:
+            watched = self._stand_ins.pop(connection, None)
+            with suppress(KeyError):
+                self._selector.unregister(connection if watched is None else watched)
+            if watched is not None:
+                os.close(watched)
+            connection.close()
+
+    def _end(self) -> None:
+        """Stop the server, then remove what a daemon that quits removes: its sockets and the lock stay."""
+        if self._server is not None:
+            self._log("Control", f"Try shutting down server {self._server.pid}, backoff is disabled")
+            self._log("Server", "Server has been notified to shutdown")
+            with suppress(ProcessLookupError):
+                os.kill(self._server.pid, signal.SIGTERM)
+            _, status = os.waitpid(self._server.pid, 0)
+            code = 0 if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else os.waitstatus_to_exitcode(status)
+            self._log("Control", f"Server {self._server.pid} exited with status {code}")
+        for name in ("log", "nvidia-cuda-mps-control.pid"):
+            (self._pipes / name).unlink(missing_ok=True)
+        self._log("Control", "Exit with status 0")
+        assert self._quitting is not None
+        self._quitting.close()
+
+    def _answer(self, words: list[str], uid: int) -> list[str]:
+        """What the daemon prints for a command; an unknown or wrong one has an answer like every other."""
+        name, *arguments = words or [""]
+        server = self._server
+        match name, arguments:
+            case "get_server_list", []:
+                return [str(server.pid)] if server else []
+            case "start_server", ["-uid", wanted] if wanted.isdecimal():
+                if server is None:
+                    self._start_server(int(wanted))
+                return []
+            case "get_default_active_thread_percentage", []:
+                return [f"{self._default_percentage:.1f}"]
+            case "set_default_active_thread_percentage", [value]:
+                self._default_percentage = _percentage(value, self._default_percentage)
+                return [f"{self._default_percentage:.1f}"]
+            case "get_device_client_list", []:
+                clients = [f"{client.pid}.1" for client in server.clients] if server else []
+                return [f"[0] 00:00.0, {self._name}", *clients]
+            case "ps", []:
+                return self._process_table()
+            case "device_query", []:
+                return [
+                    "Default",
+                    *self._device_table(),
+                    *(["", f"Server {server.pid}", *self._device_table()] if server else []),
+                ]
+            case "quit", []:
+                return []
+        return self._answer_of_server(name, arguments)
+
+    def _answer_of_server(self, name: str, arguments: list[str]) -> list[str]:
+        """The commands that name a server by its PID."""
+        known = {
+            "get_server_status": 1,
+            "get_client_list": 1,
+            "get_active_thread_percentage": 1,
+            "set_active_thread_percentage": 2,
+            "terminate_client": 2,
+        }
+        if name not in known or len(arguments) != known[name]:
+            return [f'Unknown command "{" ".join([name, *arguments])}"']
+        server = self._server
+        if server is None or arguments[0] != str(server.pid):
+            return [f"Server {arguments[0]} not found"]
+        match name:
+            case "get_server_status":
+                return [server.status]
+            case "get_client_list":
+                return [str(client.pid) for client in server.clients]
+            case "terminate_client":
+                gone = [client for client in server.clients if str(client.pid) == arguments[1]]
+                self._disconnect([(client.pid, client.connection) for client in gone])
+                server.clients = [client for client in server.clients if client not in gone]
+                return ["0"] if gone else [f"Client {arguments[1]} not found"]
+            case "set_active_thread_percentage":
+                server.percentage = _percentage(arguments[1], server.percentage)
+        return [f"{server.percentage:.1f}"]
+
+    def _process_table(self) -> list[str]:
+        widths = (10, 10, 15, 26, 15, 15)
+        rows = [("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")]
+        for client in self._server.clients if self._server else ():
+            process = Path("/proc") / str(client.pid)
+            with suppress(OSError):
+                namespace = str((process / "ns/pid").readlink())[len("pid:[") : -1]
+                command = (process / "comm").read_text(encoding="utf-8").strip()
+                device = (self._uuids or ["N/A"])[0][:22]
+                server = str(self._server.pid) if self._server else ""
+                rows.append((str(client.pid), str(client.number), server, device, namespace, command))
+        return ["".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in rows]
+
+    def _device_table(self) -> list[str]:
+        rows = [("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")]
+        rows += [(str(i), f"0000:00.{6 + i:02}.00", uuid, self._name, "N/A") for i, uuid in enumerate(self._uuids)]
+        return [f"{a:<16}{b:<15}{c:<42}{d:<34}{e}" for a, b, c, d, e in rows]
+
+    def _log(self, who: str, text: str) -> None:
+        pid = os.getpid() if who == "Control" or self._server is None else self._server.pid
+        now_s = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{int(now_s * 1000) % 1000:03}"
+        # As the real one: a log that cannot be written (its folder was removed) stops nobody.
+        with suppress(OSError), (self._logs / f"{who.lower()}.log").open("a", encoding="utf-8") as file:
+            file.write(f"[{stamp} {who:<7} {pid:>5}] {text}\n")
+
+
+def _be_server(*, dies: bool) -> None:
+    """The server process: it lives until it is told to end, also when its daemon was killed."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.closerange(3, 4096)  # or clients of a killed daemon would never learn that it is gone
+    if dies:
+        os._exit(1)
+    while True:
+        signal.pause()
+
+
+def _percentage(text: str, current: float) -> float:
+    """The wanted value or, if it is none, the current one: the real daemon says why in its log only."""
+    with suppress(ValueError):
+        if 0 < float(text) <= 100:
+            return float(text)
+    return current

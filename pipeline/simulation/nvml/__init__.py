@@ -1,0 +1,1 @@
+"""The C functions of libnvidia-ml over the simulated machine."""

@@ -1,0 +1,247 @@
+"""The library beneath pynvml: the C functions of libnvidia-ml, by ctypes signature, over the simulated driver.
+
+What only hardware could know (power, clocks, utilisation, energy, temperature, GPM counters) answers "not supported";
+functions that are not here are not found, as those of a newer driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pynvml
+
+from pipeline.simulation.machine import codes, queries
+from pipeline.simulation.machine.codes import DriverError
+from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, mig_uuid
+from pipeline.simulation.nvml.calls import answers, fill, known, number, pointee
+from pipeline.simulation.nvml.gpm import GpmCalls
+from pipeline.simulation.nvml.mig import MigCalls
+
+_MIB = 2**20
+# Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
+_CORES_PER_MULTIPROCESSOR = {(8, 0): 64}
+_CORES_PER_LATER_MULTIPROCESSOR = 128
+_ARCHITECTURES = {"Ampere": 7, "Hopper": 9, "Blackwell": 10}  # Source: nvml.h, NVML_DEVICE_ARCH_*
+_NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
+
+
+class NvmlLibrary(MigCalls, GpmCalls):
+    """An object that takes the place of `pynvml.nvmlLib`."""
+
+    def close_all(self) -> None:
+        """End the sessions that this process left open."""
+        while self.num_open:
+            self._shutdown()
+
+    @answers("nvmlInitWithFlags")
+    def _init(self, _flags: int = 0) -> None:
+        with self.lock:
+            self.clients.open_session()
+            self.num_open += 1
+
+    @answers("nvmlShutdown")
+    def _shutdown(self) -> None:
+        with self.lock:
+            self.clients.close_session()
+            self.num_open -= 1
+
+    @answers("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+    def _driver_version(self, text: Any, _size: Any) -> None:
+        text.value = DRIVER_VERSION.encode()
+
+    @answers("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
+    def _cuda_version(self, version: Any) -> None:
+        fill(version, CUDA_VERSION)
+
+    @answers("nvmlSystemGetProcessName")
+    def _process_name(self, pid: Any, text: Any, _size: Any) -> None:
+        for gpu in self.driver.state().gpus:
+            for process in gpu.processes:
+                if process.pid == number(pid):
+                    text.value = process.name.encode()
+                    return
+        raise DriverError(codes.NOT_FOUND)
+
+    @answers("nvmlDeviceGetCount_v2")
+    def _count(self, count: Any) -> None:
+        fill(count, len(self.driver.state().gpus))
+
+    @answers("nvmlDeviceGetHandleByIndex_v2")
+    def _handle_by_index(self, index: Any, handle: Any) -> None:
+        if number(index) >= len(self.driver.state().gpus):
+            raise DriverError(codes.INVALID_ARGUMENT)
+        self.point(handle, "gpu", number(index))
+
+    @answers("nvmlDeviceGetHandleByUUID")
+    def _handle_by_uuid(self, uuid: Any, handle: Any) -> None:
+        for index, gpu in enumerate(self.driver.state().gpus):
+            if gpu.uuid.encode() == uuid.value:
+                return self.point(handle, "gpu", index)
+            for instance, division in queries.mig_devices(gpu):
+                if mig_uuid(gpu, instance, division).encode() == uuid.value:
+                    return self.point(handle, "mig", index, instance.id, division.id)
+        raise DriverError(codes.NOT_FOUND)
+
+    @answers("nvmlDeviceGetHandleByPciBusId_v2")
+    def _handle_by_bus_id(self, bus_id: Any, handle: Any) -> None:
+        for index, gpu in enumerate(self.driver.state().gpus):
+            if gpu.bus_id.encode() == bus_id.value:
+                return self.point(handle, "gpu", index)
+        raise DriverError(codes.NOT_FOUND)
+
+    @answers("nvmlDeviceGetMigDeviceHandleByIndex")
+    def _mig_handle(self, handle: Any, index: Any, mig: Any) -> None:
+        gpu_index, gpu = self.whole_gpu(handle)
+        devices = queries.mig_devices(gpu)
+        if number(index) >= len(devices):
+            raise DriverError(codes.NOT_FOUND)
+        instance, division = devices[number(index)]
+        self.point(mig, "mig", gpu_index, instance.id, division.id)
+
+    @answers("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+    def _parent_handle(self, mig: Any, handle: Any) -> None:
+        self.point(handle, "gpu", self.meaning(mig, "mig")[1])
+
+    @answers("nvmlDeviceIsMigDeviceHandle")
+    def _is_mig(self, handle: Any, is_mig: Any) -> None:
+        fill(is_mig, int(self.is_mig_device(handle)))
+
+    @answers("nvmlDeviceGetGpuInstanceId")
+    def _gpu_instance_id(self, mig: Any, number: Any) -> None:
+        fill(number, self.mig_device(mig)[1].id)
+
+    @answers("nvmlDeviceGetComputeInstanceId")
+    def _compute_instance_id(self, mig: Any, number: Any) -> None:
+        fill(number, self.mig_device(mig)[2].id)
+
+    @answers("nvmlDeviceGetMaxMigDeviceCount")
+    def _max_mig_devices(self, handle: Any, count: Any) -> None:
+        _, gpu = self.whole_gpu(handle)
+        fill(count, queries.model_of(gpu).compute_slices if gpu.mig_current else 0)
+
+    @answers("nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber")
+    def _index(self, handle: Any, index: Any) -> None:
+        if self.is_mig_device(handle):
+            instance, division = self.mig_device(handle)[1:]
+            fill(index, queries.mig_devices(self.gpu(handle)).index((instance, division)))
+        else:
+            fill(index, self.whole_gpu(handle)[0])
+
+    @answers("nvmlDeviceGetUUID")
+    def _uuid(self, handle: Any, text: Any, _size: Any) -> None:
+        gpu = self.gpu(handle)
+        text.value = (mig_uuid(*self.mig_device(handle)) if self.is_mig_device(handle) else gpu.uuid).encode()
+
+    @answers("nvmlDeviceGetName")
+    def _name(self, handle: Any, text: Any, _size: Any) -> None:
+        name = queries.model_of(self.gpu(handle)).product
+        if self.is_mig_device(handle):
+            gpu, instance, division = self.mig_device(handle)
+            name += f" MIG {queries.device_name(gpu, instance, division)}"
+        text.value = name.encode()
+
+    @answers("nvmlDeviceGetPciInfo_v3")
+    def _pci(self, handle: Any, info: Any) -> None:
+        bus_id = self.gpu(handle).bus_id
+        target = pointee(info)
+        domain, bus, device = bus_id.split(":")
+        target.busId, target.busIdLegacy = bus_id.encode(), bus_id[-12:].encode()
+        target.domain, target.bus, target.device = int(domain, 16), int(bus, 16), int(device.split(".")[0], 16)
+
+    @answers("nvmlDeviceGetCudaComputeCapability")
+    def _compute_capability(self, handle: Any, major: Any, minor: Any) -> None:
+        capability = queries.model_of(self.gpu(handle)).compute_capability
+        fill(major, capability[0])
+        fill(minor, capability[1])
+
+    @answers("nvmlDeviceGetArchitecture")
+    def _architecture(self, handle: Any, architecture: Any) -> None:
+        fill(architecture, _ARCHITECTURES[queries.model_of(self.gpu(handle)).architecture])
+
+    @answers("nvmlDeviceGetNumGpuCores")
+    def _cores(self, handle: Any, cores: Any) -> None:
+        model = queries.model_of(self.gpu(handle))
+        if model.num_multiprocessors is None:
+            raise DriverError(codes.NOT_SUPPORTED)
+        each = _CORES_PER_MULTIPROCESSOR.get(model.compute_capability, _CORES_PER_LATER_MULTIPROCESSOR)
+        fill(cores, model.num_multiprocessors * each)
+
+    @answers("nvmlDeviceGetPersistenceMode")
+    def _persistence(self, _handle: Any, mode: Any) -> None:
+        fill(mode, 1)
+
+    @answers("nvmlDeviceGetComputeMode")
+    def _compute_mode(self, handle: Any, mode: Any) -> None:
+        fill(mode, self.gpu(handle).compute_mode)
+
+    @answers("nvmlDeviceSetComputeMode")
+    def _set_compute_mode(self, handle: Any, mode: Any) -> None:
+        self.driver.set_compute_mode(self.whole_gpu(handle)[0], number(mode))
+
+    @answers("nvmlDeviceGetAttributes_v2")
+    def _attributes(self, mig: Any, attributes: Any) -> None:
+        gpu, instance, division = self.mig_device(mig)
+        profile = queries.profile_of(gpu, instance)
+        target = pointee(attributes)
+        target.multiprocessorCount = known(queries.division_of(profile, division.profile_id).num_multiprocessors)
+        target.sharedCopyEngineCount, target.sharedDecoderCount = known(profile.num_copy), known(profile.num_decoder)
+        target.sharedEncoderCount, target.sharedJpegCount = known(profile.num_encoder), known(profile.num_jpeg)
+        target.sharedOfaCount = known(profile.num_ofa)
+        target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, division.size
+        target.memorySizeMB = profile.capacity_mib
+
+    @answers("nvmlDeviceGetMemoryInfo")
+    def _memory(self, handle: Any, memory: Any) -> None:
+        total, used, reserved = self._memory_mib(handle)
+        target = pointee(memory)
+        # Version 1 counts what the driver keeps for itself as used.
+        target.total, target.used = total * _MIB, (used + reserved) * _MIB
+        target.free = (total - used - reserved) * _MIB
+
+    @answers("nvmlDeviceGetMemoryInfo_v2")
+    def _memory_v2(self, handle: Any, memory: Any) -> None:
+        target = pointee(memory)
+        if target.version != pynvml.nvmlMemory_v2:
+            raise DriverError(codes.VERSION_MISMATCH)
+        total, used, reserved = self._memory_mib(handle)
+        target.total, target.used, target.reserved = total * _MIB, used * _MIB, reserved * _MIB
+        target.free = (total - used - reserved) * _MIB
+
+    @answers("nvmlDeviceGetComputeRunningProcesses_v3")
+    def _compute_processes(self, handle: Any, count: Any, array: Any) -> None:
+        self._list_processes(handle, ("C", "M+C"), count, array)
+
+    @answers("nvmlDeviceGetMPSComputeRunningProcesses_v3")
+    def _mps_processes(self, handle: Any, count: Any, array: Any) -> None:
+        self._list_processes(handle, ("M+C",), count, array)
+
+    @answers("nvmlDeviceGetGraphicsRunningProcesses_v3")
+    def _graphics_processes(self, handle: Any, count: Any, array: Any) -> None:
+        self._list_processes(handle, ("G",), count, array)
+
+    def _memory_mib(self, handle: Any) -> tuple[int, int, int]:
+        """Total, used by processes, and kept by the driver."""
+        gpu = self.gpu(handle)
+        if self.is_mig_device(handle):
+            _, instance, _ = self.mig_device(handle)
+            return queries.profile_of(gpu, instance).capacity_mib, queries.used_memory_mib(gpu, instance.id), 0
+        return queries.model_of(gpu).capacity_mib, queries.used_memory_mib(gpu), queries.RESERVED_MIB
+
+    def _list_processes(self, handle: Any, kinds: Collection[str], count: Any, array: Any) -> None:
+        found = [process for process in self.gpu(handle).processes if process.kind in kinds]
+        if self.is_mig_device(handle):
+            _, instance, division = self.mig_device(handle)
+            place = (instance.id, division.id)
+            found = [p for p in found if (p.gpu_instance_id, p.compute_instance_id) == place]
+        room = pointee(count).value
+        fill(count, len(found))
+        if room < len(found):
+            raise DriverError(codes.INSUFFICIENT_SIZE)
+        # The latest comes first. Source: recorded lists of an H100.
+        for entry, process in zip(array or (), reversed(found), strict=False):
+            entry.pid, entry.usedGpuMemory = process.pid, process.memory_mib * _MIB
+            entry.gpuInstanceId = _NOT_IN_MIG if process.gpu_instance_id is None else process.gpu_instance_id
+            entry.computeInstanceId = (
+                _NOT_IN_MIG if process.compute_instance_id is None else process.compute_instance_id
+            )

@@ -1,0 +1,256 @@
+"""The tables of nvidia-smi: the overview, the list of devices, and what `nvidia-smi mig` lists. Text only.
+
+Source of the formats: recordings of an H100 80GB (driver 580.159.04); of the MIG tables that need MIG mode, public
+transcripts of drivers 570 to 580. A figure that nobody knows prints as N/A, as the real program does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from pipeline.simulation.machine import placement, queries
+from pipeline.simulation.machine.state import (
+    CUDA_VERSION,
+    DRIVER_VERSION,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    Process,
+    mig_uuid,
+)
+
+# A GPU with its index.
+Numbered = tuple[int, Gpu]
+
+_COMPUTE_MODES = {0: "Default", 2: "Prohibited", 3: "E. Process"}
+_NAME_WIDTH, _PROCESS_NAME_WIDTH = 27, 36
+
+_RULE = "+-----------------------------------------------------------------------------------------+"
+_GPU_RULE = "+-----------------------------------------+------------------------+----------------------+"
+_GPU_HEADER = (
+    "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
+    "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
+    "|                                         |                        |               MIG M. |",
+    "|=========================================+========================+======================|",
+)
+_MIG_RULE = "+------------------+----------------------------------+-----------+-----------------------+"
+_MEMORY_WIDTH = 34
+_MIG_RULE_WITHIN = f"+------------------+{'':<{_MEMORY_WIDTH}}+-----------+-----------------------+"
+_MIG_HEADER = (
+    _RULE,
+    "| MIG devices:                                                                            |",
+    _MIG_RULE,
+    "| GPU  GI  CI  MIG |              Shared Memory-Usage |        Vol|        Shared         |",
+    "|      ID  ID  Dev |                Shared BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG |",
+    "|                  |                                  |        ECC|                       |",
+    "|==================+==================================+===========+=======================|",
+)
+_PROCESS_HEADER = (
+    _RULE,
+    "| Processes:                                                                              |",
+    "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |",
+    "|        ID   ID                                                               Usage      |",
+    "|=========================================================================================|",
+)
+_PROFILE_RULE = "+" + "-" * 79 + "+"
+_PROFILE_HEADER = (
+    "| GPU instance profiles:                                                        |",
+    "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |",
+    "|                                Free/Total   GiB              CE    JPEG  OFA  |",
+    "|" + "=" * 79 + "|",
+)
+_INSTANCE_RULE = "+" + "-" * 57 + "+"
+_INSTANCE_HEADER = (
+    "| GPU instances:                                          |",
+    "| GPU   Name               Profile  Instance   Placement  |",
+    "|                            ID       ID       Start:Size |",
+    "|" + "=" * 57 + "|",
+)
+_DIVISION_RULE = "+" + "-" * 68 + "+"
+_DIVISION_HEADER = (
+    "| Compute instances:                                                 |",
+    "| GPU     GPU       Name             Profile   Instance   Placement  |",
+    "|       Instance                       ID        ID       Start:Size |",
+    "|         ID                                                         |",
+    "|" + "=" * 68 + "|",
+)
+_DIVISION_PROFILE_RULE = "+" + "-" * 86 + "+"
+_DIVISION_PROFILE_HEADER = (
+    "| Compute instance profiles:                                                           |",
+    "| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |",
+    "|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |",
+    "|         ID                                                          CE    JPEG       |",
+    "|" + "=" * 86 + "|",
+)
+
+
+def overview(gpus: Sequence[Numbered], now: datetime) -> list[str]:
+    """What nvidia-smi prints without arguments."""
+    cuda = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
+    versions = f"| NVIDIA-SMI {DRIVER_VERSION:<22} Driver Version: {DRIVER_VERSION:<14} CUDA Version: {cuda:<9}|"
+    lines = [f"{now:%a %b %d %H:%M:%S %Y}       ", _RULE, versions, _GPU_RULE, *_GPU_HEADER]
+    for index, gpu in gpus:
+        lines += [*_gpu_row(index, gpu), _GPU_RULE]
+    if any(gpu.mig_current for _, gpu in gpus):
+        rows = [line for index, gpu in gpus for line in _mig_rows(index, gpu)]
+        lines += ["", *_MIG_HEADER, *(rows or [f"|  {'No MIG devices found':<87}|", _RULE])]
+    lines += ["", *_PROCESS_HEADER]
+    rows = [_process_row(index, process) for index, gpu in gpus for process in sorted(gpu.processes, key=_pid)]
+    return [*lines, *(rows or [f"|  {'No running processes found':<87}|"]), _RULE]
+
+
+def device_list(gpus: Iterable[Numbered]) -> list[str]:
+    """What `nvidia-smi -L` prints."""
+    lines = []
+    for index, gpu in gpus:
+        lines.append(f"GPU {index}: {queries.model_of(gpu).product} (UUID: {gpu.uuid})")
+        for position, (instance, division) in enumerate(queries.mig_devices(gpu)):
+            name = queries.device_name(gpu, instance, division)
+            lines.append(f"  MIG {name:<11} Device {position:>2}: (UUID: {mig_uuid(gpu, instance, division)})")
+    return lines
+
+
+def profile_table(gpus: Iterable[Numbered]) -> list[str]:
+    """What `nvidia-smi mig -lgip` prints."""
+    lines = [_PROFILE_RULE, *_PROFILE_HEADER]
+    for index, gpu in gpus:
+        model = queries.model_of(gpu)
+        for profile in model.profiles:
+            free = placement.remaining_capacity(model, gpu.instances, profile)
+            lines.append(
+                f"|{index:>4}  MIG {profile.name:<15}{profile.id:>3}     {f'{free}/{profile.max_instances}':<11}"
+                f"{f'{profile.capacity_mib / 1024:.2f}':<11}No     {_count(profile.num_multiprocessors):<7}"
+                f"{_count(profile.num_decoder):<6}{_count(profile.num_encoder):<4}|"
+            )
+            lines.append(
+                f"|{'':<63}{_count(profile.num_copy):<6}{_count(profile.num_jpeg):<6}{_count(profile.num_ofa):<4}|"
+            )
+            lines.append(_PROFILE_RULE)
+    return lines
+
+
+def placement_list(gpus: Iterable[Numbered]) -> list[str]:
+    """What `nvidia-smi mig -lgipp` prints: every placement, taken or not."""
+    return [
+        f"GPU {index:>2} Profile ID {profile.id:>2} {_placements(profile.starts, profile.memory_slices)}"
+        for index, gpu in gpus
+        for profile in queries.model_of(gpu).profiles
+    ]
+
+
+def instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
+    """What `nvidia-smi mig -lgi` prints."""
+    lines = [_INSTANCE_RULE, *_INSTANCE_HEADER]
+    for index, gpu, instance in rows:
+        profile = queries.profile_of(gpu, instance)
+        place = f"{instance.start}:{instance.size}"
+        name = f"MIG {profile.name}"
+        lines += [f"|{index:>4}  {name:<21}{profile.id:>3}{instance.id:>9}{'':<10}{place:<8}|", _INSTANCE_RULE]
+    return lines
+
+
+def division_table(rows: Iterable[tuple[int, Gpu, GpuInstance, ComputeInstance]]) -> list[str]:
+    """What `nvidia-smi mig -lci` prints."""
+    lines = [_DIVISION_RULE, *_DIVISION_HEADER]
+    for index, gpu, instance, division in rows:
+        name = f"MIG {queries.device_name(gpu, instance, division)}"
+        place = f"{division.start}:{division.size}"
+        lines.append(
+            f"|{index:>4}{instance.id:>7}       {name:<20}{division.profile_id:>2}{division.id:>10}{'':<10}{place:<8}|"
+        )
+        lines.append(_DIVISION_RULE)
+    return lines
+
+
+def division_profile_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
+    """What `nvidia-smi mig -lcip` prints."""
+    lines = [_DIVISION_PROFILE_RULE, *_DIVISION_PROFILE_HEADER]
+    for index, gpu, instance in rows:
+        profile = queries.profile_of(gpu, instance)
+        for division in profile.ci_profiles:
+            free = placement.remaining_ci_capacity(profile, instance.compute_instances, division)
+            default = "*" if division.compute_slices == profile.compute_slices else " "
+            name = f"MIG {division.name_prefix}{profile.name}"
+            lines += [
+                f"|{index:>4}{instance.id:>7}       {name:<20}{division.id:>2}{default}     "
+                f"{f'{free}/{division.max_instances}':<14}{_count(division.num_multiprocessors):<10}"
+                f"{_count(profile.num_decoder):<6}{_count(profile.num_encoder):<6}{_count(profile.num_ofa):<4}|",
+                f"|{'':<70}{_count(profile.num_copy):<6}{_count(profile.num_jpeg):<10}|",
+                _DIVISION_PROFILE_RULE,
+            ]
+    return lines
+
+
+def division_placement_list(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
+    """What `nvidia-smi mig -lcipp` prints."""
+    lines = []
+    for index, gpu, instance in rows:
+        profile = queries.profile_of(gpu, instance)
+        for division in profile.ci_profiles:
+            places = _placements(placement.ci_starts(profile, division), division.compute_slices)
+            lines.append(f"GPU {index:>2} GI {instance.id:>2} Profile ID {division.id:>2} {places}")
+    return lines
+
+
+def _placements(starts: Sequence[int], size: int) -> str:
+    title = "Placement :" if len(starts) == 1 else "Placements:"
+    return f"{title} {{{','.join(map(str, starts))}}}:{size}"
+
+
+def _gpu_row(index: int, gpu: Gpu) -> list[str]:
+    model = queries.model_of(gpu)
+    name = model.product if len(model.product) <= _NAME_WIDTH else model.product[: _NAME_WIDTH - 3] + "..."
+    ecc = "On" if gpu.mig_current else "N/A"
+    mode = "Enabled" if gpu.mig_current else "Disabled"
+    pending = "*" if gpu.mig_current != gpu.mig_pending else ""
+    return [
+        f"|{index:>4}  {name:<{_NAME_WIDTH}}    On  |   {gpu.bus_id} Off |{ecc:>21} |",
+        f"| N/A   N/A    N/A           N/A  /  N/A  |{queries.used_memory_mib(gpu):>8}MiB /{model.capacity_mib:>7}MiB |"
+        f"     N/A{_COMPUTE_MODES[gpu.compute_mode]:>13} |",
+        f"|{'':<41}|{'':<24}|{mode + pending:>21} |",
+    ]
+
+
+def _mig_rows(index: int, gpu: Gpu) -> list[str]:
+    lines: list[str] = []
+    previous = None
+    for position, (instance, division) in enumerate(queries.mig_devices(gpu)):
+        profile = queries.profile_of(gpu, instance)
+        used_mib = queries.used_memory_mib(gpu, instance.id)
+        memory = f"{used_mib:>16}MiB /{profile.capacity_mib:>6}MiB    ", f"{'N/A':>19} / {'N/A':>8}    "
+        if instance is previous:
+            # Compute instances share the memory of their GPU instance, which is told once.
+            memory = " " * _MEMORY_WIDTH, " " * _MEMORY_WIDTH
+            lines[-1] = _MIG_RULE_WITHIN
+        previous = instance
+        count = _count(queries.division_of(profile, division.profile_id).num_multiprocessors)
+        lines += [
+            f"|{index:>3}{instance.id:>5}{division.id:>4}{position:>4}  |{memory[0]}|{count:>3}{'N/A':>7} |"
+            f"{_count(profile.num_copy):>3}{_count(profile.num_encoder):>4}{_count(profile.num_decoder):>5}"
+            f"{_count(profile.num_ofa):>5}{_count(profile.num_jpeg):>5} |",
+            f"|{'':<18}|{memory[1]}|{'':<11}|{'':<23}|",
+            _MIG_RULE,
+        ]
+    return lines
+
+
+def _pid(process: Process) -> int:
+    return process.pid
+
+
+def _process_row(index: int, process: Process) -> str:
+    name = process.name
+    if len(name) > _PROCESS_NAME_WIDTH:
+        name = "..." + name[3 - _PROCESS_NAME_WIDTH :]
+    instance, division = (
+        "N/A" if number is None else number for number in (process.gpu_instance_id, process.compute_instance_id)
+    )
+    return (
+        f"|{index:>5}{instance:>6}{division:>5}{process.pid:>16}{process.kind:>7}   {name:<{_PROCESS_NAME_WIDTH}}"
+        f"{process.memory_mib:>7}MiB |"
+    )
+
+
+def _count(number: int | None) -> str:
+    return "N/A" if number is None else str(number)

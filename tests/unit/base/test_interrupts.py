@@ -1,0 +1,68 @@
+"""Signals become one exception, never in the middle of a step, and the first error of a stack wins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from pipeline.base.interrupts import UndoStack
+
+SCRIPT = """
+import os, signal, sys
+from pipeline import interrupts
+interrupts.install()
+log = []
+try:
+    with interrupts.held():
+        os.kill(os.getpid(), signal.{first})
+        log.append("step finished")
+    log.append("not reached")
+except interrupts.Interrupted as error:
+    os.kill(os.getpid(), signal.SIGINT)
+    log.append(f"cleaned {{error.exit_status}}")
+print(log)
+"""
+
+
+@pytest.mark.parametrize(("first", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_waits_for_the_end_of_a_held_step_and_later_ones_are_ignored(first, status):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(first=first)], capture_output=True, text=True, timeout=20
+    )
+    assert done.stdout.strip() == str(["step finished", f"cleaned {status}"]), done.stderr
+
+
+def test_where_nobody_catches_it_the_process_ends_with_its_status_and_no_traceback():
+    code = (
+        "import os, signal\nfrom pipeline import interrupts\ninterrupts.install()\nos.kill(os.getpid(), signal.SIGINT)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT\n")
+
+
+@contextmanager
+def failing(name, undone):
+    try:
+        yield
+    finally:
+        undone.append(name)
+        raise OSError(f"cannot undo {name}")
+
+
+def test_the_first_error_wins_and_names_the_failed_cleanups():
+    undone: list[str] = []
+    with pytest.raises(ValueError, match="the body") as caught, UndoStack() as stack:
+        stack.enter_context(failing("a", undone))
+        stack.enter_context(failing("b", undone))
+        raise ValueError("the body")
+    assert undone == ["b", "a"]
+    notes = "\n".join(caught.value.__notes__)
+    assert "cannot undo a" in notes and "cannot undo b" in notes
+
+
+def test_a_cleanup_that_fails_alone_is_raised():
+    with pytest.raises(OSError, match="cannot undo a"), UndoStack() as stack:
+        stack.enter_context(failing("a", []))

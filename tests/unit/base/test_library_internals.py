@@ -1,0 +1,81 @@
+"""What is used of other libraries beyond their documented interfaces still has the effect that it is used for."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pynvml
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
+
+from pipeline.base import library_internals
+from pipeline.base.paths import PROJECT_DIR
+
+RAISES = """
+import hydra
+from pipeline import library_internals
+library_internals.let_hydra_raise()
+@hydra.main(version_base="1.3", config_path=None)
+def main(config):
+    raise AssertionError("never composed")
+try:
+    main()
+except hydra.errors.HydraException:
+    print("reached the caller")
+"""
+
+
+def test_an_error_of_hydra_reaches_the_caller():
+    done = subprocess.run(
+        [sys.executable, "-c", RAISES, "no_such_key=1"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "reached the caller\n", done.stderr
+
+
+def test_the_config_store_is_shared_and_not_copied(monkeypatch):
+    monkeypatch.delattr(ConfigStore, "__deepcopy__", raising=False)
+    store = ConfigStore.instance()
+    assert copy.deepcopy({"store": store})["store"] is not store, "Hydra shares it by itself now"
+    monkeypatch.setattr(ConfigStore, "__deepcopy__", None, raising=False)
+    library_internals.share_config_store()
+    assert copy.deepcopy({"store": store})["store"] is store
+
+
+def test_the_combinations_of_a_grid_come_in_order():
+    overrides = OverridesParser.create().parse_overrides(["a=1,2", "b=x", "c=range(2)"])
+    assert library_internals.combinations(overrides) == [
+        ["a=1", "b=x", "c=0"],
+        ["a=1", "b=x", "c=1"],
+        ["a=2", "b=x", "c=0"],
+        ["a=2", "b=x", "c=1"],
+    ]
+
+
+def test_values_are_set_in_a_composed_configuration():
+    config = OmegaConf.create({"window": {"seconds": 1.0}})
+    OmegaConf.set_struct(config, True)
+    parse = OverridesParser.create().parse_overrides
+    library_internals.set_values(parse(["window.seconds=2.5"]), config)
+    assert config.window.seconds == 2.5
+    with pytest.raises(ConfigCompositionException, match=r"Could not override 'window\.second'"):
+        library_internals.set_values(parse(["window.second=1"]), config)
+
+
+class _Library:
+    """Counts the devices of a machine, for `nvmlDeviceGetCount`."""
+
+    def __init__(self, count: int) -> None:
+        self.nvmlDeviceGetCount_v2 = lambda pointer: setattr(pointer._obj, "value", count) or 0
+
+
+def test_nvml_is_answered_by_another_library_and_then_as_before():
+    with library_internals.nvml_answered_by(_Library(3)):
+        assert pynvml.nvmlDeviceGetCount() == 3
+        with library_internals.nvml_answered_by(_Library(5)):
+            assert pynvml.nvmlDeviceGetCount() == 5
+        assert pynvml.nvmlDeviceGetCount() == 3

@@ -1,0 +1,61 @@
+"""What sharing modes are called and how they are drawn, one that nobody has entered anywhere among them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline.base.modes import MODES, SPARE_COLOURS, mode_of, modes_of
+from pipeline.report.evaluate import cells as evaluated
+from pipeline.report.evaluate import verdicts
+from pipeline.report.figures import every
+from pipeline.report.figures.drawing import THEME
+from tests.conftest import GPU
+from tests.report_rows import copies, study
+
+
+def test_modes_have_colours_and_markers_of_their_own() -> None:
+    found = modes_of(["timeslice", "mps", "another"])
+    assert list(found)[: len(MODES)] == list(MODES)
+    assert len({mode.colour for mode in found.values()}) == len({mode.label for mode in found.values()}) == 8
+    assert {mode.colour for mode in found.values()} <= THEME.keys()
+    assert len({mode.marker for mode in found.values() if mode.name != "serial"}) == 7  # that one has no line
+
+
+def test_options_tell_groups_apart_unless_they_say_where_a_program_lies_or_what_the_label_says() -> None:
+    options = [
+        ("profile", "2g"),
+        ("size_profile", ()),
+        ("program", "/bin/x"),
+        ("mps_program", "/bin/y"),
+        ("slice_ms", 2),
+    ]
+    assert [key for key, _ in mode_of("mig").naming(options)] == ["profile", "slice_ms"]
+    assert [key for key, _ in mode_of("timeslice").naming(options)] == ["profile", "size_profile", "slice_ms"]
+
+
+def test_a_mode_that_is_in_no_table_is_planned_by_its_name_and_options(make_plan) -> None:
+    mode = ["scenario=mps", "scenario.name=timeslice", "scenario.priority=1"]
+    assert [group.name for group in make_plan(mode, device=GPU).groups] == ["timeslice-2x-tiny-priority=1"]
+
+
+def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> None:
+    def timeslice(rate: float, block: int):
+        made = copies("naive", 2, rate, block, options={"slice_ms": "2"})
+        mode = mode_of("timeslice")
+        return dataclasses.replace(made, scenario=mode.name, sharing=mode, key="timeslice")
+
+    rows = [copies("serial", 1, 1000.0 + block, block) for block in range(1, 6)]
+    rows += [copies("mps", 2, 600.0 + block, block) for block in range(1, 6)]
+    rows += [timeslice(700.0 + block, block) for block in range(1, 6)]
+    found = study(*rows)
+    cells = evaluated.cells(found)
+    assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "timeslice slice_ms=2"]
+    sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
+    assert [s.split(" times")[0] for s in sentences if s.startswith("timeslice")] == [
+        "timeslice slice_ms=2 runs 2 resnet26_cifar10 bs128 (data on the GPU) 1.40",
+        "timeslice slice_ms=2 runs 2 resnet26_cifar10 bs128 (data on the GPU) 1.17",
+    ]
+    drawn = {figure.name: figure.svg for figure in every.every_figure(found, cells, None)}
+    spare, _ = SPARE_COLOURS[0]
+    assert all(spare in svg for svg in drawn.values()) and len(drawn) == 2
+    assert ">timeslice<" in drawn["gain"] and ">slice_ms=2<" in drawn["workload-resnet26-cifar10-bs128-data-on-the-gpu"]

@@ -1,0 +1,410 @@
+"""Undo steps are on disk before they are taken, survive every kill, and are carried out once, newest first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import SharingError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.programs import Programs
+from pipeline.clean import trust
+from pipeline.clean.journal import Journal, JournalError, Step, find, in_words, replay, undo_all, undoes
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+TAKEN = "taken"
+
+
+@undoes("file", "remove {path}")
+def remove_file(programs: Programs, path: str) -> None:
+    """What the tests undo: a file that was made. Content with what is gone, as every such function is."""
+    Path(path).unlink(missing_ok=True)
+    with (Path(path).parent / "undone.log").open("a") as log:
+        log.write(Path(path).name + "\n")
+
+
+@undoes("stuck", "loosen {path}")
+def fail(programs: Programs, path: str) -> None:
+    raise SharingError(f"{path} is stuck")
+
+
+@undoes("program", "run {name}")
+def run_program(programs: Programs, name: str) -> None:
+    subprocess.run([programs.find(name)], check=True)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return Journal(tmp_path, UUID)
+
+
+def plant(journal: Journal, content: bytes) -> None:
+    """Write the file past the journal."""
+    journal.path.parent.mkdir(mode=0o755, exist_ok=True)
+    journal.path.write_bytes(content)
+
+
+def undone(tmp_path):
+    log = tmp_path / "undone.log"
+    return log.read_text().split() if log.exists() else []
+
+
+def test_a_step_is_on_disk_while_its_body_runs_and_nothing_is_left_afterwards(journal, tmp_path):
+    made = tmp_path / TAKEN
+    with journal.undoing("file", path=str(made)):
+        assert json.loads(journal.path.read_text())["arguments"] == {"path": str(made)}
+        made.touch()
+        assert [step.kind for step in Journal(tmp_path, UUID).steps()] == ["file"]  # as another process reads it
+    assert not made.exists()
+    assert not journal.path.exists()
+
+
+def test_each_device_has_a_journal_of_its_own(journal, tmp_path):
+    other = Journal(tmp_path, "MIG-0/1")
+    other.add("file", path=str(tmp_path / "other"))
+    journal.add("file", path=str(tmp_path / "own"))
+    assert [step.arguments["path"] for step in replay(journal)] == [str(tmp_path / "own")]
+    assert len(other.steps()) == 1
+    assert [found.device_uuid for found in find(tmp_path)] == ["MIG-0_1"]
+    assert other.path.parent.parent == tmp_path
+
+
+def test_what_became_known_later_is_used(journal, tmp_path):
+    (tmp_path / "known-later").touch()
+    with journal.undoing("file", path="/nonexistent/guess") as step:
+        journal.amend(step, path=str(tmp_path / "known-later"))
+        assert len(journal.steps()) == 1
+    assert undone(tmp_path) == ["known-later"]
+
+
+def test_steps_are_undone_newest_first_and_once(journal, tmp_path):
+    steps = [journal.add("file", path=str(tmp_path / name)) for name in ("a", "b", "c")]
+    journal.undo(steps[1])
+    assert [step.step_id for step in replay(journal)] == [steps[2].step_id, steps[0].step_id]
+    assert undone(tmp_path) == ["b", "c", "a"]
+    assert replay(journal) == ()
+    journal.undo(steps[0])
+    assert undone(tmp_path) == ["b", "c", "a"]
+
+
+def test_a_step_that_cannot_be_undone_stays_and_the_older_ones_are_undone(journal, tmp_path):
+    journal.add("file", path=str(tmp_path / "a"))
+    for name in ("x", "y"):
+        journal.add("stuck", path=name)
+    with pytest.raises(SharingError, match="y is stuck") as caught:
+        replay(journal)
+    assert caught.value.__notes__ == ["also not undone: x is stuck"]
+    assert undone(tmp_path) == ["a"]
+    assert [step.kind for step in journal.steps()] == ["stuck", "stuck"]
+
+
+def test_the_error_of_a_body_is_not_hidden_by_that_of_its_undoing(journal):
+    with pytest.raises(ValueError, match="the body") as caught, journal.undoing("stuck", path="it"):
+        raise ValueError("the body")
+    assert "it is stuck" in caught.value.__notes__[0]
+    assert [step.kind for step in journal.steps()] == ["stuck"]
+
+
+def test_a_failed_undoing_of_a_good_body_is_raised(journal):
+    with pytest.raises(SharingError, match="it is stuck"), journal.undoing("stuck", path="it"):
+        pass
+
+
+def run_killed(folder: Path, fatal: int) -> int:
+    """Take two steps in a process of its own that SIGKILL ends right before one of its writes; returns its status."""
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1]
+    try:
+        count = 0
+
+        def step(event: str, args: Any) -> None:
+            nonlocal count
+            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & (os.O_WRONLY | os.O_RDWR)
+            if is_write or event in ("os.mkdir", "os.chmod", "os.truncate", "os.remove"):
+                count += 1
+                if count == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        journal = Journal(folder, UUID)
+        with journal.undoing("file", path=str(folder / "a")):
+            (folder / "a").touch()
+            with journal.undoing("file", path=str(folder / "b")):
+                (folder / "b").touch()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_killed_at_any_step_the_next_start_finds_and_undoes_everything(tmp_path):
+    for fatal in range(1, 100):
+        folder = tmp_path / str(fatal)
+        folder.mkdir()
+        status = run_killed(folder, fatal)
+        replay(Journal(folder, UUID))
+        left = {path.name for path in folder.rglob("*") if path.is_file()}
+        assert left <= {"undone.log"}, f"killed at step {fatal}"
+        if status == 0:
+            break
+        assert os.WIFSIGNALED(status)
+    assert fatal > 12, "the process was hardly killed anywhere"
+
+
+def test_half_a_line_is_a_step_that_was_not_taken(journal, tmp_path):
+    first = journal.add("file", path=str(tmp_path / "a"))
+    journal.add("file", path=str(tmp_path / "not-taken"))
+    journal.path.write_bytes(journal.path.read_bytes()[:-20])
+    assert journal.steps() == (first,)
+    journal.add("file", path=str(tmp_path / "b"))
+    replay(journal)
+    assert undone(tmp_path) == ["b", "a"]
+
+
+def test_a_file_with_only_half_a_line_goes_away(journal):
+    plant(journal, b'{"step_id": "1", "ki')
+    assert replay(journal) == ()
+    assert not journal.path.exists()
+
+
+@pytest.mark.parametrize(
+    "line", [b"rubbish\n", b'{"undone": "nothing that was added"}\n', b'{"step_id": "1"}\n', b"[]\n"]
+)
+def test_a_line_of_somebody_else_is_refused(journal, line):
+    plant(journal, line)
+    with pytest.raises(JournalError, match="a line that is not ours"):
+        replay(journal)
+    assert journal.path.read_bytes() == line
+
+
+# A kind is a word, and no path of a function; those of another version may need other arguments.
+@pytest.mark.parametrize("kind", ["future", "file", "os.getpid", "pipeline.prepare.mps.daemon.end_daemon"])
+def test_a_step_that_this_version_cannot_undo_is_kept(journal, kind):
+    plant(journal, json.dumps({"step_id": "1", "kind": kind, "arguments": {}}).encode() + b"\n")
+    with pytest.raises(JournalError, match=f"kind '{kind}' that this version cannot undo"):
+        replay(journal)
+    (step,) = journal.steps()
+    assert in_words(step) == f"a step of kind {kind!r} that this version does not know"
+
+
+def test_whoever_replays_a_journal_knows_every_kind_without_importing_what_wrote_it():
+    code = """
+from pipeline.clean.journal import Step, in_words
+kinds = {"compute_mode": {"mode": "default"}, "dcgm_profiling": {}, "mps_daemon": {"pipes": "/p"}, "mig_mode": {},
+    "mig_instance": {"profile_id": 9, "start": 4}}
+print(*(in_words(Step(kind=kind, arguments=arguments)) for kind, arguments in kinds.items()), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "set the compute mode back to default",
+        "let DCGM profile again",
+        "end the MPS daemon in /p",
+        "switch MIG mode off",
+        "destroy the GPU instance of profile 9 at slice 4",
+    ]
+
+
+def test_two_functions_cannot_undo_one_kind():
+    with pytest.raises(AssertionError, match="two functions undo file"):
+        undoes("file", "anything")(remove_file)
+
+
+def test_a_step_says_what_its_undoing_does():
+    assert in_words(Step(kind="file", arguments={"path": "/x"})) == "remove /x"
+
+
+@pytest.mark.parametrize(
+    "trick", ["link", "hard link", "writable", "folder", "pipe", "folder of others", "linked folder"]
+)
+def test_a_file_that_others_could_have_written_is_not_believed(journal, tmp_path, trick):
+    line = b'{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n'
+    target = tmp_path / "target"
+    target.write_bytes(line)
+    plant(journal, line)
+    if trick == "writable":
+        journal.path.chmod(0o666)
+    elif trick == "folder of others":
+        journal.path.parent.chmod(0o777)
+    elif trick == "linked folder":
+        journal.path.parent.rename(tmp_path / "elsewhere")
+        journal.path.parent.symlink_to(tmp_path / "elsewhere")
+    else:
+        journal.path.unlink()
+        make = {
+            "link": lambda: journal.path.symlink_to(target),
+            "hard link": lambda: journal.path.hardlink_to(target),
+            "folder": journal.path.mkdir,
+            "pipe": lambda: os.mkfifo(journal.path),
+        }
+        make[trick]()
+    for use in (journal.steps, lambda: journal.add("file", path="x"), lambda: replay(journal)):
+        with pytest.raises(JournalError, match=r"remove it: python -m pipeline.gpu clean undoes nothing"):
+            use()
+    assert target.read_bytes() == line
+
+
+def test_a_file_of_ours_that_somebody_moved_into_the_lock_folder_is_no_journal(journal, tmp_path):
+    """Whoever owns a folder can move root's own file out of it, with content that was his, to where all can write."""
+    made = tmp_path / f"{UUID}.journal"
+    made.write_text('{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n')
+    made.rename(tmp_path / f"collocation-{UUID}.journal")
+    assert replay(journal) == ()
+    assert find(tmp_path) == ()
+
+
+def as_another_user(monkeypatch, number=4242):
+    monkeypatch.setattr(os, "geteuid", lambda: number)
+
+
+def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, monkeypatch):
+    journal.add("file", path=str(tmp_path / "a"))
+    as_another_user(monkeypatch)
+    ours = Journal(tmp_path, UUID)
+    with pytest.raises(JournalError, match="must clean up"):
+        replay(ours)
+    assert [(found.device_uuid, found.is_ours) for found in find(tmp_path)] == [(UUID, False)]
+    assert undo_all(ours).undone == ()
+    assert undone(tmp_path) == []
+
+
+def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_path, monkeypatch):
+    (tmp_path / "collocation-journals-4242").mkdir()
+    as_another_user(monkeypatch)
+    with pytest.raises(JournalError, match="not one that only we can write"):
+        Journal(tmp_path, UUID).add("file", path="x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_root_undoes_nothing_that_another_user_planted(journal, tmp_path, which):
+    line = {"step_id": "1", "kind": "file", "arguments": {"path": str(tmp_path / "a")}}
+    plant(journal, json.dumps(line).encode() + b"\n")
+    os.chown(journal.path.parent if which == "folder" else journal.path, 4242, 4242)
+    with pytest.raises(JournalError, match=r"only we can write|holds steps that are not ours"):
+        replay(journal)
+    with pytest.raises(JournalError, match="only we can write"):
+        undo_all(journal)
+    assert undone(tmp_path) == []
+
+
+def test_others_see_that_something_is_left_and_no_cleaner_of_old_files_takes_it(journal, tmp_path):
+    before = os.umask(0o077)
+    try:
+        journal.add("file", path="x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(journal.path.parent.stat().st_mode) == 0o755
+    assert journal.path.stat().st_mode & stat.S_ISVTX
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "bin" / "program"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\necho program >> {tmp_path}/undone.log\n")
+    path.chmod(0o755)
+    return path
+
+
+def swap(program: Path, how: str) -> None:
+    """Make it possible that somebody else put the program there."""
+    if how == "file":
+        program.chmod(0o777)
+    elif how == "folder":
+        program.parent.chmod(0o777)
+    elif how == "gone":
+        shutil.rmtree(program.parent)
+        program.parent.parent.chmod(0o1777)
+    else:
+        program.parent.parent.joinpath("open").mkdir()
+        program.parent.parent.joinpath("open").chmod(0o777)
+        program.rename(program.parent.parent / "open" / "moved")
+        program.symlink_to("../open/moved")
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "gone", "link"])
+def test_a_program_that_others_could_have_put_there_is_known(program, how):
+    assert trust.replaceable_part(program) is None
+    swap(program, how)
+    assert trust.replaceable_part(program) is not None
+
+
+def test_a_link_to_a_program_of_ours_is_trusted(tmp_path, program):
+    link = tmp_path / "link"
+    link.symlink_to("bin/../bin/program")
+    assert trust.replaceable_part(link) is None
+
+
+def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatch):
+    """A path that a journal names could be anybody's by the time that root reads it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    journal = Journal(tmp_path, UUID)
+    journal.add("program", name="program")
+    with pytest.raises(SharingError, match="needs the program program, which is not on PATH"):
+        replay(journal)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{program.parent}")
+    replay(journal)
+    assert undone(tmp_path) == ["program"]
+
+
+@pytest.mark.parametrize("own", [{}, {"program": "/nonexistent/program"}])
+def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkeypatch, own):
+    monkeypatch.setenv("PATH", str(program.parent))
+    journal = Journal(tmp_path, UUID, Programs(own=own))
+    journal.add("program", name="program")
+    with pytest.raises(SharingError, match=r"needs the program program|/nonexistent/program is not a program"):
+        replay(journal)
+    assert undone(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_program_of_another_user_is_not_trusted(program):
+    assert trust.replaceable_part(program) is None
+    os.chown(program.parent, 4242, 0)
+    assert trust.replaceable_part(program) == program.parent
+
+
+def test_links_that_lead_nowhere_end(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert trust.replaceable_part(tmp_path / "a") is None
+
+
+def test_no_step_is_taken_when_the_journal_cannot_be_written(tmp_path):
+    journal = Journal(tmp_path / "missing", UUID)
+    with pytest.raises(JournalError, match="does not exist"), journal.undoing("file", path="x"):
+        pytest.fail("the step was taken")
+
+
+def test_a_full_disk_is_an_error_before_the_step(journal, monkeypatch):
+    first = journal.add("file", path="a")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
+    with pytest.raises(JournalError, match="disk is full"):
+        journal.add("file", path="b")
+    monkeypatch.undo()
+    assert journal.steps() == (first,)
+
+
+def test_a_line_and_its_file_are_synced_before_the_step_may_be_taken(journal, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    journal.add("file", path="a")
+    assert synced == [str(journal.path.parent.parent), str(journal.path), str(journal.path.parent)]
+
+
+def test_a_disk_that_fails_is_an_error_before_the_step(journal, monkeypatch):
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(JournalError, match="Input/output error"), journal.undoing("file", path="a"):
+        pytest.fail("the step was taken")

@@ -1,0 +1,47 @@
+"""A group's processes are found by their mark, also when they left their session or lost their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+from pipeline.clean import processes
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+ORPHAN = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True, stdout=-1, stderr=-3)
+child.stdout.readline()
+print(child.pid, flush=True)
+"""
+
+
+def test_an_orphan_that_ignores_term_is_found_and_ended():
+    mark = uuid.uuid4().hex
+    environ = os.environ | {processes.MARK_VARIABLE: mark}
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, text=True, timeout=20)
+        pid = int(done.stdout)
+        assert processes.marked(mark) == [pid]
+        assert processes.end(mark, grace_s=0.3) == 1
+        assert processes.marked(mark) == []
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_polite_process_gets_the_time_to_end():
+    mark = uuid.uuid4().hex
+    polite = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env=os.environ | {processes.MARK_VARIABLE: mark}
+    )
+    while processes.marked(mark) != [polite.pid]:
+        time.sleep(0.01)
+    processes.end(mark, grace_s=5)
+    assert polite.wait(timeout=5) == -signal.SIGTERM

@@ -1,0 +1,188 @@
+"""Tables written for radT become experiments that plan, and rows that cannot be taken are named."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.importer import __main__, radt_table
+from tests.experiments import configs_of, planned
+
+HEADER = ["Experiment", "Workload", "Status", "Run", "Devices", "Collocation", "File", "Listeners", "Params"]
+MIXES = ["MS", "MSS", "MMS", "MSSS", "MMSS", "MMMS", "LS", "LSS", "LSSS", "LM", "LMS", "LMM", "LMSS", "LMSSS"]
+
+
+def published_table(path: Path) -> Path:
+    """A table like the one that the authors of the study published: 618 rows, 198 workloads.
+
+    Made here from the description of the study, row by row in the published form; it is not their file.
+    """
+
+    def row(workload: tuple[int, int], collocation: str, model: str, data: str, batch_size: int) -> list[object]:
+        params = f"--model {model} --data-dir /raid/datasets/{data}/ --warmup-epochs 0 --batch-size {batch_size}"
+        device = 0 if collocation in ("-", "MPS") else 2
+        return [*workload, "", "", device, collocation, "timm/train.py", "smi+top+dcgmi", params]
+
+    rows: list[list[object]] = []
+    data_sets = ("cifar10", "imagenet64_images", "imagenet")
+    resnets = ("resnet26", "resnet50", "resnet152")
+    experiments = [(resnets, 128), (resnets, 32), (["cait_xxs24_224"] * 3, 128), (["efficientnetv2_s"] * 3, 128)]
+    for experiment, (models, batch_size) in enumerate(experiments, start=33):
+        number = 0
+        for model, data in zip(models, data_sets, strict=True):
+            for degree, profiles in ((1, ["7g.40gb", "4g.20gb"]), (2, ["3g.20gb"]), (3, ["2g.10gb"]), (7, ["1g.5gb"])):
+                for collocation in ["-", *profiles, "MPS"]:
+                    number += 1
+                    rows += [row((experiment, number), collocation, model, data, batch_size)] * degree
+    jobs = {
+        "S": ("1g.5gb", "resnet26", "cifar10", 128),
+        "M": ("2g.10gb", "resnet50", "imagenet64_images", 128),
+        "L": ("4g.20gb", "resnet152", "imagenet", 32),
+    }
+    for number, mix in enumerate(MIXES):
+        for mode, collocation in enumerate(("-", "MPS", None)):
+            rows += [row((37, 10 * number + mode), collocation or jobs[s][0], *jobs[s][1:]) for s in mix]
+    return write(path, rows)
+
+
+def write(path: Path, rows: list[list[object]], header: list[str] = HEADER) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def job(number: int, collocation: str = "-", *, file: str = "train.py", params: str = "", devices: str = "0"):
+    return [1, number, "", "", devices, collocation, file, "smi+top", params]
+
+
+def import_table(tmp_path: Path, rows: list[list[object]], *options: str) -> int:
+    table = write(tmp_path / "table.csv", rows)
+    return __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported", *options])
+
+
+def arguments_to_run(tmp_path: Path, *more: str) -> list[str]:
+    return [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "+experiment=imported", *more]
+
+
+@pytest.mark.slow
+def test_the_published_table_is_198_groups(tmp_path, capsys):
+    table = published_table(tmp_path / "published.csv")
+    assert __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported"]) == 0
+    assert "618 of 618 rows imported, 198 groups" in capsys.readouterr().err
+    groups, refused = radt_table.read(table)
+    assert not refused
+    assert Counter(group.scenario for group in groups) == {"naive": 62, "mps": 62, "mig": 74}
+    extra = ["gpu=simulated_a100_40gb", "data.source=synthetic_device", "listeners=[host]"]
+    assert "nan" not in (tmp_path / "conf/experiment/imported.yaml").read_text()
+    with planned(arguments_to_run(tmp_path, *extra)) as plan:
+        collocated = [group for group in plan.groups if not group.sequential]
+        assert len(collocated) == 198
+        assert sum(group.degree for group in collocated) == 618
+        # 4g+2g+2g and 4g+2g+1g+1g are in the table, and no A100 can hold them.
+        assert sum(group.skip_reason is not None for group in collocated) == 3
+        assert len(plan.groups) - len(collocated) == 12 + 14
+
+
+def test_arguments_arrive_as_a_shell_would_split_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my script, v2.py").write_text("")
+    words = ["--note", 'it\'s 100 %, "really"', "--path", "C:\\", "--json", '{"a": [1, 2]}', "-x", "1e-3", "true"]
+    quoted = "--note 'it'\\''s 100 %, \"really\"' --path 'C:\\' --json '{\"a\": [1, 2]}' -x 1e-3 true"
+    other = [job(2, file="my script, v2.py", params=quoted), job(2, file="my script, v2.py", params="--home '${HOME}'")]
+    assert import_table(tmp_path, [job(1, file="my script, v2.py", params=quoted), *other]) == 0
+    alone, mix = configs_of(arguments_to_run(tmp_path))
+    assert alone.workload.args == words
+    assert alone.workload.script == "my script, v2.py"
+    assert [mix.sizes[size].args for size in mix.mix] == [words, ["--home", "${HOME}"]]
+
+
+def test_what_looks_like_an_interpolation_is_left_alone(tmp_path):
+    assert import_table(tmp_path, [job(1, params="'${HOME}' 'a\\${b}'")] * 2) == 0
+    (config,) = configs_of(arguments_to_run(tmp_path))
+    assert [config.sizes[size].args for size in config.mix] == [["${HOME}", "a\\${b}"]] * 2
+
+
+def test_older_params_are_arguments_too(tmp_path):
+    table = write(tmp_path / "t.csv", [job(1, params="batch-size=128+amp+lr=0.1"), job(2, params="batch-size=8")])
+    groups, _ = radt_table.read(table)
+    assert [group.rows[0].args for group in groups] == [
+        ("--batch-size", "128", "--amp", "--lr", "0.1"),
+        ("--batch-size", "8"),
+    ]
+
+
+def test_older_tables_name_model_and_data(tmp_path):
+    header = [*HEADER[:6], "Architecture", "Model", "Data", *HEADER[7:]]
+    rows = [[1, 1, "", "", 0, "-", "pytorch", "resnet26", "cifar10", "smi", "batch-size=32"]] * 2
+    table = write(tmp_path / "old.csv", rows, header)
+    assert __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported"]) == 0
+    (config,) = configs_of(arguments_to_run(tmp_path))
+    assert (config.workload.name, config.workload.batch_size, config.degree) == ("resnet26_cifar10", 32, 2)
+
+
+def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
+    rows = [job(1, "4g.20gb", params="--a 1"), job(1, "1g.5gb", params="--a 2")]
+    assert import_table(tmp_path, rows) == 0
+    assert import_table(tmp_path, rows, "--slices", "--force") == 0
+    block = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["hydra"]["sweeper"]["blocks"][0]
+    assert block["scenario.profiles"] == "['4g','1g']"
+    (config,) = configs_of(arguments_to_run(tmp_path))
+    assert config.scenario.profiles == ["4g", "1g"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines", "reason"),
+    [
+        ([job(1, devices="0+1")], [2], "several GPUs"),
+        ([job(1, devices="0"), job(1, devices="1")], [2, 3], "one group shares one GPU"),
+        ([job(1, "vGPU"), job(1)], [2, 3], "Collocation vGPU of its group is not known"),
+        ([job(1, "MPS"), job(1)], [2, 3], "mixes the collocations"),
+        ([job(1, file="")], [2], "names no program"),
+        ([job(1, params="--note 'open")], [2], "No closing quotation"),
+        ([[*job(1, params="--layers 1"), "2", "3"]], [2], "from '2,3' on"),
+        ([job(1), job(1, devices="0+1")], [2, 3], "runs together with line 3"),
+    ],
+)
+def test_rows_that_cannot_be_taken_are_named(tmp_path, capsys, rows, lines, reason):
+    assert import_table(tmp_path, [*rows, job(9)]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not taken")]
+    assert [int(line.split()[3].rstrip(":")) for line in said] == lines
+    assert any(reason in line for line in said)
+    blocks = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["hydra"]["sweeper"]["blocks"]
+    assert len(blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n", "lacks Experiment, Workload"),
+        (",".join(HEADER) + "\n", "no row below its header"),
+        (",".join(HEADER) + "\n1,1,,,0+1,-,train.py,smi,\n", "none of the 1 rows"),
+    ],
+)
+def test_a_file_that_is_no_table_writes_nothing(tmp_path, capsys, content, message):
+    (tmp_path / "t.csv").write_text(content)
+    assert __main__.main(["radt", str(tmp_path / "t.csv"), "--out", str(tmp_path / "conf")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "conf").exists()
+
+
+def test_an_experiment_is_not_replaced_unasked(tmp_path, capsys):
+    assert import_table(tmp_path, [job(1)]) == 0
+    assert import_table(tmp_path, [job(1)]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_to_the_terminal(tmp_path, capsys):
+    rows = [job(1, "MPS")] * 2 + [[*job(1, "MPS")[:7], "smi+top+iostat+free", ""]]
+    assert __main__.main(["radt", str(write(tmp_path / "t.csv", rows)), "--out", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert "note: listeners without a counterpart here are left out: free, iostat\n" in err
+    printed = yaml.safe_load(out)
+    assert printed["hydra"]["sweeper"]["blocks"][0]["degree"] == 3
+    assert not (PROJECT_DIR / "conf/experiment/t.yaml").exists()

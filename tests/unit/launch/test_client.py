@@ -1,0 +1,227 @@
+"""The job's half of the protocol, against a real socket, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.base import layout
+from pipeline.base.paths import PROJECT_DIR
+from tests.job_server import JobServer, is_alive, wait_until
+from workloads import client
+
+# A grandchild that only SIGKILL ends, and says so once it does.
+STUBBORN = """
+import subprocess, sys
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[JobServer]:
+    with JobServer() as running:
+        yield running
+
+
+def test_both_ends_name_the_files_of_a_job_alike():
+    assert (client.JOB_FILE, client.EVENTS_FILE) == (layout.JOB_FILE, layout.EVENTS)
+
+
+def test_only_the_standard_library_is_imported():
+    code = f"""
+import sys
+before = set(sys.modules)
+sys.path.insert(0, {str(PROJECT_DIR)!r})
+from workloads import client
+print(*(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert packages - set(sys.stdlib_module_names) == {"workloads"}
+    # Each of these costs every job as much as all the rest together.
+    assert packages.isdisjoint({"pathlib", "subprocess", "typing", "ctypes", "traceback", "asyncio"})
+
+
+def test_by_hand_every_call_does_nothing(monkeypatch, tmp_path):
+    monkeypatch.delenv(client.FOLDER_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with client.attach() as job:
+        job.phase("train")
+        job.param(a=1)
+        before = time.monotonic_ns()
+        assert before <= job.ready() <= time.monotonic_ns()
+        assert list(job.until_stop([1, 2, 3])) == [1, 2, 3]
+        with job.in_turn():
+            job.step(samples=1)
+        job.metric("loss", 1.0)
+        job.epoch(1, 1.0, loss=1.0)
+        assert not (job.attached or job.stopping or job.wait_stop(10))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_from_hello_to_bye(server):
+    code = """
+import time
+from workloads import client
+with client.attach() as job:
+    job.param(parameters=12)
+    job.ready()
+    for number in job.until_stop(range(1000)):
+        job.step(samples=32, epoch=1 + number // 2, t_ns=1000 + number)
+        if number == 3:
+            job.metric("loss", 0.5, step=7)
+            job.epoch(2, 1.5, loss=0.25)
+            job.wait_stop()
+"""
+    hello = server.start("-c", code)
+    assert hello == {"type": "hello", "index": 0, "pid": server.process.pid, "protocol": client.PROTOCOL}
+    start_ns = server.go(delay_s=0.2)
+    assert wait_until(lambda: bool(server.events("epoch")))
+    server.send(type="stop")
+    assert server.receive() == {"type": "bye", "status": "ok"}
+    assert server.end()[0] == 0
+
+    started = server.events("started")[0]["t_ns"]
+    assert start_ns <= started < start_ns + 50e6
+    steps = [(step["t_ns"], step["samples"], step["total"], step["epoch"]) for step in server.events("step")]
+    assert steps == [(1000, 32, 32, 1), (1001, 32, 64, 1), (1002, 32, 96, 2), (1003, 32, 128, 2)]
+    assert [phase["name"] for phase in server.events("phase")] == ["setup", "ready"]
+    assert server.events("param")[0]["params"] == {"parameters": "12"}
+    metric, epoch = server.events("metric")[0], server.events("epoch")[0]
+    assert (metric["name"], metric["value"], metric["step"]) == ("loss", 0.5, 7)
+    assert (epoch["epoch"], epoch["seconds"], epoch["metrics"]) == (2, 1.5, {"loss": 0.25})
+
+
+def test_a_step_without_instant_and_epoch_is_stamped_now(server):
+    code = "from workloads import client\nwith client.attach() as job: job.step(samples=1)"
+    before = time.monotonic_ns()
+    server.start("-c", code)
+    server.end()
+    (step,) = server.events("step")
+    assert before < step["t_ns"] < time.monotonic_ns()
+    assert step["epoch"] is None
+
+
+def test_a_stop_at_the_barrier_ends_the_wait(server):
+    code = """
+from workloads import client
+with client.attach() as job:
+    job.ready()
+    assert job.stopping
+    assert list(job.until_stop([1, 2])) == []
+"""
+    server.start("-c", code)
+    assert server.receive() == {"type": "ready"}
+    server.send(type="stop")
+    assert server.receive() == {"type": "bye", "status": "ok"}
+    assert server.end()[0] == 0
+
+
+def test_an_exception_is_recorded_and_goes_on(server):
+    code = "from workloads import client\nwith client.attach() as job:\n    raise MemoryError('7 MiB short')"
+    server.start("-c", code)
+    assert server.receive() == {"type": "bye", "status": "error"}
+    status, _, errors = server.end()
+    assert status == 1
+    assert "MemoryError: 7 MiB short" in errors
+    (error,) = server.events("error")
+    assert (error["type"], error["message"]) == ("MemoryError", "7 MiB short")
+    assert "raise MemoryError" in error["traceback"] or "line 3" in error["traceback"]
+
+
+@pytest.mark.parametrize(("code", "status", "bye"), [("0", 0, "ok"), ("4", 4, "error")])
+def test_leaving_with_a_status_is_an_error_unless_it_is_0(server, code, status, bye):
+    server.start("-c", f"import sys\nfrom workloads import client\nwith client.attach(): sys.exit({code})")
+    assert server.receive() == {"type": "bye", "status": bye}
+    assert server.end()[0] == status
+
+
+def test_a_closed_connection_kills_the_whole_group(server):
+    code = (
+        STUBBORN
+        + "from workloads import client\nwith client.attach() as job:\n    job.param(child=child.pid)\n    job.ready()"
+    )
+    server.start("-c", code)
+    assert server.receive() == {"type": "ready"}
+    child = int(server.events("param")[0]["params"]["child"])
+    assert is_alive(child)
+    server.hang_up()
+    assert wait_until(lambda: not is_alive(child) and not is_alive(server.process.pid))
+    assert server.end()[0] == -signal.SIGKILL
+
+
+def test_a_killed_orchestrator_takes_the_whole_group_along(tmp_path):
+    """The job's grandchildren too: a parent-death signal on the job alone would leave them running."""
+    job = (
+        STUBBORN
+        + "from workloads import client\nwith client.attach() as job: print(child.pid, flush=True); job.ready()"
+    )
+    orchestrator = f"""
+import sys
+sys.path.insert(0, {str(PROJECT_DIR)!r})
+from tests.job_server import JobServer
+with JobServer() as server:
+    server.start("-c", {job!r})
+    assert server.receive() == {{"type": "ready"}}
+    print(server.process.pid, server.process.stdout.readline().strip(), flush=True)
+    server.receive()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", orchestrator],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ, TMPDIR=str(tmp_path) if len(str(tmp_path)) < 70 else "/tmp"),
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    process.kill()
+    process.communicate()
+    try:
+        assert wait_until(lambda: not any(map(is_alive, pids)))
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_forked_child_does_not_keep_the_connection(server):
+    """Data loader workers outlive a killed job by seconds; the orchestrator must see its end at once."""
+    code = """
+import os, time
+from workloads import client
+with client.attach() as job:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    job.param(child=child)
+    job.ready()
+"""
+    server.start("-c", code)
+    assert server.receive() == {"type": "ready"}
+    child = int(server.events("param")[0]["params"]["child"])
+    os.kill(server.process.pid, signal.SIGKILL)
+    assert server.receive() == {}
+    assert is_alive(child)
+
+
+def test_events_of_a_killed_job_are_not_lost(server):
+    code = """
+import os, signal
+from workloads import client
+with client.attach() as job:
+    for number in range(100):
+        job.step(samples=1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    server.start("-c", code)
+    assert server.end()[0] == -signal.SIGKILL
+    assert [step["total"] for step in server.events("step")] == list(range(1, 101))
+    assert json.loads((server.folder / "job.json").read_text())["index"] == 0

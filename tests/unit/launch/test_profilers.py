@@ -1,0 +1,112 @@
+"""What profilers are started with, where they are found, and what they keep apart in a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import ProfilerSpec, Spec
+from pipeline.launch.profilers.none import NoProfiler
+from pipeline.launch.profilers.nsight import Ncu, Nsys
+from pipeline.observe import compare
+from tests.conftest import GPU
+from tests.rows import group as make_group
+
+
+def program(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_nsys_writes_into_the_folder_of_the_job(tmp_path):
+    nsys = program(tmp_path, "nsys")
+    words = Nsys(program=str(nsys), options=["--trace=cuda"]).prefix(Path("/spool/100%/jobs/0"))
+    assert words == (
+        str(nsys),
+        "profile",
+        "--output=/spool/100%%/jobs/0/profile",
+        "--force-overwrite=true",
+        "--trace=cuda",
+    )
+
+
+def test_ncu_follows_every_process_of_the_job(tmp_path):
+    ncu = program(tmp_path, "ncu")
+    words = Ncu(program=str(ncu), options=("--launch-count", "5")).prefix(Path("/spool/jobs/1"))
+    where = ("--export", "/spool/jobs/1/profile", "--force-overwrite")
+    assert words == (str(ncu), "--target-processes", "all", *where, "--launch-count", "5")
+
+
+def test_the_newest_installed_version_is_taken_where_path_has_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for version in ("2024.10.1", "2024.9.2", "2023.11.0"):
+        program(tmp_path / "nsight-compute" / version, "ncu")
+    monkeypatch.setattr(Ncu, "places", (f"{tmp_path}/nsight-compute/*/ncu",))
+    assert Ncu().prefix(tmp_path)[0] == f"{tmp_path}/nsight-compute/2024.10.1/ncu"
+    assert Ncu(program=str(program(tmp_path / "mine", "ncu"))).prefix(tmp_path)[0] == f"{tmp_path}/mine/ncu"
+    on_path = program(tmp_path, "ncu")
+    assert Ncu().prefix(tmp_path)[0] == str(on_path)
+
+
+def test_a_missing_profiler_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Nsys, "places", (f"{tmp_path}/opt/*/nsys",))
+    with pytest.raises(ConfigError, match=rf"profiler=nsys needs .*: PATH, {tmp_path}/opt/\*/nsys\. Install it"):
+        Nsys().check(make_group("a"))
+    (tmp_path / "nsys").write_text("not executable")
+    with pytest.raises(ConfigError, match="profiler=nsys needs"):
+        Nsys().check(make_group("a"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [(Nsys, "-o"), (Nsys, "--output=/x"), (Ncu, "--export"), (Ncu, "--target-processes")]
+)
+def test_options_that_are_decided_here_are_refused(kind, option):
+    with pytest.raises(ConfigError, match=f"{option} cannot be set"):
+        kind(options=[option])
+
+
+def test_no_profiler_takes_no_options():
+    with pytest.raises(ConfigError, match=r"profiler\.options=\['-x'\] is for a profiler"):
+        NoProfiler(options=["-x"])
+    assert NoProfiler().prefix(Path("/x")) == () and NoProfiler().report(Path("/x")) is None
+
+
+def test_an_empty_report_is_none(tmp_path):
+    assert Nsys().report(tmp_path) is None
+    (tmp_path / "profile.nsys-rep").touch()
+    assert Nsys().report(tmp_path) is None
+    (tmp_path / "profile.nsys-rep").write_text("x")
+    assert Nsys().report(tmp_path) == tmp_path / "profile.nsys-rep"
+
+
+def test_the_plan_says_what_a_profiler_does_to_figures():
+    assert len(Nsys().notes(GPU)) == 1 and "compared with each other only" in Nsys().notes(GPU)[0]
+    assert "say nothing about running together" in Ncu().notes(GPU)[-1]
+
+
+def test_the_digest_covers_what_the_profiler_does_and_not_where_it_lies(make_plan, tmp_path):
+    places = [program(tmp_path / name, "nsys") for name in ("here", "there")]
+    digests = [
+        make_plan(["profiler=nsys", f"profiler.program={place}", f"profiler.options=['{options}']"]).groups[0].digest
+        for place, options in ((places[0], "--trace=cuda"), (places[1], "--trace=cuda"), (places[0], "--trace=osrt"))
+    ]
+    unprofiled = make_plan([]).groups[0]
+    assert digests[0] == digests[1] != digests[2]
+    assert unprofiled.digest not in digests and unprofiled.profiler.is_none
+
+
+def test_a_baseline_of_another_profiler_is_no_baseline():
+    nsys = ProfilerSpec(name="nsys", build=Spec(target="pipeline.launch.profilers.nsight.Nsys"))
+    assert compare.comparable(make_group("a")) != compare.comparable(make_group("a", profiler=nsys))
+
+
+def test_every_profiler_has_a_configuration():
+    conf = PROJECT_DIR / "conf/profiler"
+    assert {path.stem for path in conf.glob("*.yaml")} == {kind.name for kind in (NoProfiler, Nsys, Ncu)}

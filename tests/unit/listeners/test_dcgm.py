@@ -1,0 +1,473 @@
+"""The DCGM listener over a program that plays dcgmi: real processes, pipes and signals.
+
+The files tests/data/dcgmi_*.txt are laid out as DCGM's source prints (4.6, 3, and 2 with names on the right); the first
+figures of their rows are those of NVIDIA's example of two 3g instances on an A100, the rest is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from listeners import dcgm, program
+from listeners.base import ThreadedListener
+from listeners.dcgm import DcgmListener
+from listeners.gpm import GpmListener
+from listeners.host import read_process
+from pipeline.base.errors import ListenerError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Device, Slot
+from tests.conftest import DATA
+from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
+from tests.nvml_library import UUID
+
+# Short name and width of each field in DCGM 4.6.
+FIELDS = {
+    **{str(1001 + place): (name, 5) for place, name in enumerate(["GRACT", "SMACT", "SMOCC", "TENSO", "DRAMA"])},
+    **{str(1006 + place): (name, 5) for place, name in enumerate(["FP64A", "FP32A", "FP16A"])},
+    **{str(1009 + place): (name, 20) for place, name in enumerate(["PCITX", "PCIRX", "NVLTX", "NVLRX"])},
+}
+# Two busy blocks of an A100: GRACT, SMACT, SMOCC, TENSO and DRAMA were measured.
+VALUES = {
+    "1001": "0.999", "1002": "0.856", "1003": "0.624", "1004": "0.008", "1005": "0.000", "1006": "0.000",
+    "1007": "0.512", "1008": "0.001", "1009": "13107200", "1010": "52428800", "1011": "0", "1012": "1048576",
+}  # fmt: skip
+READ = {
+    "gract_ratio": 0.999,
+    "smact_ratio": 0.856,
+    "smocc_ratio": 0.624,
+    "tensor_active_ratio": 0.008,
+    "dram_active_ratio": 0.0,
+    "fp64_active_ratio": 0.0,
+    "fp32_active_ratio": 0.512,
+    "fp16_active_ratio": 0.001,
+    "pcie_tx_mib_per_s": 12.5,
+    "pcie_rx_mib_per_s": 50.0,
+    "nvlink_tx_mib_per_s": 0.0,
+    "nvlink_rx_mib_per_s": 1.0,
+}
+REFUSED = "Error setting watches. Result: -6: Feature not supported"
+NO_ENGINE = """Error: unable to establish a connection to the specified host: localhost
+Error: Unable to connect to host engine. Host engine connection invalid/disconnected."""
+
+PROGRAM = """#!{python} -S
+import json, signal, sys, time
+with open(__file__ + ".json") as file:
+    play = json.load(file)
+arguments = sys.argv[1:]
+with open(__file__ + ".log", "a+") as file:
+    file.seek(0)
+    before = [json.loads(line) for line in file]
+    file.write(json.dumps(arguments) + "\\n")
+if play["engine_is_down"]:
+    print(play["engine_is_down"])
+    sys.exit(235)
+if arguments[0] == "discovery":
+    if arguments[1] == "-l" or before.count(arguments) >= play["hierarchy_is_late_by"]:
+        print(play["discovery"][arguments[1]], end="")
+    sys.exit(0)
+options = dict(zip(arguments[1::2], arguments[2::2]))
+ids = options["-e"].split(",")
+count, delay_s = int(options.get("-c", 0)), int(options["-d"]) / 1e3
+labels = [target.replace("gpu:", "GPU ").replace("i:", "GPU-I ") for target in options["-i"].split(",")]
+if play["ignores_sigterm"]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def show(label, cells):
+    print(label.ljust(16) + "".join(cell.ljust(play["fields"][id][1] + 8) for cell, id in zip(cells, ids)))
+def show_header():
+    show("#Entity", [play["fields"][id][0] for id in ids])
+    print("ID", flush=True)
+print(play["first"], end="")
+if play["replay"]:
+    print(play["replay"], flush=True, end="")
+    time.sleep(60)
+show_header()
+if set(ids) & set(play["refused"]) or len(ids) > play["most_together"]:
+    print("\\n" + play["refusal"])
+    sys.exit(play["refusal_status"])
+number = 0
+while True:
+    for label in labels:
+        cells = play["rows"].get(label, play["values"])
+        show(label, [cells.get(id, "") for id in ids])
+    print(end="", flush=True)
+    number += 1
+    if number == count:
+        break
+    while play["chatter"]:
+        print(play["chatter"], flush=True)
+        time.sleep(0.05)
+    if play["last"]:
+        print(play["last"])
+        sys.exit(241)
+    time.sleep(delay_s)
+    if number % 2 == 0:
+        show_header()
+"""
+
+
+@dataclass
+class Dcgmi:
+    """A program that plays dcgmi in front of an engine that knows two GPUs; ours is its number 1.
+
+    Attributes:
+        rows: cells by field id of single entities, instead of `values`.
+        refused: fields that the engine does not watch; it refuses all of a list for one of them.
+        most_together: how many fields it watches at once.
+        hierarchy_is_late_by: how often the list of instances is asked for in vain.
+        replay: a whole output, instead of one made from the rows.
+        first, chatter, last: said before the table; again and again after the first rows; after them, before it ends.
+    """
+
+    path: Path
+    values: dict[str, str] = field(default_factory=lambda: dict(VALUES))
+    rows: dict[str, dict[str, str]] = field(default_factory=dict)
+    fields: dict[str, tuple[str, int]] = field(default_factory=lambda: dict(FIELDS))
+    discovery: dict[str, str] = field(
+        default_factory=lambda: {f"-{kind}": (DATA / f"dcgmi_discovery_{kind}.txt").read_text() for kind in "lc"}
+    )
+    hierarchy_is_late_by: int = 0
+    engine_is_down: str = ""
+    refused: tuple[str, ...] = ()
+    refusal: str = REFUSED
+    refusal_status: int = 250
+    most_together: int = 99
+    replay: str = ""
+    first: str = ""
+    chatter: str = ""
+    last: str = ""
+    ignores_sigterm: bool = False
+
+    def write(self) -> str:
+        Path(f"{self.path}.json").write_text(
+            json.dumps({key: value for key, value in vars(self).items() if key != "path"})
+        )
+        self.path.write_text(PROGRAM.format(python=sys.executable))
+        self.path.chmod(0o755)
+        return str(self.path)
+
+    def asked(self, kind: str) -> list[list[str]]:
+        """The calls of one kind, in order."""
+        calls = [json.loads(line) for line in Path(f"{self.path}.log").read_text().splitlines()]
+        return [call for call in calls if call[0] == kind]
+
+    def first_samples(self, *gi_ids: int | None, count: int = 1) -> Collected:
+        watch, sink = OneDevice(), Collected()
+        watch.slots = tuple(Slot(visible_devices="", gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
+        with DcgmListener(1000, program=self.write()).observe(watch, sink):
+            wait_until(lambda: len(sink) >= count)
+        return sink
+
+
+@pytest.fixture
+def dcgmi(tmp_path: Path) -> Dcgmi:
+    dcgmi = Dcgmi(tmp_path / "dcgmi")
+    dcgmi.write()
+    return dcgmi
+
+
+class TestDcgmListener(ListenerContract):
+    """The contract, and what is particular to DCGM."""
+
+    @pytest.fixture
+    def build(self, dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ThreadedListener]:
+        monkeypatch.setenv("PATH", f"{dcgmi.path.parent}:{os.environ['PATH']}")
+        return DcgmListener
+
+    @pytest.fixture
+    def remove_source(self, dcgmi: Dcgmi) -> Callable[[], None]:
+        return dcgmi.path.unlink
+
+    @pytest.fixture
+    def kill_source(self) -> Callable[[ThreadedListener], None]:
+        def kill(listener: ThreadedListener) -> None:
+            (pid,) = listener.pids()
+            os.kill(pid, signal.SIGKILL)
+
+        return kill
+
+
+def test_values_are_in_the_units_of_their_names(dcgmi: Dcgmi) -> None:
+    sample = dcgmi.first_samples(None)[0]
+    assert sample.gi_id is None
+    assert sample.values == pytest.approx(READ)
+
+
+def test_fields_can_be_compared_with_those_of_gpm() -> None:
+    ours, theirs = ([(field.name, field.unit) for field in listener.fields] for listener in (DcgmListener, GpmListener))
+    assert ours == theirs
+
+
+def test_the_gpu_is_found_by_uuid_and_fields_are_asked_for_by_id(dcgmi: Dcgmi) -> None:
+    dcgmi.first_samples()
+    ids = ",".join(FIELDS)
+    assert dcgmi.asked("dmon") == [["dmon", "-e", ids, "-i", "gpu:1", "-d", "1000"]]
+
+
+def test_instances_are_asked_for_by_entity_and_told_apart_by_nvml_id(dcgmi: Dcgmi) -> None:
+    """The other GPU has an instance 2 too, and 13 begins like 1."""
+    dcgmi.rows = {"GPU-I 7": {"1001": "0.250"}, "GPU-I 8": {"1001": "0.750"}}
+    samples = dcgmi.first_samples(13, 2, 13, count=3)
+    assert dcgmi.asked("dmon")[0][4] == "gpu:1,i:7,i:8"
+    assert [(sample.gi_id, sample.values["gract_ratio"]) for sample in samples] == [
+        (None, 0.999),
+        (2, 0.25),
+        (13, 0.75),
+    ]
+
+
+def test_an_instance_that_the_engine_sees_late_is_waited_for(dcgmi: Dcgmi) -> None:
+    dcgmi.hierarchy_is_late_by = 1
+    assert [sample.gi_id for sample in dcgmi.first_samples(2, count=2)] == [None, 2]
+    assert len([call for call in dcgmi.asked("discovery") if call[1] == "-c"]) == 2
+
+
+def test_an_instance_that_the_engine_does_not_know_is_left_out_with_a_warning(
+    dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dcgm, "_NEW_INSTANCE_LIMIT_S", 0.1)
+    assert [sample.gi_id for sample in dcgmi.first_samples(1, 2, count=2)][:2] == [None, 2]
+    assert "no GPU instance 1" in caplog.text
+
+
+@pytest.mark.parametrize("layout", ["v4", "v3", "v2"])
+def test_a_blank_cell_shifts_nothing(dcgmi: Dcgmi, layout: str) -> None:
+    dcgmi.replay = (DATA / f"dcgmi_dmon_{layout}.txt").read_text()
+    samples = dcgmi.first_samples(2, 13, count=6)
+    assert [sample.gi_id for sample in samples] == [None, 2, 13] * 2, "the header that is repeated is no row"
+    whole, blank, full = samples[3:]
+    assert whole.values == pytest.approx(
+        READ | {"gract_ratio": 0.845, "smact_ratio": 0.84, "dram_active_ratio": 0.3}, rel=1e-9
+    )
+    assert blank.values == {
+        "gract_ratio": 0.986,
+        "smact_ratio": 0.97,
+        "smocc_ratio": 0.691,
+        "dram_active_ratio": 0.33,
+        "fp32_active_ratio": 0.6,
+        "fp16_active_ratio": 0.002,
+    }
+    assert full.values == {
+        "gract_ratio": 0.986,
+        "smact_ratio": 0.934,
+        "smocc_ratio": 0.653,
+        "tensor_active_ratio": 0.009,
+        "dram_active_ratio": 0.33,
+        "fp64_active_ratio": 0.0,
+        "fp32_active_ratio": 0.61,
+        "fp16_active_ratio": 0.001,
+    }
+
+
+@pytest.mark.parametrize("column", ["SMXYZ", "     "])
+def test_a_column_of_another_name_is_absent_with_one_warning(
+    dcgmi: Dcgmi, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording = (DATA / "dcgmi_dmon_v4.txt").read_text()
+    assert recording.count("SMACT") == 2, "the header comes twice"
+    dcgmi.replay = recording.replace("SMACT", column).replace("0.840", "0.840" if column.strip() else "     ")
+    for sample in dcgmi.first_samples(count=2):
+        assert sample.values == pytest.approx(
+            {name: value for name, value in READ.items() if name != "smact_ratio"}
+            | {"gract_ratio": 0.845, "dram_active_ratio": 0.3}
+        )
+    assert caplog.text.count("no column SMACT") == 1
+
+
+def test_a_row_of_an_entity_that_was_not_asked_for_is_no_sample(dcgmi: Dcgmi) -> None:
+    header, units, row = (DATA / "dcgmi_dmon_v4.txt").read_text().splitlines()[:3]
+    others = [f"{label:16}{row[16:].replace('0.845', '0.111')}" for label in ("GPU 0", "GPU-I 1", "GPU-CI 1")]
+    dcgmi.replay = "\n".join([header, units, *others, row, ""])
+    assert [(sample.gi_id, sample.values["gract_ratio"]) for sample in dcgmi.first_samples()] == [(None, 0.845)]
+
+
+def test_cells_that_stand_below_no_column_are_no_row(dcgmi: Dcgmi) -> None:
+    header, units, row = (DATA / "dcgmi_dmon_v4.txt").read_text().splitlines()[:3]
+    torn = row[:16] + "   " + row[16:].replace("0.845", "", 1)
+    dcgmi.replay = f"{header}\n{units}\n{torn}\n{row}\n"
+    assert [sample.values["gract_ratio"] for sample in dcgmi.first_samples()] == [0.845]
+
+
+@pytest.mark.parametrize("cell", ["N/A", "", "140737488355328.000", "140737488355330.000"])
+def test_what_is_not_available_is_absent(dcgmi: Dcgmi, cell: str, caplog: pytest.LogCaptureFixture) -> None:
+    dcgmi.values["1004"] = cell
+    dcgmi.fields["1004"] = ("TENSO", 20)
+    assert dcgmi.first_samples()[0].values == pytest.approx(
+        {name: value for name, value in READ.items() if name != "tensor_active_ratio"}
+    )
+    assert not caplog.records, "that is normal and no reason to warn"
+
+
+@pytest.mark.parametrize("cell", ["12...", "nan", "1,0"])
+def test_what_is_no_number_is_absent_with_a_warning(dcgmi: Dcgmi, cell: str, caplog: pytest.LogCaptureFixture) -> None:
+    dcgmi.values["1004"] = cell
+    assert "tensor_active_ratio" not in dcgmi.first_samples()[0].values
+    assert f"'{cell}' in column TENSO" in caplog.text
+
+
+def test_a_row_of_nothing_is_no_sample(dcgmi: Dcgmi) -> None:
+    """On Hopper the first row has no profiling figures yet."""
+    header, units, row = (DATA / "dcgmi_dmon_v4.txt").read_text().splitlines()[:3]
+    dcgmi.replay = f"{header}\n{units}\n{'GPU 1':16}{'N/A          ' * 8}\n{row}\n"
+    assert [sample.values["gract_ratio"] for sample in dcgmi.first_samples()] == [0.845]
+
+
+def test_lines_that_are_no_rows_are_no_samples(dcgmi: Dcgmi) -> None:
+    dcgmi.first = "Warning: the engine is of another version\n\nGPU 1 has a fan\nGPU 0           0.1          0.1\n"
+    assert dcgmi.first_samples()[0].values == pytest.approx(READ)
+
+
+@pytest.mark.parametrize("status", [250, 0])
+def test_a_field_that_is_refused_is_found_and_left_out(
+    dcgmi: Dcgmi, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on an L40S, which has no FP64 counter: the engine refuses the whole list and does not say why."""
+    dcgmi.refused, dcgmi.refusal_status = ("1006",), status
+    values = dcgmi.first_samples()[0].values
+    assert values == pytest.approx({name: value for name, value in READ.items() if name != "fp64_active_ratio"})
+    assert "refuses field 1006 (FP64A)" in caplog.text
+    assert REFUSED in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_fields_that_are_too_many_together_are_dropped_from_the_end(
+    dcgmi: Dcgmi, caplog: pytest.LogCaptureFixture
+) -> None:
+    dcgmi.most_together = 11
+    assert dcgmi.first_samples()[0].values.keys() == READ.keys() - {"nvlink_rx_mib_per_s"}
+    assert "1012 (NVLRX)" in caplog.text
+
+
+def test_an_engine_that_refuses_everything_is_an_error_with_its_words(dcgmi: Dcgmi) -> None:
+    dcgmi.refused = tuple(FIELDS)
+    dcgmi.refusal = "Error setting watches. Result: -34: doing so requires the host engine to be running as root."
+    with pytest.raises(ListenerError, match=r"refuses every field: Error setting.*running as root.*must run as root"):
+        dcgmi.first_samples()
+
+
+def test_an_engine_that_does_not_answer_is_an_error_with_the_remedy(dcgmi: Dcgmi) -> None:
+    dcgmi.engine_is_down = NO_ENGINE
+    with pytest.raises(ListenerError, match=r"Unable to connect to host engine.*nv-hostengine"):
+        dcgmi.first_samples()
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_missing_program_is_an_error_with_the_remedy(
+    tmp_path: Path, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    named = {"program": str(tmp_path / "dcgmi")} if is_named else {}
+    words = f"needs {tmp_path}/dcgmi: install NVIDIA DCGM" if is_named else "dcgmi, which is not on PATH: install"
+    with pytest.raises(ListenerError, match=words), DcgmListener(1000, **named).observe(OneDevice(), Collected()):
+        pytest.fail("there is no dcgmi")
+
+
+def test_a_simulated_gpu_never_reaches_the_program_on_path(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{dcgmi.path.parent}:{os.environ['PATH']}")
+    simulated = OneDevice(Device(kind="simulated", uuid=UUID, name="H100"))
+    for listener in (DcgmListener(1000), DcgmListener(1000, program=str(dcgmi.path))):
+        with pytest.raises(ListenerError, match="simulated H100"), listener.observe(simulated, Collected()):
+            pytest.fail("there is no dcgmi for it")
+    assert not Path(f"{dcgmi.path}.log").exists(), "it was not even started"
+
+
+def test_a_gpu_that_the_engine_does_not_know_is_an_error(dcgmi: Dcgmi) -> None:
+    dcgmi.discovery["-l"] = dcgmi.discovery["-l"].replace(UUID, "GPU-0")
+    with pytest.raises(ListenerError, match=f"knows no GPU {UUID}"):
+        dcgmi.first_samples()
+
+
+def test_an_engine_that_goes_away_is_an_error_with_its_words(dcgmi: Dcgmi) -> None:
+    dcgmi.last = "Error getting values information. Return -21: Host engine connection invalid/disconnected"
+    listener = DcgmListener(1000, program=dcgmi.write())
+    with pytest.raises(ListenerError, match=r"status 241.*disconnected"), listener.observe(OneDevice(), Collected()):
+        wait_until(lambda: thread_of(listener) is None)
+    assert len(dcgmi.asked("dmon")) == 1, "that is no refusal, and nothing is tried again"
+
+
+def test_one_that_says_nothing_is_an_error_in_time(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DcgmListener, "start_limit_s", 1.0)
+    dcgmi.replay = "\n"
+    with pytest.raises(ListenerError, match="no sample"):
+        dcgmi.first_samples()
+
+
+def test_one_that_falls_silent_is_an_error(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DcgmListener, "start_limit_s", 2.0)
+    monkeypatch.setattr(program, "_END_LIMIT_S", 0.2)
+    listener = DcgmListener(200, program=dcgmi.write())
+    with pytest.raises(ListenerError, match=r"no row for 2\.2 s"), listener.observe(OneDevice(), Collected()):
+        (pid,) = listener.pids()
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: thread_of(listener) is None)
+    assert read_process(pid) is None
+
+
+def test_one_that_only_complains_is_an_error_with_its_words(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DcgmListener, "start_limit_s", 2.0)
+    monkeypatch.setattr(program, "_END_LIMIT_S", 0.2)
+    dcgmi.chatter = "Error getting values information"
+    listener = DcgmListener(200, program=dcgmi.write())
+    with (
+        pytest.raises(ListenerError, match=r"no row for 2\.2 s; it said: Error getting values"),
+        listener.observe(OneDevice(), Collected()),
+    ):
+        wait_until(lambda: thread_of(listener) is None)
+
+
+def test_one_that_ignores_sigterm_is_killed(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_END_LIMIT_S", 0.2)
+    dcgmi.ignores_sigterm = True
+    listener = DcgmListener(60_000, program=dcgmi.write())
+    with listener.observe(OneDevice(), Collected()):
+        (pid,) = listener.pids()
+    assert read_process(pid) is None
+
+
+LISTENING = """
+import time
+from listeners.dcgm import DcgmListener
+from pipeline.base.records import Device
+
+class Watch:
+    slots = ()
+    device = Device(kind="nvidia", uuid={uuid!r}, name="gpu")
+
+    def pids(self):
+        return {{}}
+
+class Sink:
+    def put(self, sample):
+        pass
+
+listener = DcgmListener(200, program={program!r})
+with listener.observe(Watch(), Sink()):
+    print(*listener.pids(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_it_has_a_session_of_its_own_and_ends_when_nobody_reads(dcgmi: Dcgmi) -> None:
+    listening: list[Any] = [sys.executable, "-c", LISTENING.format(uuid=UUID, program=dcgmi.write())]
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True, cwd=PROJECT_DIR) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        read = read_process(pid)
+        process.kill()
+    assert read is not None
+    assert read.session == pid
+    wait_until(lambda: (left := read_process(pid)) is None or left.is_zombie)
+
+
+def test_a_device_that_is_no_gpu_is_refused() -> None:
+    with pytest.raises(ListenerError, match="not a GPU"), DcgmListener(1000).observe(OneDevice(CPU), Collected()):
+        pytest.fail("there is no GPU")

@@ -1,0 +1,285 @@
+"""The GPM listener over a stand-in for NVML's C library, with values measured on a real H100."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+import pytest
+
+from listeners.base import ThreadedListener
+from listeners.gpm import GpmListener
+from pipeline.base.errors import ListenerError
+from pipeline.base.records import Slot
+from tests.conftest import DATA
+from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, wait_until
+from tests.nvml_library import UUID, Gpu, NvmlLibrary, installed
+
+IDS: dict[str, int] = json.loads((DATA / "gpm_metric_ids.json").read_text())
+# Seven ResNets under MPS on an H100 80GB HBM3 (driver 580.159.04), in percent; the traffic is made up, in MiB/s.
+WHOLE = {1: 99.9, 2: 92.0, 3: 33.0, 5: 0.0, 10: 48.0, 11: 0.0, 12: 40.0, 13: 0.5, 20: 12.5, 21: 50.0, 60: 0.0, 61: 0.0}
+PER_INSTANCE = {id_: value for id_, value in WHOLE.items() if id_ < 20}
+
+
+@dataclass
+class _Buffer:
+    """What a sample holds: when and of what it was taken."""
+
+    structure: Any = field(default_factory=pynvml.struct_c_nvmlGpmSample_t)
+    taken_ns: int | None = None
+    gi_id: int | None = None
+
+
+class GpmLibrary(NvmlLibrary):
+    """A library with GPM counters.
+
+    Attributes:
+        values: GPU instance (`None`: the whole GPU) to metric id to value. A metric that is not there is not supported.
+        passed_over: metrics whose slots the driver leaves as it found them.
+        apart_ms: how far apart the samples of each answered query were.
+        asked: the metric ids of each query, by GPU instance.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_supported = 1
+        self.values: dict[int | None, dict[int, float]] = {None: dict(WHOLE)}
+        self.passed_over: set[int] = set()
+        self.buffers: dict[int, _Buffer] = {}
+        self.apart_ms: list[float] = []
+        self.asked: dict[int | None, list[int]] = {}
+
+    def _buffer(self, sample: Any) -> _Buffer:
+        return self.buffers[ctypes.addressof(sample.contents)]
+
+    def nvmlGpmQueryDeviceSupport(self, _handle: Any, support: Any) -> int:  # noqa: N802
+        if support._obj.version != 1:
+            return int(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        support._obj.isSupportedDevice = self.is_supported
+        return 0
+
+    def nvmlGpmSampleAlloc(self, sample: Any) -> int:  # noqa: N802
+        buffer = _Buffer()
+        sample._obj.contents = buffer.structure
+        self.buffers[ctypes.addressof(buffer.structure)] = buffer
+        return 0
+
+    def nvmlGpmSampleFree(self, sample: Any) -> int:  # noqa: N802
+        del self.buffers[ctypes.addressof(sample.contents)]
+        return 0
+
+    def nvmlGpmSampleGet(self, handle: Any, sample: Any) -> int:  # noqa: N802
+        assert self._gpu(handle).uuid == UUID
+        return self._take(sample, None)
+
+    def nvmlGpmMigSampleGet(self, handle: Any, gi_id: Any, sample: Any) -> int:  # noqa: N802
+        assert self._gpu(handle).uuid == UUID, "the handle of the GPU is wanted, not that of a MIG device"
+        return self._take(sample, int(gi_id))
+
+    def _take(self, sample: Any, gi_id: int | None) -> int:
+        if gi_id not in self.values:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        buffer = self._buffer(sample)
+        buffer.taken_ns, buffer.gi_id = time.monotonic_ns(), gi_id
+        return 0
+
+    def nvmlGpmMetricsGet(self, request: Any) -> int:  # noqa: N802
+        query = request._obj
+        first, second = self._buffer(query.sample1), self._buffer(query.sample2)
+        if first.taken_ns is None or second.taken_ns is None or first.gi_id != second.gi_id:
+            return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        apart_ms = (second.taken_ns - first.taken_ns) / 1e6
+        if query.version != 1 or apart_ms <= 100:
+            return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        self.apart_ms.append(apart_ms)
+        metrics = query.metrics[: query.numMetrics]
+        self.asked[first.gi_id] = [metric.metricId for metric in metrics]
+        for metric in metrics:
+            if metric.metricId in self.passed_over:
+                continue
+            value = self.values[first.gi_id].get(metric.metricId)
+            metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else 0
+            # An implementation may leave anything in the value of a metric that it refuses.
+            metric.value = 0.0 if value is None else value
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def library() -> Iterator[GpmLibrary]:
+    with installed(GpmLibrary()) as library:
+        assert isinstance(library, GpmLibrary)
+        yield library
+    assert not library.buffers, "a sample was not freed"
+
+
+def _first(*gi_ids: int | None) -> Collected:
+    """The samples that are there when entering returns."""
+    watch, sink = OneDevice(), Collected()
+    watch.slots = tuple(Slot(visible_devices="", gpu_uuid=UUID, gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
+    with GpmListener(60_000).observe(watch, sink):
+        return Collected(sink)
+
+
+class TestGpmListener(ListenerContract):
+    """The contract, and what is particular to GPM."""
+
+    @pytest.fixture
+    def build(self) -> Callable[[int], ThreadedListener]:
+        return GpmListener
+
+    @pytest.fixture
+    def remove_source(self, library: GpmLibrary) -> Callable[[], None]:
+        return lambda: library.errors.update(nvmlInitWithFlags=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    @pytest.fixture
+    def kill_source(self, library: GpmLibrary) -> Callable[[ThreadedListener], None]:
+        return lambda _listener: library.errors.update(nvmlGpmSampleGet=pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+def test_values_are_in_the_units_of_their_names() -> None:
+    (sample,) = _first(None)
+    assert sample.gi_id is None
+    assert sample.values == pytest.approx(
+        {
+            "gract_ratio": 0.999,
+            "smact_ratio": 0.92,
+            "smocc_ratio": 0.33,
+            "tensor_active_ratio": 0.0,
+            "dram_active_ratio": 0.48,
+            "fp64_active_ratio": 0.0,
+            "fp32_active_ratio": 0.4,
+            "fp16_active_ratio": 0.005,
+            "pcie_tx_mib_per_s": 12.5,
+            "pcie_rx_mib_per_s": 50.0,
+            "nvlink_tx_mib_per_s": 0.0,
+            "nvlink_rx_mib_per_s": 0.0,
+        }
+    )
+
+
+def test_pynvml_names_the_ids_of_nvml_h() -> None:
+    assert {field.source_id: getattr(pynvml, field.source_id) for field in GpmListener.fields} == IDS
+
+
+def test_each_instance_is_sampled_once_and_without_what_only_the_gpu_has(library: GpmLibrary) -> None:
+    library.values |= {5: PER_INSTANCE | {1: 10.0}, 9: PER_INSTANCE | {1: 20.0}}
+    samples = _first(9, 5, 9)
+    assert [(sample.gi_id, sample.values["gract_ratio"]) for sample in samples] == [
+        (None, pytest.approx(0.999)),
+        (5, pytest.approx(0.1)),
+        (9, pytest.approx(0.2)),
+    ]
+    assert library.asked[5] == library.asked[9] == [1, 2, 3, 5, 10, 11, 12, 13]
+    assert not [name for sample in samples[1:] for name in sample.values if name.endswith("_mib_per_s")]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_no_number_is_absent(library: GpmLibrary, value: float) -> None:
+    library.values[None][2] = value
+    (sample,) = _first()
+    assert "smact_ratio" not in sample.values
+    assert sample.values["gract_ratio"] == pytest.approx(0.999)
+
+
+def test_a_metric_that_is_refused_is_absent_and_not_0(library: GpmLibrary) -> None:
+    del library.values[None][61]
+    (sample,) = _first()
+    assert "nvlink_tx_mib_per_s" not in sample.values
+    assert sample.values["nvlink_rx_mib_per_s"] == 0
+
+
+def test_a_metric_that_the_driver_passes_over_is_absent_and_not_0(library: GpmLibrary) -> None:
+    library.passed_over = {60}
+    (sample,) = _first()
+    assert "nvlink_rx_mib_per_s" not in sample.values
+    assert sample.values["nvlink_tx_mib_per_s"] == 0
+
+
+def test_a_metric_that_is_passed_over_later_does_not_keep_its_old_value(library: GpmLibrary) -> None:
+    sink = Collected()
+    with GpmListener(200).observe(OneDevice(), sink):
+        library.passed_over = {2}
+        wait_until(lambda: len(sink) >= 3)
+    assert "smact_ratio" in sink[0].values
+    assert "smact_ratio" not in sink[-1].values
+
+
+def test_a_value_covers_the_time_since_the_one_before(library: GpmLibrary) -> None:
+    sink = Collected()
+    with GpmListener(300).observe(OneDevice(), sink):
+        wait_until(lambda: len(sink) >= 4)
+    assert library.apart_ms[0] < 300, "the first one is not kept waiting for a whole interval"
+    between_ms = [(b.t_ns - a.t_ns) / 1e6 for a, b in itertools.pairwise(sink)]
+    assert library.apart_ms[1 : len(sink)] == pytest.approx(between_ms, abs=60)
+
+
+def test_a_tick_too_close_to_the_one_before_is_left_out(library: GpmLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NVML would refuse: the tick after a late one comes after less than 100 ms."""
+    monkeypatch.setattr("listeners.base.ticks", lambda stop, _interval_ns: _every(stop, 0.04))
+    sink = Collected()
+    with GpmListener(200).observe(OneDevice(), sink):
+        wait_until(lambda: len(sink) >= 4)
+    assert min(library.apart_ms) > 100
+
+
+def _every(stop: Any, seconds: float) -> Iterator[int]:
+    yield 0
+    while not stop.wait(seconds):
+        yield 1
+
+
+@pytest.mark.parametrize("answer", ["unsupported", "not supported"])
+def test_a_gpu_without_counters_is_told_which_ones_have_them(library: GpmLibrary, answer: str) -> None:
+    if answer == "unsupported":
+        library.is_supported = 0
+    else:
+        library.errors["nvmlGpmQueryDeviceSupport"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    with pytest.raises(ListenerError, match=r"no GPM counters\. Hopper .*listeners\.gpm\.required=false"):
+        _first()
+
+
+def test_a_driver_without_gpm_is_named_as_such(library: GpmLibrary) -> None:
+    library.errors["nvmlGpmQueryDeviceSupport"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    with pytest.raises(ListenerError, match="R520"):
+        _first()
+
+
+def test_missing_permission_is_an_error_with_the_remedy(library: GpmLibrary) -> None:
+    library.errors["nvmlGpmSampleGet"] = pynvml.NVML_ERROR_NO_PERMISSION
+    with pytest.raises(ListenerError, match=r"whole GPU: Insufficient Permissions.*RestrictProfiling"):
+        _first()
+
+
+def test_an_instance_that_does_not_answer_is_left_out_with_a_warning(
+    library: GpmLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.values[5] = dict(PER_INSTANCE)
+    assert [sample.gi_id for sample in _first(5, 7)] == [None, 5]
+    assert "GPU instance 7: Not Supported" in caplog.text
+
+
+def test_instances_are_sampled_where_the_whole_gpu_may_not_be(
+    library: GpmLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.values[5] = dict(PER_INSTANCE)
+    library.errors["nvmlGpmSampleGet"] = pynvml.NVML_ERROR_NO_PERMISSION
+    assert [sample.gi_id for sample in _first(5)] == [5]
+    assert "the whole GPU" in caplog.text
+
+
+def test_a_gpu_that_nvml_does_not_know_is_an_error(library: GpmLibrary) -> None:
+    library.gpus = [Gpu(uuid="GPU-other")]
+    with pytest.raises(ListenerError, match=f"listener gpm: NVML does not give GPU {UUID}"):
+        _first()
+
+
+def test_a_device_that_is_no_gpu_is_refused() -> None:
+    with pytest.raises(ListenerError, match="not a GPU"), GpmListener(1000).observe(OneDevice(CPU), Collected()):
+        pytest.fail("there is no GPU")

@@ -1,0 +1,251 @@
+"""The listener of nvidia-smi over a program that plays it: real processes, pipes and signals."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from listeners.base import ThreadedListener
+from listeners.host import read_process
+from listeners.smi import SmiListener
+from pipeline.base.errors import ListenerError
+from tests.conftest import DATA
+from tests.listener_contract import CONF, CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
+from tests.nvml_library import UUID
+
+
+def _recorded() -> tuple[dict[str, str], dict[str, str]]:
+    """Columns of the recorded query of an H100: as asked for to header, and to value (without unit)."""
+    command, header, *_ = (DATA / "h100" / "query.txt").read_text().splitlines()
+    row = (DATA / "h100" / "query_nounits.txt").read_text().splitlines()[1].split(", ")
+    match = re.search(r"--query-gpu=(\S+)", command)
+    assert match is not None
+    asked, printed = match[1].split(","), header.split(", ")
+    # nvidia-smi takes the name that it prints as well as the short one.
+    names = [*asked, *(cell.split(" [")[0] for cell in printed)]
+    return dict(zip(names, printed * 2, strict=True)), dict(zip(names, row * 2, strict=True))
+
+
+PROGRAM = """#!{python} -S
+import signal, sys, time
+header, row, before, after, ignore_term = {header!r}, {row!r}, {before!r}, {after!r}, {ignore_term!r}
+columns = sys.argv[1].removeprefix("--query-gpu=").split(",")
+assert sys.argv[2:5] == ["--format=csv,nounits", "-i", "{uuid}"] and sys.argv[5] == "-lms", sys.argv
+for column in columns:
+    if column not in header:
+        print('Field "%s" is not a valid field to query.\\n' % column)
+        sys.exit(2)
+if ignore_term:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(before, end="", flush=True)
+print(", ".join(header[column] for column in columns), flush=True)
+print(", ".join(row[column] for column in columns), flush=True)
+if after:
+    sys.stderr.write(after)
+    sys.exit(15)
+while True:
+    time.sleep(int(sys.argv[6]) / 1e3)
+    print(", ".join(row[column] for column in columns), flush=True)
+"""
+
+
+LISTENING = """
+import time
+from listeners.smi import SmiListener
+from pipeline.base.records import Device
+
+class Watch:
+    slots = ()
+    device = Device(kind="nvidia", uuid={uuid!r}, name="gpu")
+
+    def pids(self):
+        return {{}}
+
+class Sink:
+    def put(self, sample):
+        pass
+
+listener = SmiListener(200, program={program!r})
+with listener.observe(Watch(), Sink()):
+    print(*listener.pids(), flush=True)
+    time.sleep(60)
+"""
+
+
+@dataclasses.dataclass
+class Program:
+    """A stand-in for nvidia-smi that prints the recorded row again and again."""
+
+    path: Path
+    header: dict[str, str]
+    row: dict[str, str]
+    before: str = ""
+    after: str = ""
+    ignore_term: bool = False
+
+    def write(self) -> str:
+        settings = {key: value for key, value in vars(self).items() if key != "path"}
+        self.path.write_text(PROGRAM.format(python=sys.executable, uuid=UUID, **settings))
+        self.path.chmod(0o755)
+        return str(self.path)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    header, row = _recorded()
+    program = Program(tmp_path / "nvidia-smi", header, row)
+    program.write()
+    return program
+
+
+class TestSmiListener(ListenerContract):
+    """nvidia-smi, played by a program that prints what a real one printed."""
+
+    @pytest.fixture
+    def build(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ThreadedListener]:
+        monkeypatch.setenv("PATH", f"{program.path.parent}:{os.environ['PATH']}")
+        return SmiListener
+
+    @pytest.fixture
+    def remove_source(self, program: Program) -> Callable[[], None]:
+        return program.path.unlink
+
+    @pytest.fixture
+    def kill_source(self) -> Callable[[ThreadedListener], None]:
+        def kill(listener: ThreadedListener) -> None:
+            (pid,) = listener.pids()
+            os.kill(pid, signal.SIGKILL)
+
+        return kill
+
+    def _first(self, program: Program) -> dict[str, float]:
+        sink = Collected()
+        with SmiListener(1000, program=program.write()).observe(OneDevice(), sink):
+            return sink[0].values
+
+    def test_values_are_those_of_the_recording(self, program: Program) -> None:
+        assert self._first(program) == {
+            "power_w": 74.93,
+            "memory_used_mib": 0,
+            "utilization_gpu_pct": 0,
+            "utilization_memory_pct": 0,
+            "sm_clock_mhz": 345,
+            "memory_clock_mhz": 2619,
+            "temperature_c": 41,
+            "pstate": 0,
+        }
+
+    @pytest.mark.parametrize("cell", ["[N/A]", "[Not Supported]", "N/A", "[Unknown Error]", ""])
+    def test_what_is_not_available_is_absent(
+        self, program: Program, cell: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        program.row["power.draw"] = cell
+        values = self._first(program)
+        assert "power_w" not in values
+        assert "temperature_c" in values
+        assert not caplog.records, "that is normal and no reason to warn"
+
+    @pytest.mark.parametrize("cell", ["74.93 W", "nan", "P?"])
+    def test_what_is_no_number_is_absent_with_a_warning(
+        self, program: Program, cell: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        program.row["power.draw"] = cell
+        assert "power_w" not in self._first(program)
+        assert "power.draw" in caplog.text
+
+    def test_columns_are_found_by_name(self, program: Program, caplog: pytest.LogCaptureFixture) -> None:
+        program.header["power.draw"] = "power.draw.average [W]"
+        values = self._first(program)
+        assert "power_w" not in values
+        assert values["temperature_c"] == 41
+        assert "no column power.draw" in caplog.text
+
+    def test_a_field_that_this_nvidia_smi_does_not_know_is_left_out(
+        self, program: Program, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert 'Field "nope" is not a valid field to query.' in (DATA / "h100" / "query_bad.txt").read_text()
+        del program.header["utilization.memory"], program.header["pstate"]
+        values = self._first(program)
+        assert values.keys() >= {"power_w", "temperature_c"}
+        assert not {"utilization_memory_pct", "pstate"} & values.keys()
+        assert "does not know utilization.memory" in caplog.text
+        assert "does not know pstate" in caplog.text
+
+    def test_a_program_that_knows_no_field_is_an_error(self, program: Program) -> None:
+        program.header.clear()
+        with pytest.raises(ListenerError, match="none of the requested columns"):
+            self._first(program)
+
+    def test_lines_that_are_no_rows_are_no_samples(self, program: Program) -> None:
+        program.before = "WARNING: infoROM is corrupted at gpu 0000:00:06.0\n\n"
+        assert self._first(program)["power_w"] == 74.93
+
+    def test_an_early_end_tells_status_and_last_words(self, program: Program) -> None:
+        program.after = "Unable to determine the device handle for GPU0: Unknown Error\n"
+        listener = SmiListener(1000, program=program.write())
+        with (
+            pytest.raises(ListenerError, match=r"status 15.*Unable to determine"),
+            listener.observe(OneDevice(), Collected()),
+        ):
+            wait_until(lambda: thread_of(listener) is None)
+
+    def test_a_gpu_that_it_does_not_find_is_an_error(self, tmp_path: Path) -> None:
+        program = tmp_path / "nvidia-smi"
+        _, words, _ = (DATA / "h100" / "query_i9.txt").read_text().splitlines()
+        program.write_text(f"#!/bin/sh\necho {words}; exit 6\n")
+        program.chmod(0o755)
+        listening = SmiListener(1000, program=str(program)).observe(OneDevice(), Collected())
+        with pytest.raises(ListenerError, match=r"status 6.*No devices were found"), listening:
+            pytest.fail("there is no GPU")
+
+    def test_one_that_says_nothing_is_an_error_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\nexec sleep 60\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(SmiListener, "start_limit_s", 0.3)
+        listening = SmiListener(1000, program=str(program)).observe(OneDevice(), Collected())
+        with pytest.raises(ListenerError, match="no sample"), listening:
+            pytest.fail("it said nothing")
+
+    def test_one_that_falls_silent_is_an_error(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(SmiListener, "start_limit_s", 1.0)
+        monkeypatch.setattr("listeners.program._END_LIMIT_S", 0.2)
+        listener = SmiListener(200, program=program.write())
+        with pytest.raises(ListenerError, match=r"no row for 1\.2 s"), listener.observe(OneDevice(), Collected()):
+            (pid,) = listener.pids()
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: thread_of(listener) is None)
+        assert read_process(pid) is None
+
+    def test_one_that_ignores_sigterm_is_killed(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("listeners.program._END_LIMIT_S", 0.2)
+        program.ignore_term = True
+        listener = SmiListener(60_000, program=program.write())
+        with listener.observe(OneDevice(), Collected()):
+            (pid,) = listener.pids()
+        assert read_process(pid) is None
+
+    def test_it_has_a_session_of_its_own_and_ends_when_nobody_reads(self, program: Program) -> None:
+        listening = LISTENING.format(uuid=UUID, program=program.write())
+        with subprocess.Popen(
+            [sys.executable, "-c", listening], stdout=subprocess.PIPE, text=True, cwd=CONF.parent.parent
+        ) as process:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            read = read_process(pid)
+            process.kill()
+        assert read is not None
+        assert read.session == pid
+        wait_until(lambda: (left := read_process(pid)) is None or left.is_zombie)
+
+    def test_a_device_that_is_no_gpu_is_refused(self, program: Program) -> None:
+        with pytest.raises(ListenerError, match="not a GPU"), SmiListener(1000).observe(OneDevice(CPU), Collected()):
+            pytest.fail("there is no GPU")

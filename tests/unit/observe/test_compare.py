@@ -1,0 +1,205 @@
+"""Figures against the baseline, in whatever order a block runs, and what `resume` leaves to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.base.records import GroupResult, JobResult, Plan, Result, WindowKind
+from pipeline.observe.compare import Comparison, loss_difference
+from pipeline.record import resume
+from tests.rows import group
+
+
+def row(the_group, *rates, result=Result.OK) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=result, reason="", metrics={"throughput_samples_per_s": rate})
+        for job, rate in zip(the_group.jobs, rates, strict=True)
+    )
+    return GroupResult(group=the_group, result=result, reason="", jobs=jobs)
+
+
+def test_figures_follow_when_the_baseline_runs_last():
+    comparison = Comparison()
+    pair = row(group("a", "a"), 60, 60)
+    assert comparison.add(pair) == []
+    changed = comparison.add(row(group("a", sequential=True), 100))
+    by_name = {c.group.name: c.metrics["speedup_vs_serial_ratio"] for c in changed}
+    assert by_name == {"naive-a+a": pytest.approx(1.2), "naive-a": pytest.approx(1.0)}
+    assert comparison.latest(pair).metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
+
+
+def test_a_baseline_of_another_block_or_window_does_not_count():
+    comparison = Comparison()
+    comparison.add(row(group("a", sequential=True, block=2), 100))
+    comparison.add(row(group("a", sequential=True, kind=WindowKind.WORK), 100))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+def test_a_failed_baseline_is_none():
+    comparison = Comparison()
+    comparison.add(row(group("a", sequential=True), 100, result=Result.FAILED))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+HERE = "boot-now"
+
+
+def entry(the_group, *, result="ok", boot=HERE, gpu=None, **metrics):
+    return {
+        "digest": the_group.digest,
+        "result": result,
+        "gpu_uuid": gpu or the_group.device.uuid,
+        "boot_id": boot,
+        "metrics": metrics,
+    }
+
+
+@pytest.fixture
+def plan() -> Plan:
+    groups = [g for block in (1, 2) for g in (group("a", sequential=True, block=block), group("a", "a", block=block))]
+    numbered = tuple(dataclasses.replace(g, number=n) for n, g in enumerate(groups, start=1))
+    return Plan(experiment="test", groups=numbered, devices=(groups[0].device,), digest="d")
+
+
+def left(plan, *finished):
+    return [group.number for group in resume.remaining(plan, finished, HERE)[0]]
+
+
+def test_finished_groups_are_not_run_again(plan):
+    assert left(plan) == [1, 2, 3, 4]
+    assert left(plan, entry(plan.groups[0]), entry(plan.groups[1])) == [3, 4]
+    assert left(plan, entry(plan.groups[2])) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"), [("oom", [2, 3, 4]), ("failed", [1, 2, 3, 4]), ("interrupted", [1, 2, 3, 4])]
+)
+def test_findings_stay_and_failures_run_again(plan, result, expected):
+    assert left(plan, entry(plan.groups[0], result=result)) == expected
+
+
+def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
+    first = [entry(g, boot="boot-before") for g in plan.groups]
+    assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
+    assert left(plan, first[0]) == [1, 2, 3, 4]
+    other_gpu = [entry(g, gpu="GPU-other") for g in plan.groups]
+    assert left(plan, other_gpu[0]) == [1, 2, 3, 4]
+
+
+def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):
+    rates = {"job_0_throughput_samples_per_s": 60.0, "job_1_throughput_samples_per_s": 60.0}
+    _, (earlier,) = resume.remaining(plan, [entry(plan.groups[1], **rates)], HERE)
+    comparison = Comparison()
+    assert comparison.add(earlier) == []
+    changed = {c.group.number: c.metrics["speedup_vs_serial_ratio"] for c in comparison.add(row(plan.groups[0], 100))}
+    assert changed == {1: pytest.approx(1), 2: pytest.approx(1.2)}
+
+
+def test_a_baseline_of_another_length_does_not_count():
+    comparison = Comparison()
+    short = dataclasses.replace(group("a").window, seconds=1)
+    comparison.add(row(group("a", sequential=True, window=short), 100))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
+    _, known = resume.remaining(plan, [entry(plan.groups[0], job_0_throughput_samples_per_s=100.0)], HERE)
+    comparison = Comparison()
+    for earlier in known:
+        comparison.add(earlier)
+    (changed,) = comparison.add(row(plan.groups[1], 60, 60))
+    assert changed.metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
+
+
+def learned(the_group, *losses) -> GroupResult:
+    """A row whose jobs had these losses in their first steps."""
+    values = {job.index: list(each) for job, each in zip(the_group.jobs, losses, strict=True)}
+    tags = {"collocation.first_losses": json.dumps(values)}
+    return dataclasses.replace(row(the_group, *[60.0] * len(losses)), tags=tags)
+
+
+ALONE = (2.3, 2.2, 2.0, 1.9)
+
+
+@pytest.mark.parametrize("baseline_first", [True, False])
+def test_a_group_that_learns_otherwise_than_its_baseline_has_wrong_results(baseline_first):
+    wrong = learned(group("a", "a"), ALONE, (2.3, 2.5, 2.0, 1.9))
+    both = [learned(group("a", sequential=True), ALONE), wrong]
+    comparison = Comparison()
+    changed = [c for each in (both if baseline_first else both[::-1]) for c in comparison.add(each)]
+    assert [(c.group.name, c.result) for c in changed if c.result is not Result.OK] == [("naive-a+a", "wrong_results")]
+    final = comparison.latest(wrong)
+    assert final.result is Result.WRONG_RESULTS
+    assert final.reason == "the losses of job 1-a differ from its solo run: loss 2.5 instead of 2.2 in step 2"
+    assert "speedup_vs_serial_ratio" not in final.metrics
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_same"),
+    [
+        (ALONE, True),
+        ((2.304, 2.23, 2.1, 1.8), True),
+        ((2.31, 2.2, 2.0, 1.9), False),
+        ((2.3, float("nan"), 2.0, 1.9), False),
+        ((2.3,), True),
+        ((), True),
+    ],
+)
+def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, is_same):
+    assert (loss_difference(losses, ALONE) is None) == is_same
+
+
+def test_losses_outlive_a_resume(plan):
+    stored = [entry(plan.groups[0]), entry(plan.groups[1])]
+    stored[0]["first_losses"] = json.dumps({0: list(ALONE)})
+    stored[1]["first_losses"] = json.dumps({0: list(ALONE), 1: [2.9]})
+    _, known = resume.remaining(plan, stored, HERE)
+    comparison = Comparison()
+    changed = [c for each in known for c in comparison.add(each)]
+    assert [(c.group.number, c.result) for c in changed] == [(2, Result.WRONG_RESULTS)]
+
+
+def worked(the_group, makespan_s, *seconds) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=Result.OK, reason="", metrics={"makespan_s": each})
+        for job, each in zip(the_group.jobs, seconds, strict=True)
+    )
+    return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": makespan_s})
+
+
+def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone():
+    together = worked(group("a", "a", "b", kind=WindowKind.WORK), 40, 33, 33, 40)
+    in_turn = worked(group("a", "a", "b", kind=WindowKind.WORK, sequential=True), 42, 10, 12, 20)
+    alone = worked(group("a", kind=WindowKind.WORK, sequential=True), 15, 15)
+    for rows in ((together, in_turn, alone), (alone, in_turn, together)):
+        comparison = Comparison()
+        for each in rows:
+            comparison.add(each)
+            if each is in_turn and rows[0] is together:
+                assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 11)
+        assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 15)
+        assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
+
+
+def test_a_job_that_never_ran_alone_is_compared_with_its_turn_in_the_same_mix_else_with_its_turns_in_any():
+    comparison = Comparison()
+    together = worked(group("a", "b", kind=WindowKind.WORK), 40, 30, 40)
+    comparison.add(together)
+    comparison.add(worked(group("a", "a", "c", kind=WindowKind.WORK, sequential=True), 50, 10, 14, 20))
+    comparison.add(worked(group("b", "c", kind=WindowKind.WORK, sequential=True), 40, 20, 20))
+    assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(30 / 12)
+    comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 35, 15, 16))
+    assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(40 / 16)
+
+
+def test_a_mix_is_compared_with_its_own_order_where_that_ran():
+    comparison = Comparison()
+    together = worked(group("a", "b", kind=WindowKind.WORK), 20, 20, 20)
+    comparison.add(together)
+    comparison.add(worked(group("b", "a", kind=WindowKind.WORK, sequential=True), 30, 10, 20))
+    assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(30 / 20)
+    comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 32, 11, 21))
+    assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(32 / 20)

@@ -1,0 +1,327 @@
+"""From event files and samples to rows: every figure against a number worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from pipeline.base.records import GroupResult, JobResult, Result, Sample, WindowKind
+from pipeline.launch.state import Ending
+from pipeline.observe import compare, fields, measure, sampled
+from pipeline.observe.observation import Observation
+from tests.rows import FIELDS, S, group, state, steps
+
+
+def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
+    return measure.judge(the_group, Observation(batches=[states], **({"samples": (), "fields": FIELDS} | seen)))
+
+
+def nvml(t_s, **values) -> Sample:
+    return Sample(source="nvml", t_ns=int(t_s * S), values=values)
+
+
+def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
+    pair = group("a", "b")
+    # Job 1 starts half a second later: the window opens at 1.5 s and closes at the stop, at 11 s.
+    fast = state(tmp_path, pair.jobs[0], steps(0, 11.2, 0.3, 6), told_ns=11 * S)
+    slow = state(tmp_path, pair.jobs[1], steps(0.5, 11.3, 0.4, 4), told_ns=11 * S)
+    row = judge(tmp_path, pair, fast, slow)
+    assert row.result is Result.OK
+    assert row.tags["collocation.window_start_ns"] == str(int(1.5 * S))
+    assert row.tags["collocation.window_end_ns"] == str(11 * S)
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
+    assert row.jobs[1].metrics["throughput_samples_per_s"] == pytest.approx(10)
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(30)
+    assert row.metrics["start_skew_ms"] == pytest.approx(500)
+    assert row.jobs[0].metrics["step_time_p50_ms"] == pytest.approx(300)
+
+
+def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(tmp_path):
+    pair = group("a", "b")
+    states = [
+        state(tmp_path, pair.jobs[0], steps(0, 10, 0.5, 1), told_ns=10 * S),
+        state(tmp_path, pair.jobs[1], steps(2, 8, 0.5, 1), told_ns=10 * S),
+    ]
+    row = judge(tmp_path, pair, *states)
+    assert row.metrics["overlap_ratio"] == pytest.approx(0.6)
+    assert "below 0.95" in row.tags["collocation.flag"]
+
+
+def test_a_work_window_gives_makespan_epoch_time_and_rate_without_validation(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    events = [
+        *steps(0, 4, 0.5, 10),
+        {"event": "epoch", "epoch": 1, "t_ns": 2 * S, "seconds": 2.0, "metrics": {"loss": 2.0}},
+        {"event": "epoch", "epoch": 2, "t_ns": 5 * S, "seconds": 2.0, "metrics": {"loss": 1.0}},
+    ]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))
+    assert row.metrics["makespan_s"] == 5
+    assert row.metrics["epoch_time_mean_s"] == 2
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == 20
+    # 80 samples in 5 s: the second that was spent on validation is part of the makespan.
+    assert row.metrics["throughput_total_samples_per_s"] == 16
+    assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
+
+
+def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
+    mix = group("a", "b", kind=WindowKind.WORK, sequential=True)
+    batches = [
+        [state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))],
+        [state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1))],
+    ]
+    # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
+    watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
+    energy = itertools.accumulate(w for _, w in watts)
+    samples = [nvml(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
+    row = measure.judge(mix, Observation(batches=batches, samples=samples, fields=FIELDS, idle_w=50.0))
+    assert row.metrics["makespan_s"] == 11
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(1)
+    assert row.metrics["energy_j"] == pytest.approx(4 * 100 + 7 * 300)
+    assert row.metrics["energy_above_idle_j"] == pytest.approx(4 * 50 + 7 * 250)
+    assert row.metrics["energy_per_sample_j"] == pytest.approx(2500 / 11)
+    without = measure.judge(mix, Observation(batches=batches, samples=samples[:6], fields=FIELDS, idle_w=50.0))
+    assert "energy_j" not in without.metrics  # the second job was not sampled: no sum
+    assert row.metrics["job_1_makespan_s"] == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "events", "result", "words"),
+    [
+        ({"status": 3, "bye": None}, [], Result.FAILED, "status 3: the last words"),
+        ({"status": -11, "bye": None}, [], Result.FAILED, "signal 11"),
+        ({"bye": None}, [], Result.FAILED, "without reporting"),
+        ({}, [], Result.FAILED, "lost result"),
+        ({"noticed": Ending(Result.TIMEOUT, "did not end")}, [], Result.TIMEOUT, "did not end"),
+        ({"noticed": Ending(Result.FAILED, "ended before it was told to stop")}, [], Result.FAILED, "told to stop"),
+        ({"status": 1}, [("OutOfMemoryError", "CUDA out of memory")], Result.OOM, "CUDA out of memory"),
+        ({"status": 1}, [("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED")], Result.OOM, "ALLOC_FAILED"),
+        ({"status": 1}, [("NonFiniteLossError", "loss is nan in epoch 1")], Result.FAILED, "nan in epoch 1"),
+    ],
+)
+def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, events, result, words):
+    alone = group("a", kind=WindowKind.WORK)
+    errors = [{"event": "error", "t_ns": 1, "type": kind, "message": message} for kind, message in events]
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, *errors], **changes)
+    (bad.folder / "stderr.log").write_text("first words\n\nthe last words\n")
+    row = judge(tmp_path, alone, bad)
+    assert row.result is result
+    assert words in row.reason
+    assert "throughput_total_samples_per_s" not in row.metrics
+
+
+def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(tmp_path):
+    pair = group("a", "b")
+    ended = state(tmp_path, pair.jobs[0], steps(0, 1, 0.1, 1), status=-15, bye=None, was_signalled=True)
+    oom = state(
+        tmp_path,
+        pair.jobs[1],
+        [{"event": "error", "t_ns": 1, "type": "OutOfMemoryError", "message": "no"}],
+        status=1,
+    )
+    row = judge(tmp_path, pair, ended, oom)
+    assert row.result is Result.OOM
+    assert row.reason.startswith("job 1-b")
+    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.OOM]
+
+
+def test_a_failure_outside_the_jobs_makes_the_row_fail(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
+    assert judge(tmp_path, alone, good).result is Result.OK
+    row = judge(tmp_path, alone, good, reason="listener nvml stopped")
+    assert (row.result, row.reason) == (Result.FAILED, "listener nvml stopped")
+    assert judge(tmp_path, alone, good, interrupted=True).result is Result.INTERRUPTED
+
+
+def test_a_torn_last_line_costs_one_line(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
+    with (good.folder / "events.jsonl").open("a") as file:
+        file.write('{"event":"step","t_ns":115')
+    assert judge(tmp_path, alone, good).result is Result.OK
+
+
+def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+
+    samples = [nvml(-1, power_w=70.0, memory_used_mib=10.0)]
+    samples += [
+        nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
+        for t in range(12)
+    ]
+    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0)
+    assert row.metrics["energy_j"] == pytest.approx(300 * 10)
+    assert row.metrics["energy_above_idle_j"] == pytest.approx(230 * 10)
+    assert row.metrics["energy_per_sample_j"] == pytest.approx(3.0)
+    assert row.metrics["memory_peak_mib"] == 111
+    assert row.metrics["sm_clock_mean_mhz"] == 1980
+
+
+def test_utilisation_is_the_mean_of_the_whole_gpu_inside_the_window(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = [
+        Sample(source="gpm", t_ns=0, values={"gract_ratio": 0.0}),
+        Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": 0.8, "smact_ratio": 0.3}),
+        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 0.6}),
+        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 1.0}, gi_id=3),
+    ]
+    metrics = judge(tmp_path, alone, good, samples=samples).metrics
+    assert metrics["gract_mean_ratio"] == pytest.approx(0.7)
+    assert metrics["smact_mean_ratio"] == pytest.approx(0.3)
+    assert "dram_active_mean_ratio" not in metrics
+
+
+def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = [
+        Sample(source=source, t_ns=3 * S, values={"gract_ratio": value})
+        for source, value in (("gpm", 0.2), ("dcgm", 0.4), ("gpm", 0.6), ("smi", 0.8))
+    ]
+    assert judge(tmp_path, alone, good, samples=samples).metrics["gract_mean_ratio"] == pytest.approx(0.4)
+    assert judge(tmp_path, alone, good, samples=samples[::2]).metrics["gract_mean_ratio"] == pytest.approx(0.4)
+    assert judge(tmp_path, alone, good, samples=samples[:1]).metrics["gract_mean_ratio"] == pytest.approx(0.2)
+
+
+def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
+    pair = group("a", "b")
+    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
+    samples = [Sample(source="host", t_ns=0, values={"cpu_pct": 1000.0, "pss_mib": 900.0}, job=0)]
+    samples += [
+        Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_mib": 100.0}, job=0) for t in (3, 5)
+    ]
+    samples += [Sample(source="nvml", t_ns=5 * S, values={"process_memory_mib": 70.0}, job=1)]
+    first, second = judge(tmp_path, pair, *states, samples=samples).jobs
+    assert first.metrics["host_cpu_mean_pct"] == pytest.approx(160)
+    assert first.metrics["host_memory_peak_mib"] == 900
+    assert second.metrics["memory_peak_mib"] == 70
+    assert not {"memory_peak_mib", "host_cpu_mean_pct"} & (first.metrics.keys() & second.metrics.keys())
+
+
+def test_the_idle_power_is_that_of_the_first_sample_of_the_device():
+    samples = [Sample(source="smi", t_ns=0, values={"power_w": 1.0}), nvml(1, power_w=70.0), nvml(2, power_w=300.0)]
+    assert sampled.first_power_w(samples, FIELDS) == 70.0
+    assert sampled.first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
+    assert sampled.first_power_w(samples[:1], FIELDS) is None
+
+
+def test_fields_are_the_same_when_they_are_read_again(tmp_path):
+    (tmp_path / "fields.json").write_text(FIELDS.as_json())
+    assert fields.read(tmp_path / "fields.json").tables == FIELDS.tables
+    (tmp_path / "fields.json").write_text(FIELDS.as_json()[:100])
+    assert fields.read(tmp_path / "fields.json").tables == fields.read(tmp_path / "absent").tables == ()
+
+
+def test_what_was_not_read_is_missing(tmp_path):
+    alone = group("a")
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S))
+    for name in ("energy_j", "memory_peak_mib", "power_mean_w", "orchestrator_cpu_pct", "speedup_vs_serial_ratio"):
+        assert name not in row.metrics
+
+
+def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=Result.OK, reason="", metrics={name: rate})
+        for job, rate in zip(the_group.jobs, rates, strict=True)
+    )
+    return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics=metrics)
+
+
+def test_steady_comparison_normalises_each_job_by_itself_alone():
+    figures = compare.against_baseline(rated(group("a", "b"), 50, 30), {"digest-a": 100, "digest-b": 40}, None)
+    assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert figures["slowdown_worst_ratio"] == pytest.approx(2)
+    assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
+
+
+def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
+    row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
+    solo = {"digest-a": 8.0, "digest-b": 16.0}
+    assert compare.against_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert compare.against_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
+
+
+def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
+    mix = rated(group("a", "b", sequential=True), 100, 40)
+    assert compare.against_baseline(mix, {"digest-a": 100, "digest-b": 40}, None) == {}
+
+
+def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    error = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "train.py ended with status 1"}
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, error], status=1)
+    (bad.folder / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert judge(tmp_path, alone, bad).result is Result.OOM
+
+
+def test_without_a_baseline_there_is_no_comparison():
+    assert compare.against_baseline(rated(group("a", "b"), 50, 30), {"digest-a": 100}, None) == {}
+    assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
+
+
+def test_a_script_that_was_ended_because_another_failed_is_not_blamed(tmp_path):
+    pair = group("a", "b", kind=WindowKind.WORK)
+    started = {"event": "started", "t_ns": 0}
+    errors = [
+        {"event": "error", "t_ns": 1, "type": "ScriptError", "message": f"train.py {how}"}
+        for how in ("was killed by signal 15", "ended with status 3")
+    ]
+    ended = state(tmp_path, pair.jobs[0], [started, errors[0]], status=143, bye=None, was_signalled=True)
+    failed = state(tmp_path, pair.jobs[1], [started, errors[1]], status=3, bye=None)
+    row = judge(tmp_path, pair, ended, failed)
+    assert row.result is Result.FAILED and "ended with status 3" in row.reason
+    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
+    assert row.jobs[0].reason == "ended because the group failed"
+    # Nobody signalled it: then the signal is what it failed of.
+    alone = state(tmp_path / "alone", pair.jobs[0], [started, errors[0]], status=143, bye=None)
+    assert "killed by signal 15" in judge(tmp_path, pair, alone, failed).jobs[0].reason
+
+
+WRONG = {"event": "wrong", "what": "mm of 1x4096 by 4096x4096 in bfloat16: off by inf times what rounding explains"}
+
+
+def test_what_a_job_finds_wrong_is_kept_and_shown_but_not_ok(tmp_path):
+    pair = group("a", "b")
+    events = [WRONG, WRONG, *steps(0, 11, 0.5, 4)]
+    states = [
+        state(tmp_path, pair.jobs[0], steps(0, 11, 0.5, 4), told_ns=11 * S),
+        state(tmp_path, pair.jobs[1], events, told_ns=11 * S),
+    ]
+    row = judge(tmp_path, pair, *states)
+    assert row.result is Result.WRONG_RESULTS
+    assert row.reason.startswith("job 1-b: computes wrong results: mm of 1x4096 by 4096x4096 in bfloat16")
+    assert row.reason.endswith("(and 1 more)")
+    assert [job.result for job in row.jobs] == [Result.OK, Result.WRONG_RESULTS]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [("NonFiniteLossError", Result.WRONG_RESULTS), ("OutOfMemoryError", Result.OOM), ("ValueError", Result.FAILED)],
+)
+def test_wrong_results_explain_a_loss_that_is_no_number_and_nothing_else(tmp_path, error, result):
+    alone = group("a")
+    events = [WRONG, {"event": "error", "type": error, "message": "m", "traceback": ""}]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, bye="error", status=1))
+    assert row.result is result
+
+
+def test_the_first_losses_stay_with_the_row(tmp_path):
+    alone = group("a")
+    losses = [{"event": "metric", "name": "first_loss", "t_ns": S, "step": i, "value": 2.0 - i} for i in (1, 0)]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], [*losses, *steps(0, 11, 0.5, 4)], told_ns=11 * S))
+    assert row.tags["collocation.first_losses"] == '{"0": [2.0, 1.0]}'
+
+
+def test_the_first_thing_that_is_noticed_of_a_job_is_its_ending(tmp_path):
+    alone = group("a")
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], status=-9, was_signalled=True)
+    bad.notice(Result.OOM, "no room")
+    bad.notice(Result.FAILED, "ended too early")
+    assert bad.went_wrong and not bad.ended_well
+    row = judge(tmp_path, alone, bad)
+    assert (row.result, row.reason) == (Result.OOM, "job 0-a: no room")

@@ -1,0 +1,110 @@
+"""Where a study is and how long is left, from groups that ran and their like."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline import outcome
+from pipeline.base.records import GroupResult, Result, WindowKind
+from pipeline.base.words import counted, duration
+from pipeline.observe.progress import Progress
+from pipeline.observe.view import PlainView
+from tests.rows import group
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def run(progress, clock, the_group, takes_s, result=Result.OK):
+    progress.begin(the_group)
+    clock.now_s += takes_s
+    progress.done(result)
+
+
+def test_before_anything_ran_the_windows_are_the_least_that_it_takes():
+    progress = Progress([group("a"), group("a", "b", sequential=True)], clock=Clock())
+    assert progress.left_s() == (11 + 2 * 11, False)
+    assert progress.summary() == "0 s elapsed, more than 33 s left"
+
+
+def test_a_group_takes_what_its_like_took():
+    clock = Clock()
+    pair, seven, alone = group("a", "a"), group(*"aaaaaaa"), group("a", sequential=True)
+    again = [dataclasses.replace(each, block=2) for each in (seven, alone, pair)]
+    progress = Progress([pair, seven, alone, *again], clock=clock)
+    run(progress, clock, pair, 20)
+    assert progress.left_s() == (5 * 20, True)
+    run(progress, clock, seven, 60)
+    run(progress, clock, alone, 15)
+    assert progress.left_s() == (20 + 60 + 15, True)
+    assert progress.position(alone) == "[3/6] block 1 of 2"
+    progress.begin(again[0])
+    clock.now_s += 50
+    assert progress.left_s()[0] == 20 + 10 + 15
+    clock.now_s += 50  # longer than it should: it takes nothing from the others
+    assert progress.left_s()[0] == 20 + 15
+
+
+def test_one_slow_group_and_failures_do_not_decide():
+    clock = Clock()
+    blocks = [group("a", block=n) for n in range(1, 6)]
+    progress = Progress(blocks, clock=clock)
+    for each, takes_s in zip(blocks, (20, 600, 22), strict=False):
+        run(progress, clock, each, takes_s)
+    run(progress, clock, blocks[3], 5000, Result.TIMEOUT)
+    assert progress.left_s() == (22, True)
+
+
+def test_a_skipped_group_takes_no_time_and_work_is_measured():
+    clock = Clock()
+    work = [group("a", kind=WindowKind.WORK, block=n) for n in (1, 2)]
+    skipped = dataclasses.replace(group("c", "c", kind=WindowKind.WORK), skip_reason="does not fit")
+    progress = Progress([work[0], skipped, work[1]], clock=clock)
+    run(progress, clock, work[0], 42)
+    assert progress.left_s() == (42, True)
+
+
+def test_what_an_earlier_start_found_is_counted():
+    clock = Clock()
+    groups = [group("a", block=n) for n in range(1, 6)]
+    progress = Progress(groups, [Result.OK, Result.OK, Result.OOM], groups[3:], clock)
+    progress.begin(groups[3])
+    assert progress.position(groups[3]) == "[4/5] block 4 of 5"
+    clock.now_s += 15
+    progress.done(Result.OK)
+    assert progress.summary() == "15 s elapsed, about 15 s left; 3 ok, 1 oom"
+
+
+def test_durations_read_like_people_say_them():
+    assert [duration(s) for s in (5, 89, 420, 11_100)] == ["5 s", "89 s", "7 min", "3 h 05 min"]
+
+
+def test_one_is_not_said_as_many():
+    assert [counted(number, "group") for number in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]
+
+
+def test_plain_lines_say_where_the_study_is(capsys):
+    clock = Clock()
+    groups = [group("a"), group("a", block=2)]
+    view = PlainView(Progress(groups, clock=clock))
+    view.begin(groups[0])
+    clock.now_s = 14
+    view.done(GroupResult(group=groups[0], result=Result.OK, reason=""))
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/2] block 1 of 2 naive-a",
+        "    ok (14 s elapsed, about 14 s left; 1 ok)",
+    ]
+
+
+@pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
+def test_the_command_that_goes_on_is_the_one_that_was_given(given):
+    words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
+    assert outcome.command_to_resume(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")

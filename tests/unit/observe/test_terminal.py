@@ -1,0 +1,66 @@
+"""The table of rows: aligned, missing values as a dash, columns without values left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from pipeline.base.records import Field, FieldTable, GroupResult, Result, Sample, Summary, WindowKind
+from pipeline.observe.fields import Fields
+from pipeline.observe.table import table
+from tests.rows import FIELDS, group
+
+
+def test_the_table_shows_what_there_is():
+    good = GroupResult(
+        group=group("a", "a"),
+        result=Result.OK,
+        reason="",
+        metrics={
+            "throughput_total_samples_per_s": 1234.56,
+            "overlap_ratio": 0.9,
+            "smact_mean_ratio": 0.123,
+            "memory_peak_mib": 512.4,
+            "power_mean_w": 1.0,
+            "energy_per_sample_j": 0.5,
+        },
+    )
+    flagged = dataclasses.replace(good, tags={"collocation.flag": "overlap 0.900 is below 0.95"})
+    failed = GroupResult(group=group("b"), result=Result.FAILED, reason="job 0-b: ended with status 3")
+    lines = table([flagged, failed], FIELDS).splitlines()
+    assert lines[0].split() == ["group", "block", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
+    assert lines[1].split() == ["naive-a+a", "1", "ok*", "1234.6", "0.900", "512", "0.12", "0.5000"]
+    assert lines[2].split() == ["naive-b", "1", "failed", "-", "-", "-", "-", "-"]
+    assert lines[3] == "* naive-a+a: overlap 0.900 is below 0.95"
+    assert lines[4] == "naive-b: job 0-b: ended with status 3"
+
+
+def test_groups_of_one_name_are_told_apart_by_window_and_device():
+    pair = group("a", "a")
+    other = dataclasses.replace(pair.device, name="NVIDIA A30")
+    groups = [pair, dataclasses.replace(pair, device=other), group("a", "a", kind=WindowKind.WORK)]
+    rows = [GroupResult(group=each, result=Result.OK, reason="") for each in groups]
+    assert [re.split("  +", line) for line in table(rows, FIELDS).splitlines()] == [
+        ["group", "window", "device", "block", "result"],
+        ["naive-a+a", "steady, 10 s after 1 s", pair.device.name, "1", "ok"],
+        ["naive-a+a", "steady, 10 s after 1 s", "NVIDIA A30", "1", "ok"],
+        ["naive-a+a", "work, 2 epochs", pair.device.name, "1", "ok"],
+    ]
+
+
+def test_a_figure_of_a_new_listener_has_the_column_that_its_field_names():
+    speed = Field(source_id="s", name="fan_rpm", unit="1/min", summary=Summary.MAX, column="fan rpm")
+    row = GroupResult(group=group("a"), result=Result.OK, reason="", metrics={"fan_max_rpm": 900.0})
+    lines = table([row], Fields([FieldTable(source="fans", fields=(speed,))])).splitlines()
+    assert re.split("  +", lines[0])[-1] == "fan rpm" and lines[1].endswith(" 900.0")
+
+
+def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():
+    samples = [
+        Sample(source="nvml", t_ns=1, values={"process_memory_mib": 70.0}, job=1),
+        Sample(source="nvml", t_ns=1, values={"memory_used_mib": 900.0}),
+        Sample(source="host", t_ns=2, values={"rss_mib": 50.0, "pss_mib": 40.0}, job=1),
+        Sample(source="host", t_ns=3, values={"rss_mib": 60.0}, job=0),
+    ]
+    assert [FIELDS.live_memory_mib(samples, job) for job in (0, 1, 2)] == [60.0, 70.0, None]
+    assert FIELDS.live_memory_mib(samples[2:], 1) == 40.0

@@ -1,0 +1,52 @@
+"""The committed experiments: sweeps without `-m`, whose every key the command line can replace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+
+
+def dry_run(tmp_path: Path, *overrides: str) -> list[str]:
+    """The names of the groups that the command line plans, as a user starts it."""
+    command = [sys.executable, "run.py", *overrides, "dry_run=true", f"gpu.lock_dir={tmp_path}"]
+    done = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [line.split()[3] for line in done.stdout.splitlines() if " block " in line]
+
+
+def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
+    names = dry_run(tmp_path, "+experiment=robroek_quick", "gpu=simulated_h100_80gb", "workload.step_mode=eager")
+    blocks = 5
+    assert len(names) == 33 * blocks  # 16 homogeneous, 2 solo, 3 through loaders, 12 of mixes
+    assert Counter(names)["serial-M+S+S"] == blocks
+    assert Counter(names)["naive-3x-resnet26_cifar10"] == 2 * blocks  # data on the GPU, and from loaders
+
+
+def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
+    names = Counter(dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=naive,mps,mig"))
+    mixes = [f"{mode}-{mix}" for mode in ("serial", "naive", "mps", "mig") for mix in ("M+S", "M+S+S", "M+M+S", "L+S")]
+    copies = [f"{mode}-{degree}x-tiny" for mode in ("naive", "mps", "mig") for degree in (1, 2, 3, 7)]
+    assert names == dict.fromkeys([*mixes, *copies, "serial-1x-tiny"], 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [("scenario=naive", {"naive", "serial"}), ("scenario=mig", {"mig", "serial"})],
+)
+def test_the_command_line_wins_over_the_blocks(tmp_path, override, expected):
+    names = dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
+    assert {name.split("-")[0] for name in names} == expected
+
+
+def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
+    assert sorted(dry_run(tmp_path, "+rehearse=tiny", "degree=1,2")) == [
+        "naive-1x-tiny",
+        "naive-2x-tiny",
+        "serial-1x-tiny",
+    ]

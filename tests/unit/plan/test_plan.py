@@ -1,0 +1,385 @@
+"""The plan: expansion, digests, order, and everything that must be refused before the machine is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.base import layout
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import WindowKind
+from pipeline.plan import describe, read, schema
+from pipeline.plan import plan as planning
+from pipeline.plan.inventory import take as take_inventory
+from pipeline.prepare.device import chosen, nvml
+from pipeline.record.original import Original
+from pipeline.reproduce.config import config_of
+from tests.conftest import DATA, GPU, inventory_of, sweep
+
+SYNTHETIC = "data.source=synthetic_device"
+
+
+def test_a_single_run_is_one_group_without_baseline(make_plan):
+    plan = make_plan([])
+    assert [group.name for group in plan.groups] == ["naive-2x-tiny"]
+    assert plan.groups[0].degree == 2
+
+
+def test_a_sweep_measures_each_baseline_once_and_drops_duplicates(make_plan):
+    plan = make_plan(*sweep(scenario=["serial", "naive"], degree=[1, 2, 3]))
+    assert Counter(group.name for group in plan.groups) == {
+        "serial-1x-tiny": 1,
+        "naive-1x-tiny": 1,
+        "naive-2x-tiny": 1,
+        "naive-3x-tiny": 1,
+    }
+
+
+def test_a_sweep_adds_the_baseline_that_nobody_asked_for(make_plan):
+    names = {group.name for group in make_plan(*sweep(degree=[2, 3])).groups}
+    assert "serial-1x-tiny" in names
+    without = {group.name for group in make_plan(*[[*o, "baseline=never"] for o in sweep(degree=[2, 3])]).groups}
+    assert without == {"naive-2x-tiny", "naive-3x-tiny"}
+
+
+def test_repeats_are_whole_blocks_in_an_order_of_their_own(make_plan):
+    plan = make_plan(*[[*o, "repeats=4"] for o in sweep(scenario=["serial", "naive"], degree=[1, 2, 3, 4, 5])])
+    blocks = {block: [g.name for g in plan.groups if g.block == block] for block in (1, 2, 3, 4)}
+    assert [group.block for group in plan.groups] == sorted(group.block for group in plan.groups)
+    assert len({frozenset(names) for names in blocks.values()}) == 1
+    assert len({tuple(names) for names in blocks.values()}) > 1
+    assert len({group.digest for group in plan.groups}) == len(plan.groups)
+
+
+def test_listed_order_and_the_same_seed_give_the_same_plan(make_plan):
+    listed = make_plan(*[[*o, "order=listed"] for o in sweep(degree=[3, 1, 2])])
+    assert [group.name for group in listed.groups] == [
+        "naive-3x-tiny",
+        "serial-1x-tiny",
+        "naive-1x-tiny",
+        "naive-2x-tiny",
+    ]
+    again = [make_plan(*sweep(degree=[1, 2, 3, 4])) for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_a_mix_is_one_job_a_size_with_solo_baselines(make_plan):
+    plan = make_plan(["mix=[M,S,S]", SYNTHETIC], device=GPU, is_sweep=True)
+    assert Counter(group.name for group in plan.groups) == {"naive-M+S+S": 1, "serial-1x-M": 1, "serial-1x-S": 1}
+
+
+def test_a_mix_with_a_fixed_amount_of_work_is_really_run_in_series(make_plan):
+    plan = make_plan(["mix=[M,S]", "window=work", SYNTHETIC], device=GPU, is_sweep=True)
+    serial = next(group for group in plan.groups if group.sequential)
+    assert serial.name == "serial-M+S"
+    assert serial.degree == 2
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["tracking.experiment=other", "listeners.host.interval_ms=500", "listeners=[host]", "tracking.root=elsewhere"],
+)
+def test_the_digest_ignores_how_a_group_is_observed(make_plan, override):
+    assert make_plan([]).groups[0].digest == make_plan([override]).groups[0].digest
+
+
+def test_the_digest_ignores_where_data_lies(make_plan, tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name / "cifar-10-batches-py").mkdir(parents=True)
+    plans = [
+        make_plan(["workload=resnet26_cifar10", f"data.root={tmp_path / name}"], device=GPU)
+        for name in ("here", "there")
+    ]
+    assert plans[0].groups[0].digest == plans[1].groups[0].digest
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "workload.batch_size=16",
+        "seed=1",
+        "degree=3",
+        "window.seconds=5",
+        "window=work",
+        "scenario=serial",
+        "pin_cpus=true",
+    ],
+)
+def test_the_digest_covers_what_is_measured(make_plan, override):
+    assert make_plan([]).groups[0].digest != make_plan([override]).groups[0].digest
+
+
+def test_the_digest_covers_the_device_and_the_script(make_plan, tmp_path):
+    assert make_plan([]).groups[0].digest != make_plan([], device=GPU).groups[0].digest
+    script = tmp_path / "train.py"
+    digests = set()
+    for text in ("print(1)", "print(2)"):
+        script.write_text(text)
+        digests.add(make_plan(["workload=script", f"workload.script={script}"]).groups[0].digest)
+    assert len(digests) == 2
+
+
+def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    plan = make_plan(["workload=script", f"workload.script={script}", "workload.args=[--epochs,'3']"])
+    assert plan.groups[0].window.kind is WindowKind.WORK
+    assert plan.groups[0].jobs[0].workload.argv == (
+        str(PROJECT_DIR / "workloads/script.py"),
+        str(script),
+        "--epochs",
+        "3",
+    )
+    assert "cannot be told to stop" in describe.as_text(plan)
+
+
+def test_options_become_flags(make_plan):
+    plan = make_plan(["workload=resnet26_cifar10", SYNTHETIC, "workload.precision=bf16"], device=GPU)
+    argv = plan.groups[0].jobs[0].workload.argv
+    assert argv[0] == str(PROJECT_DIR / "workloads/train_timm.py")
+    for flag, value in (
+        ("--model", "resnetv2_50"),
+        ("--model-args", "layers=[2,2,2,2]"),
+        ("--precision", "bf16"),
+        ("--device", "cuda"),
+        ("--epochs", "0"),
+        ("--source", "synthetic_device"),
+    ):
+        assert argv[argv.index(flag) + 1] == value
+    assert "--channels-last" in argv and "--no-validate" in argv and "--samples" not in argv
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["degree=0"], "at least one job"),
+        (["mix=[]"], "at least one size"),
+        (["mix=[S,Q]"], "Q is not among the sizes"),
+        (["repeats=0"], "repeats"),
+        (["window.seconds=0"], "window.seconds"),
+        (["tracking.experiment="], "tracking.experiment is empty"),
+        (["tracking.root="], "tracking.root is empty"),
+        (["window.settle_s=-1"], "settle_s"),
+        (["listeners.host.interval_ms=100"], "200 ms"),
+        (["listeners.host.required=perhaps"], "true, false or if_gpu"),
+        (["workload=resnet26_cifar10"], "data.root"),
+        (["workload=resnet26_cifar10", "data.root=/does/not/exist"], "/does/not/exist"),
+        (["workload=resnet152_imagenet", SYNTHETIC], "gpu=cpu"),
+        (["workload=script", "workload.script=absent.py"], "absent.py"),
+        (["workload=script"], "workload.script"),
+        (["tracking=server"], "tracking.uri"),
+        (["workload.batch_size=0"], "batch_size"),
+        (["time_limit_s=0"], "time_limit_s"),
+        (["seed=4294967296"], "seed=4294967296: must not be greater than 4294967295"),
+        (["workload=script", "workload.script='~nobody-here/train.py'"], "unknown user ~nobody-here"),
+        (["workload.loader_workers=-1"], "loader_workers"),
+        (["workload.samples=10"], "synthetic"),
+        (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"], "have 32 pixels"),
+        (["workload.step_mode=cuda_graph"], "needs a GPU"),
+        (["+workload.environ.CUDA_VISIBLE_DEVICES='1'"], "environ.CUDA_VISIBLE_DEVICES cannot be given"),
+        (["+workload.environ.COLLOCATION_GROUP=x"], "environ.COLLOCATION_GROUP cannot be given"),
+        (["scenario._target_=pipeline.prepare.sharing.naive.Naiv"], "no such class"),
+        (["listeners.host._target_=listeners.host.Guest"], "no such class"),
+        (["+listeners.host.options.colour=red"], "colour"),
+        (["env._target_=no.such.Env"], "no.such.Env"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_remedy(make_plan, overrides, words):
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        make_plan(overrides)
+
+
+def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monkeypatch):
+    monkeypatch.chdir(PROJECT_DIR)
+    for overrides in (["workload=script", "workload.script=absent"], ["env=venv", "env.file=absent"]):
+        with pytest.raises(ConfigError) as refused:
+            make_plan(overrides)
+        assert str(refused.value).endswith(f"=absent: there is no such file in {PROJECT_DIR}")
+
+
+def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
+    monkeypatch.setattr(nvml, "list_devices", list)
+    (config,) = read.read(compose(["gpu=auto"]))
+    assert take_inventory([config], chosen.find_device).device_of(config.gpu).kind == "cpu"
+    (config,) = read.read(compose(["gpu=auto", "gpu.device=1"]))
+    with pytest.raises(ConfigError, match=r"gpu\.device='1' names a GPU"):
+        take_inventory([config], chosen.find_device)
+
+
+def test_fp16_in_a_cuda_graph_is_refused(make_plan):
+    with pytest.raises(ConfigError, match="use bf16"):
+        make_plan(["workload.step_mode=cuda_graph", "workload.precision=fp16"], device=GPU)
+
+
+def test_large_images_on_cpus_are_fine_for_those_who_say_so(make_plan):
+    plan = make_plan(["workload=resnet152_imagenet", SYNTHETIC, "gpu=cpu"])
+    assert plan.groups[0].degree == 2
+
+
+CONF = PROJECT_DIR / "conf"
+
+
+def choice_of(path: Path) -> str:
+    """What the command line says to choose this file."""
+    group = path.parent.name
+    if group == "listeners":
+        return f"listeners=[{path.stem}]"
+    return f"{'+' if group in ('experiment', 'rehearse') else ''}{group}={path.stem}"
+
+
+CHOICES = sorted(map(choice_of, CONF.glob("*/*.yaml")))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
+    if choice in (builders := {"env=conda": "rattler", "env=venv": "uv"}):
+        pytest.importorskip(builders[choice])  # the extra `envs`
+    script = tmp_path / "train.py"
+    script.write_text("")
+    (tmp_path / "environment.yml").write_text("channels: [conda-forge]\ndependencies: [python]")
+    (tmp_path / "requirements.txt").write_text("numpy")
+    extra = {
+        "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
+        "env=venv": [f"env.file={tmp_path}/requirements.txt", f"env.cache_root={tmp_path}/cache"],
+        "workload=script": [f"workload.script={script}"],
+        "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
+        "profiler=nsys": ["profiler.program=/bin/true"],
+        "profiler=ncu": ["profiler.program=/bin/true"],
+    }
+    plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
+    assert plan.groups
+    assert describe.as_text(plan).count("\n") >= 1
+
+
+def test_the_text_of_a_plan_is_stable(make_plan):
+    plan = make_plan(
+        *[[*o, "order=listed", SYNTHETIC] for o in sweep(scenario=["serial", "naive"], mix=["[S,M]", "[M]"])],
+        device=GPU,
+    )
+    text = "\n".join(" ".join(line.split()[:-1]) for line in describe.as_text(plan).splitlines()[1:-1])
+    assert text == (DATA / "plan_golden.txt").read_text().rstrip("\n")
+
+
+def test_combinations_that_differ_only_in_paths_are_refused(make_plan, tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name / "cifar-10-batches-py").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="only in paths"):
+        make_plan(*[["workload=resnet26_cifar10", f"data.root={tmp_path / n}"] for n in ("here", "there")], device=GPU)
+
+
+def test_combinations_that_differ_only_in_limits_or_in_the_gpu_are_refused(make_plan, compose):
+    with pytest.raises(ConfigError, match="only in limits"):
+        make_plan(["limits.stop_s=10"], ["limits.stop_s=20"])
+    configs = read.read(compose(["gpu=nvidia", "gpu.device=0"], ["gpu=nvidia", "gpu.device=1"]))
+    two = take_inventory(configs, lambda gpu: dataclasses.replace(GPU, uuid=f"GPU-{gpu.device}"))
+    with pytest.raises(ConfigError, match="only in the GPU"):
+        planning.build_plan(configs, two, is_sweep=True)
+
+
+def test_only_jobs_that_run_together_get_the_exclusive_mode(make_plan):
+    plan = make_plan(["scenario=mps", "gpu.exclusive_process=true", "baseline=always"], device=GPU)
+    assert {group.scenario: group.gpu.exclusive_process for group in plan.groups} == {"mps": True, "serial": False}
+
+
+def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_plan, tmp_path, monkeypatch):
+    (tmp_path / "data/cifar-10-batches-py").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for given in ("'~/data'", "data"):
+        plan = make_plan(["workload=resnet26_cifar10", f"data.root={given}"], device=GPU)
+        argv = plan.groups[0].jobs[0].workload.argv
+        assert argv[argv.index("--data-root") + 1] == str(tmp_path / "data")
+
+
+def test_a_thousand_groups_are_planned_in_seconds(compose):
+    import time
+
+    configs = read.read(compose([])) * 150
+    configs = [type(c)(**{**vars(c), "degree": 1 + n % 150, "repeats": 7}) for n, c in enumerate(configs)]
+    inventory = inventory_of(configs)
+    begin = time.monotonic()
+    plan = planning.build_plan(configs, inventory, is_sweep=True)
+    assert len(plan.groups) == 151 * 7
+    assert time.monotonic() - begin < 5
+
+
+def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name(make_plan):
+    shares = [["scenario=mps_percent", f"scenario.active_thread_pct={share}"] for share in ("14", "[25,50]")]
+    plan = make_plan(*shares, ["scenario=mig", "scenario.profile=2g"], ["scenario=naive"], device=GPU)
+    assert sorted(group.name for group in plan.groups) == [
+        "mig-2x-tiny-profile=2g",
+        "mps_percent-2x-tiny-active_thread_pct=14",
+        "mps_percent-2x-tiny-active_thread_pct=25,50",
+        "naive-2x-tiny",
+        "serial-1x-tiny",
+    ]
+
+
+def recorded(text: str) -> Original:
+    return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """A folder of configurations and classes that others add."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for group in ("scenario", "env", "profiler", "workload"):
+        (tmp_path / group).mkdir()
+    return tmp_path, f"hydra.searchpath=[file://{tmp_path}]"
+
+
+def test_a_scenario_an_environment_and_a_profiler_with_options_of_their_own_are_a_class_and_a_yaml_each(
+    make_plan, added
+):
+    folder, here = added
+    (folder / "others.py").write_text(
+        "from pipeline.prepare.env.current import CurrentEnv\n"
+        "from pipeline.prepare.sharing.naive import Naive\n"
+        "from pipeline.launch.profilers.none import NoProfiler\n\n"
+        "class Fair(Naive):\n    def __init__(self, share): pass\n\n"
+        "class Other(CurrentEnv):\n    def __init__(self, index): super().__init__()\n\n"
+        "class Tracer(NoProfiler):\n    def __init__(self, depth): super().__init__()\n"
+    )
+    (folder / "scenario/fair.yaml").write_text("name: fair\n_target_: others.Fair\nshare: [1, 2]\n")
+    (folder / "env/other.yaml").write_text("_target_: others.Other\nindex: x\n")
+    (folder / "profiler/tracer.yaml").write_text("name: tracer\n_target_: others.Tracer\ndepth: 3\n")
+    chosen = [here, "scenario=fair", "env=other", "profiler=tracer"]
+    (group,) = make_plan(chosen).groups
+    assert group.options == {"share": (1, 2), "profiler": ("tracer", ("depth", 3))}
+    assert group.jobs[0].workload.env.options == (("index", "x"),)
+    again, unrecorded = config_of(recorded(group.config_text()))
+    assert unrecorded == []
+    (config,) = read.read([again])
+    (same,) = planning.build_plan([config], inventory_of([config]), is_sweep=False).groups
+    assert same.digest == group.digest
+    with pytest.raises(ConfigError, match=r"scenario\.name: missing; give it as scenario\.name=VALUE"):
+        (folder / "scenario/fair.yaml").write_text("_target_: others.Fair\nshare: 1\n")
+        make_plan(chosen)
+
+
+def test_a_kind_of_workload_with_options_of_its_own_is_a_program_a_class_and_a_yaml(make_plan, added, monkeypatch):
+    folder, here = added
+    (folder / "kind.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from pipeline.plan.workloads import WorkloadConfig\n\n"
+        "@dataclass\nclass Tokens(WorkloadConfig):\n"
+        "    NODE: ClassVar[str] = 'tokens'\n    length: int = 8\n\n"
+        "    def check(self, device, *, device_was_chosen):\n"
+        "        super().check(device, device_was_chosen=device_was_chosen)\n"
+        "        if self.length < 1:\n            raise self._refused('length must be at least 1')\n"
+    )
+    (folder / "tokens.py").write_text("")
+    (folder / "workload/tokens.yaml").write_text(
+        f"defaults: [/schema/tokens@_here_, _self_]\nname: tokens\nscript: {folder / 'tokens.py'}\n"
+    )
+    importlib.import_module("kind")
+    schema.register()
+    (group,) = make_plan([here, "workload=tokens", "workload.length=16"]).groups
+    assert group.jobs[0].workload.argv[1:3] == ("--length", "16")
+    with pytest.raises(ConfigError, match="workload tokens: length must be at least 1"):
+        make_plan([here, "workload=tokens", "workload.length=0"])

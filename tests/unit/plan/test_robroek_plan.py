@@ -1,0 +1,85 @@
+"""The whole study of Robroek et al.: its 198 workloads, their MIG profiles and what no partition holds.
+
+After a wanted change: `python -m pytest tests/unit/plan/test_robroek_plan.py --rewrite-golden`, and read what differs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.base.records import Group, Plan, WindowKind
+from pipeline.prepare.mig import partitions, profiles
+from tests.conftest import DATA
+from tests.experiments import planned
+
+EXPERIMENTS = {"resnet_bs128": 39, "resnet_bs32": 39, "cait": 39, "efficientnet": 39, "mixes": 42}
+GPUS = ("a100_40gb", "h100_80gb")
+pytestmark = pytest.mark.slow
+GOLDEN = DATA / "robroek_plan_golden.txt"
+
+
+def instances_of(group: Group) -> str:
+    """The instance of each job and where it lies: `4g.20gb@0 1g.5gb@4`; the reason if there is no layout."""
+    if group.skip_reason is not None:
+        return f"skipped: {group.skip_reason.split('. Nearest')[0]}"
+    if group.scenario != "mig":
+        return ""
+    options = dict(group.sharing.options)
+    gpu = profiles.read_gpu(group.device.uuid)
+    chosen = partitions.choose_profiles(
+        gpu,
+        [job.size for job in group.jobs],
+        profile=str(options["profile"]),
+        size_profile=dict(options["size_profile"]),  # type: ignore[call-overload]
+    )
+    layout = partitions.plan_layout(gpu, chosen)
+    return " ".join(f"{instance.profile.name}@{instance.start}" for instance in layout.instances)
+
+
+def lines_of(plan: Plan) -> list[str]:
+    """One line a group; the order within a block is random, so the lines are sorted."""
+    return sorted(
+        f"{plan.experiment:22s}{group.name:46s}{settings(group):18s}{instances_of(group)}".rstrip()
+        for group in plan.groups
+    )
+
+
+def settings(group: Group) -> str:
+    """Batch size of each kind of job, and the epochs."""
+    sizes = dict.fromkeys(dict(job.workload.params)["batch_size"] for job in group.jobs)
+    return f"bs {'/'.join(sizes)} x{group.window.epochs}"
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    found = []
+    for gpu in GPUS:
+        for name in EXPERIMENTS:
+            arguments = [f"+experiment=robroek_{name}", f"gpu=simulated_{gpu}", "data.source=synthetic_device"]
+            with planned(arguments) as plan:
+                assert {group.window.kind for group in plan.groups} == {WindowKind.WORK}
+                found += [f"{gpu:12s}{line}" for line in lines_of(plan)]
+    return "\n".join(found) + "\n"
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_there_are_198_workloads_beside_their_baselines(text, gpu):
+    names = [line.split()[1:3] for line in text.splitlines() if line.startswith(gpu)]
+    collocated = [experiment for experiment, name in names if not name.startswith("serial-")]
+    counts = {name: collocated.count(f"robroek_{name}") for name in EXPERIMENTS}
+    assert counts == EXPERIMENTS
+    assert sum(counts.values()) == 198
+    # One baseline a model and data set; of a mix, the mix itself one job after another.
+    assert len(names) - len(collocated) == 4 * 3 + 14
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_mixes_that_need_more_slices_than_seven_are_skipped(text, gpu):
+    skipped = [line.split()[2] for line in text.splitlines() if line.startswith(gpu) and "skipped:" in line]
+    assert skipped == ["mig-L+M+M", "mig-L+M+S+S", "mig-L+M+S+S+S"]
+
+
+def test_the_plan_is_as_committed(text, request):
+    if request.config.getoption("--rewrite-golden"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")

@@ -1,0 +1,121 @@
+"""What a digest covers: what a program computes and how the GPU is shared, not which other files there are."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import inventory
+from pipeline.plan.source_digest import module_file, source_digest
+from pipeline.record import resume
+from tests.conftest import GPU
+
+MOVED = "from pipeline.prepare.sharing.naive import Naive\n\nclass Moved(Naive):\n    pass\n"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of the programs, which a test may change."""
+    shutil.copytree(PROJECT_DIR / "workloads", tmp_path / "workloads", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(inventory, "PROJECT_DIR", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stored(plan):
+    """Every group of the plan as a result in the store."""
+    row = {"result": "ok", "gpu_uuid": GPU.uuid, "boot_id": "boot", "metrics": {}}
+    return [row | {"digest": group.digest, "settings": group.settings_digest} for group in plan.groups]
+
+
+def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(make_plan, project, monkeypatch):
+    (project / "train.py").write_text("print(1)")
+    runs = ([], ["workload=script", "workload.script=train.py", "baseline=always"])
+    before = [make_plan(run, device=GPU) for run in runs]
+    (project / "workloads/inference.py").write_text("from workloads import client\n")
+    (project / "moved.py").write_text(MOVED)
+    monkeypatch.syspath_prepend(str(project))
+    for plan, run in zip(before, runs, strict=True):
+        after = make_plan([*run, "scenario._target_=moved.Moved"], device=GPU)
+        assert "moved.Moved" in {group.sharing.target for group in after.groups}
+        left, rows = resume.remaining(after, stored(plan), "boot")
+        assert left == () and len(rows) == len(plan.groups)
+        assert resume.num_of_other_plans(after, stored(plan)) == 0
+
+
+@pytest.mark.parametrize("file", ["train_timm", "steps", "image_files", "client", "timm_imports", "__init__"])
+def test_what_a_program_imports_belongs_to_its_digest(make_plan, project, file):
+    before = make_plan([]).groups[0].jobs[0].workload
+    with (project / f"workloads/{file}.py").open("a") as text:
+        text.write("\nCHANGED = 1\n")
+    after = make_plan([]).groups[0].jobs[0].workload
+    assert after.digest != before.digest
+
+
+def test_a_script_of_a_user_has_the_runner_and_its_imports_in_its_digest(make_plan, project):
+    (project / "train.py").write_text("import other")
+    digests = []
+    for changed in (
+        "train.py",
+        "other.py",
+        "workloads/training/steps.py",
+        "workloads/script.py",
+        "workloads/client.py",
+    ):
+        with (project / changed).open("a") as text:
+            text.write("\nCHANGED = 1\n")
+        digests.append(make_plan(["workload=script", "workload.script=train.py"]).groups[0].digest)
+    assert digests[0] == digests[1] == digests[2], "of a user's program, its one file"
+    assert len(set(digests)) == 3
+
+
+def test_where_a_program_lies_is_no_part_of_the_digest_and_an_option_is(make_plan):
+    plain, elsewhere, other = (
+        make_plan(["scenario=mps", *more], device=GPU).groups[0].digest
+        for more in ([], ["scenario.program=/bin/true"], ["scenario.pinned_mem_limit=1G"])
+    )
+    assert plain == elsewhere != other
+
+
+def test_imports_are_followed_in_every_form(tmp_path):
+    package = tmp_path / "workloads"
+    (package / "images").mkdir(parents=True)
+    texts = {
+        "__init__.py": "",
+        "images/__init__.py": "",
+        "images/files.py": "from ..deep import thing\nimport numpy",
+        "images/data.py": "def f():\n    from . import files",
+        "deep.py": "thing = 1",
+        "plain.py": "import workloads.other, os",
+        "other.py": "from workloads.images.data import anything",
+        "alone.py": "",
+    }
+    for name, text in texts.items():
+        (package / name).write_text(text)
+    before = {name: source_digest(package / name, tmp_path) for name in texts}
+    (package / "deep.py").write_text("thing = 2")
+    after = {name: source_digest(package / name, tmp_path) for name in texts}
+    changed = {name for name in texts if before[name] != after[name]}
+    assert changed == {"deep.py", "images/files.py", "images/data.py", "other.py", "plain.py"}
+    assert module_file("workloads.images", tmp_path) == package / "images/__init__.py"
+    assert module_file("os.path", tmp_path) is None
+
+
+def test_only_the_fork_server_imports_a_module_that_no_import_names():
+    def names(tree):
+        return {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)}
+
+    files = (PROJECT_DIR / "workloads").rglob("*.py")
+    dynamic = {"import_module", "__import__", "run_path", "run_module", "spec_from_file_location"}
+    assert {file.name for file in files if names(ast.parse(file.read_text())) & dynamic} == {"fork_server.py"}
+
+
+def test_a_program_of_ours_that_is_no_python_is_one_error(make_plan, project):
+    from pipeline.base.errors import ConfigError
+
+    (project / "workloads/training/steps.py").write_text("def")
+    with pytest.raises(ConfigError, match=r"train_timm.py: .*steps.py is not valid Python"):
+        make_plan([])

@@ -1,0 +1,127 @@
+"""`gpu.exclusive_process` and what a compute mode forbids, over the simulated driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.programs import of_device
+from pipeline.base.records import Group
+from pipeline.clean.journal import replay
+from pipeline.prepare.device import compute_mode
+from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.sharing.mig import Mig
+from pipeline.prepare.sharing.mps import Mps
+from pipeline.prepare.sharing.naive import Naive
+from pipeline.simulation.install import installed
+from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.codes import NO_PERMISSION, DriverError
+from tests import simulated
+from tests.rows import gpu_settings
+from tests.rows import group as make_group
+
+
+class Machine(simulated.Machine):
+    @property
+    def smi(self) -> Smi:
+        return Smi.found(of_device(self.rehearsed), self.device.uuid)
+
+    @property
+    def mode(self) -> int:
+        return self.gpu.compute_mode
+
+    def exclusive(self):
+        return compute_mode.exclusive(self.smi, self.journal)
+
+    def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
+        details = dict(self.rehearsed.details) | {"compute_mode": mode}
+        device = dataclasses.replace(self.rehearsed, details=tuple(details.items()))
+        return make_group(*jobs, device=device, gpu=gpu_settings(**gpu))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine.make(tmp_path, "h100_80gb")
+    with installed(made.file.path):
+        yield made
+
+
+def test_one_process_computes_and_the_mode_is_put_back(machine):
+    uuid, clients = machine.device.uuid, Clients(machine.file)
+    with machine.exclusive():
+        assert machine.mode == 3
+        clients.hold(uuid, os.getpid(), "nvidia-cuda-mps-server", 60)
+        with pytest.raises(DriverError):
+            clients.hold(uuid, os.getppid(), "bypasses", 60)
+        clients.hold(uuid, os.getppid(), "client", 60, "M+C")
+        clients.release(os.getpid())
+    assert machine.mode == 0
+    assert machine.journal.steps() == ()
+
+
+def test_a_mode_that_was_there_stays(machine):
+    compute_mode.set_mode(machine.smi, "exclusive_process")
+    with machine.exclusive():
+        assert machine.journal.steps() == ()
+    assert machine.mode == 3
+
+
+def test_after_a_kill_the_journal_puts_it_back(machine):
+    pid = os.fork()
+    if pid == 0:
+        with machine.exclusive():
+            os._exit(9)
+    os.waitpid(pid, 0)
+    assert machine.mode == 3
+    (undone,) = replay(machine.journal)
+    assert undone.kind == "compute_mode"
+    assert machine.mode == 0
+
+
+def test_without_permission_nothing_changed_and_the_command_is_named(machine):
+    machine.fail("nvmlDeviceSetComputeMode", NO_PERMISSION, times=None)
+    with pytest.raises(SharingError, match=r"-c EXCLUSIVE_PROCESS.*administrator"), machine.exclusive():
+        pass
+    assert (machine.mode, machine.journal.steps()) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("sharing", "jobs", "gpu", "words"),
+    [
+        (Naive(), "ab", {"exclusive_process": True}, "is for scenario=mps"),
+        (Mig(), "ab", {"exclusive_process": True}, "no compute mode but the default is possible under MIG"),
+        (Mps(), "ab", {"exclusive_process": True, "admin": None}, "gpu.admin=null forbids"),
+        (Naive(), "ab", {"mode": "exclusive_process"}, "only one process at once, but this group has 2; .*-c DEFAULT"),
+        (Naive(), "a", {"mode": "prohibited"}, "allows no process"),
+        (Mig(), "ab", {"mode": "exclusive_process"}, "-c DEFAULT"),
+    ],
+)
+def test_what_cannot_be_is_refused_beforehand(machine, sharing, jobs, gpu, words):
+    with pytest.raises(ConfigError, match=words):
+        sharing.check(machine.group(*jobs, **gpu))
+
+
+def test_a_job_alone_and_baselines_may_run(machine):
+    Naive().check(machine.group("a", mode="exclusive_process"))
+    alone = dataclasses.replace(machine.group("a", "b", mode="exclusive_process"), sequential=True)
+    Naive().check(alone)
+
+
+def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path):
+    group = machine.group("a")
+    with Naive().prepare(group.device, group, tmp_path) as slots:
+        Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60)
+        slots.verify({0: os.getppid()})
+        Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60, "M+C")
+        with pytest.raises(SharingError, match=r"clients of an MPS server on .*: train \(pid"):
+            slots.verify({0: os.getppid()})
+    tolerant = dataclasses.replace(group, gpu=gpu_settings(tolerate=("train",)))
+    (tmp_path / "no-mps").rmdir()
+    with Naive().prepare(group.device, tolerant, tmp_path) as slots:
+        slots.verify({0: os.getppid()})
+    Clients(machine.file).release(os.getppid())

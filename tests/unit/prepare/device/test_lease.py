@@ -1,0 +1,122 @@
+"""One orchestrator a device: the lock dies with its holder and is seen by everyone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.base.errors import GpuBusyError
+from pipeline.prepare.device import lease
+from tests.conftest import GPU
+
+HOLDER = """
+import sys, time, subprocess
+from pathlib import Path
+from tests.conftest import GPU
+from pipeline.gpu import lease
+with lease.hold(GPU, Path(sys.argv[1])):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_orchestrator_is_refused_and_told_who_holds_the_device(tmp_path):
+    refused = pytest.raises(GpuBusyError, match=rf"\(pid {os.getpid()}, started in ")
+    with lease.hold(GPU, tmp_path), refused, lease.hold(GPU, tmp_path):
+        pytest.fail("two orchestrators on one device")
+    with lease.hold(GPU, tmp_path):
+        pass  # free again
+
+
+def test_a_killed_holder_leaves_no_lock_even_if_its_children_live(tmp_path):
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=environ)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        with pytest.raises(GpuBusyError), lease.hold(GPU, tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        with lease.hold(GPU, tmp_path):
+            os.kill(child, 0)  # the child lives, and does not hold the lock
+    finally:
+        os.kill(child, signal.SIGKILL)
+        holder.stdout.close()
+
+
+def test_other_users_may_lock_the_same_file(tmp_path):
+    before = os.umask(0o077)
+    try:
+        with lease.hold(GPU, tmp_path):
+            (path,) = tmp_path.iterdir()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+            assert json.loads(path.read_text())["pid"] == os.getpid()
+    finally:
+        os.umask(before)
+
+
+def test_a_lock_file_that_was_removed_meanwhile_protects_nothing(tmp_path):
+    with lease.hold(GPU, tmp_path):
+        (path,) = tmp_path.iterdir()
+        path.unlink()
+        with lease.hold(GPU, tmp_path):
+            assert path.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_something_else_in_place_of_the_lock_file_is_refused(tmp_path, kind):
+    path = tmp_path / f"collocation-{GPU.uuid}.lock"
+    if kind == "link":
+        (tmp_path / "target").write_text("precious")
+        path.symlink_to(tmp_path / "target")
+    else:
+        path.mkdir()
+    with pytest.raises(GpuBusyError, match="remove it"), lease.hold(GPU, tmp_path):
+        pass
+    if kind == "link":
+        assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_folder_that_cannot_hold_locks_is_refused_with_what_to_choose(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "absent", tmp_path / "file"):
+        with (
+            pytest.raises(GpuBusyError, match=rf"gpu.lock_dir={folder} .* survives a restart"),
+            lease.hold(GPU, folder),
+        ):
+            pass
+
+
+def test_the_holder_is_told_only_while_it_holds(tmp_path):
+    assert lease.holder(GPU.uuid, tmp_path) is None
+    with lease.hold(GPU, tmp_path):
+        found = lease.holder(GPU.uuid, tmp_path)
+        assert found is not None
+        assert (found.pid, found.folder) == (os.getpid(), os.getcwd())
+        (path,) = tmp_path.iterdir()
+        path.write_text('{"pid": "x", "user": "evil\\u001b[2J", "folder": 3}')
+        assert lease.holder(GPU.uuid, tmp_path) == lease.Holder()
+        path.write_text("[]")
+        assert lease.holder(GPU.uuid, tmp_path) == lease.Holder()
+    path.write_text('{"pid": 1}')  # as a killed holder leaves it
+    assert lease.holder(GPU.uuid, tmp_path) is None
+
+
+def test_strangers_on_the_gpu_are_named(monkeypatch):
+    from pipeline.prepare.device import nvml
+
+    class Stranger:
+        pid, name = 4242, "python3"
+
+    monkeypatch.setattr(nvml, "processes", lambda uuid: (Stranger(),))
+    with pytest.raises(GpuBusyError, match=r"python3 \(pid 4242\)"):
+        lease.refuse_strangers(GPU, [])
+    lease.refuse_strangers(GPU, ["python3"])

@@ -1,0 +1,242 @@
+"""Reading NVML, against a stand-in for the C library that holds the values of a real H100."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.prepare.device import nvml
+from pipeline.prepare.device.nvml import GpuProcess
+from tests.nvml_library import MIB, NOT_AVAILABLE, OTHER_UUID, UUID, Gpu, NvmlLibrary, installed
+
+
+@pytest.fixture
+def library() -> Iterator[NvmlLibrary]:
+    with installed(NvmlLibrary()) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def two_gpus() -> Iterator[NvmlLibrary]:
+    with installed(NvmlLibrary(Gpu(), Gpu(uuid=OTHER_UUID))) as stand_in:
+        yield stand_in
+
+
+def _pci(tmp_path: Path, vendor: str, kind: str) -> Path:
+    device = tmp_path / "0000:00:06.0"
+    device.mkdir()
+    (device / "vendor").write_text(vendor + "\n")
+    (device / "class").write_text(kind + "\n")
+    return tmp_path
+
+
+def test_a_device_tells_what_identifies_it(library: NvmlLibrary) -> None:
+    (device,) = nvml.list_devices()
+    assert (device.kind, device.uuid, device.name, device.index) == ("nvidia", UUID, "NVIDIA H100 80GB HBM3", 0)
+    assert (device.memory_mib, device.mig_enabled) == (81559, False)
+    assert dict(device.details) == {
+        "driver_version": "580.159.04",
+        "cuda_version": "13.0",
+        "pci_bus_id": "00000000:00:06.0",
+        "compute_capability": "9.0",
+        "multiprocessors": "132",
+        "persistence_mode": "enabled",
+        "compute_mode": "default",
+        "mig_mode_current": "disabled",
+        "mig_mode_pending": "disabled",
+    }
+
+
+def test_details_that_the_gpu_does_not_offer_are_absent(library: NvmlLibrary) -> None:
+    library.errors["nvmlDeviceGetMigMode"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    library.errors["nvmlDeviceGetNumGpuCores"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    library.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_NO_PERMISSION
+    (device,) = nvml.list_devices()
+    assert device.memory_mib is None
+    assert not device.mig_enabled
+    assert not {"mig_mode_current", "mig_mode_pending", "multiprocessors"} & dict(device.details).keys()
+
+
+def test_a_pending_mig_mode_is_told_apart_from_a_current_one(library: NvmlLibrary) -> None:
+    library.gpus[0].mig_mode = (0, 1)
+    (device,) = nvml.list_devices()
+    details = dict(device.details)
+    assert (device.mig_enabled, details["mig_mode_current"], details["mig_mode_pending"]) == (
+        False,
+        "disabled",
+        "enabled",
+    )
+
+
+@pytest.mark.parametrize("selector", ["1", OTHER_UUID, "GPU-1119"])
+def test_a_gpu_is_found_by_index_uuid_or_unique_prefix(two_gpus: NvmlLibrary, selector: str) -> None:
+    device = nvml.find_device(selector)
+    assert device is not None
+    assert device.uuid == OTHER_UUID
+
+
+@pytest.mark.parametrize("selector", ["2", "GPU-111", "GPU-2", "", "nonsense"])
+def test_a_selector_that_is_not_one_gpu_is_refused_with_what_there_is(two_gpus: NvmlLibrary, selector: str) -> None:
+    with pytest.raises(ConfigError, match=UUID):
+        nvml.find_device(selector)
+
+
+def test_a_gpu_that_we_may_not_use_is_left_out_and_keeps_its_index(
+    two_gpus: NvmlLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_index = two_gpus.nvmlDeviceGetHandleByIndex_v2
+    two_gpus.nvmlDeviceGetHandleByIndex_v2 = (  # type: ignore[method-assign]
+        lambda index, handle: by_index(index, handle) if index.value else pynvml.NVML_ERROR_NO_PERMISSION
+    )
+    assert [(device.index, device.uuid) for device in nvml.list_devices()] == [(1, OTHER_UUID)]
+    assert "GPU 0 is left out" in caplog.text
+
+
+def test_without_the_library_there_is_no_gpu(library: NvmlLibrary) -> None:
+    library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    assert nvml.find_device("0") is None
+    with pytest.raises(ConfigError, match="no NVIDIA driver"), nvml.session():
+        pass
+
+
+def test_a_driver_without_any_gpu_is_no_gpu() -> None:
+    with installed(NvmlLibrary()) as library:
+        library.gpus.clear()
+        assert nvml.find_device("0") is None
+
+
+@pytest.mark.parametrize(("vendor", "kind"), [("0x8086", "0x030000"), ("0x10de", "0x040300")])
+def test_an_unloaded_driver_without_an_nvidia_gpu_is_no_gpu(
+    library: NvmlLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, kind: str
+) -> None:
+    library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, vendor, kind))
+    assert nvml.find_device("0") is None
+
+
+def test_an_unloaded_driver_beside_an_nvidia_gpu_is_an_error(
+    library: NvmlLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, "0x10de", "0x030200"))
+    with pytest.raises(ConfigError, match="modprobe nvidia"):
+        nvml.find_device("0")
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"), (pynvml.NVML_ERROR_UNKNOWN, "nvidia-smi")],
+)
+def test_a_broken_driver_is_an_error_with_its_remedy(library: NvmlLibrary, code: int, remedy: str) -> None:
+    library.errors["nvmlInitWithFlags"] = code
+    with pytest.raises(ConfigError, match=remedy):
+        nvml.find_device("0")
+
+
+def test_sessions_nest(library: NvmlLibrary) -> None:
+    with nvml.session():
+        with nvml.session():
+            assert library.open_sessions == 2
+        assert library.open_sessions == 1
+        assert nvml.find_device("0") is not None
+        assert library.open_sessions == 1
+
+
+def test_a_session_ends_with_an_error_of_its_body(library: NvmlLibrary) -> None:
+    with pytest.raises(KeyError), nvml.session():
+        raise KeyError
+    assert library.open_sessions == 0
+
+
+def test_a_client_of_mps_counts_once_and_names_are_those_of_programs(library: NvmlLibrary) -> None:
+    assert nvml.processes(UUID) == (
+        GpuProcess(pid=538, name="python3", memory_mib=744.0, kind="mps"),
+        GpuProcess(pid=539, name="python3", memory_mib=744.0, kind="mps"),
+        GpuProcess(pid=577, name="nvidia-cuda-mps-server", memory_mib=66.0, kind="compute"),
+    )
+
+
+def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> None:
+    library.gpus[0].processes = {
+        "Compute": [(os.getpid(), NOT_AVAILABLE)],
+        "MPSCompute": [],
+        "Graphics": [(1, 5 * MIB)],
+    }
+    first, second = nvml.processes(UUID)
+    assert (first.pid, first.kind, first.memory_mib) == (1, "graphics", 5.0)
+    assert (second.kind, second.memory_mib) == ("compute", None)
+    assert second.name == Path("/proc/self/comm").read_text().strip(), "the driver knows no name: /proc does"
+
+
+def test_a_process_that_nobody_can_name_has_no_name(library: NvmlLibrary) -> None:
+    library.gpus[0].processes = {"Compute": [(2**22 + 1, MIB)], "MPSCompute": [], "Graphics": []}
+    assert [process.name for process in nvml.processes(UUID)] == [None]
+
+
+def test_an_old_driver_without_the_mps_list_still_lists_processes(library: NvmlLibrary) -> None:
+    library.errors["nvmlDeviceGetMPSComputeRunningProcesses_v3"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    assert {process.kind for process in nvml.processes(UUID)} == {"compute"}
+
+
+def test_a_list_of_processes_that_cannot_be_had_is_never_empty(library: NvmlLibrary) -> None:
+    library.errors["nvmlDeviceGetComputeRunningProcesses_v3"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    with pytest.raises(nvml.NvmlError, match="compute processes"):
+        nvml.processes(UUID)
+
+
+def test_under_mig_the_processes_are_those_of_the_mig_devices() -> None:
+    instance = Gpu(uuid="MIG-1", processes={"Compute": [(700, 10 * MIB)], "MPSCompute": [], "Graphics": []})
+    gpu = Gpu(mig_mode=(1, 1), mig_devices={2: instance})
+    with installed(NvmlLibrary(gpu)):
+        assert [(process.pid, process.memory_mib) for process in nvml.processes(UUID)] == [(700, 10.0)]
+
+
+def test_one_reading_holds_every_quantity_in_the_units_of_nvml(library: NvmlLibrary) -> None:
+    with nvml.session():
+        reading = nvml.GpuReader(UUID).quantities()
+    assert reading["nvmlDeviceGetMemoryInfo_v2.used"] == 1564 * MIB, "without the 480 MiB that the driver reserves"
+    assert reading["nvmlDeviceGetPowerUsage"] == 581023
+    assert reading["nvmlDeviceGetTotalEnergyConsumption"] == 5637754
+    assert reading["nvmlDeviceGetClockInfo(SM)"] == 345
+    assert reading["nvmlDeviceGetClockInfo(MEM)"] == 2619
+    assert reading["nvmlDeviceGetTemperature"] == 42
+    assert reading["nvmlDeviceGetUtilizationRates.gpu"] == 100
+    assert reading["nvmlDeviceGetUtilizationRates.memory"] == 15
+    assert reading["nvmlDeviceGetCurrentClocksThrottleReasons"] == 4
+    assert reading["nvmlDeviceGetPerformanceState"] == 0
+
+
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION]
+)
+def test_a_quantity_that_is_not_offered_is_absent(library: NvmlLibrary, code: int) -> None:
+    library.errors["nvmlDeviceGetUtilizationRates"] = library.errors["nvmlDeviceGetMemoryInfo_v2"] = code
+    library.pstate = pynvml.NVML_PSTATE_UNKNOWN
+    with nvml.session():
+        reading = nvml.GpuReader(UUID).quantities()
+    assert not [name for name in reading if "Utilization" in name or "Memory" in name or "PerformanceState" in name]
+    assert "nvmlDeviceGetPowerUsage" in reading
+
+
+def test_a_gpu_that_is_lost_is_an_error(library: NvmlLibrary) -> None:
+    with nvml.session():
+        reader = nvml.GpuReader(UUID)
+        library.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_GPU_IS_LOST
+        with pytest.raises(nvml.NvmlError, match="GPU is lost"):
+            reader.quantities()
+
+
+def test_a_uuid_that_no_gpu_has_is_an_error(library: NvmlLibrary) -> None:
+    with nvml.session(), pytest.raises(nvml.NvmlError, match="GPU-0"):
+        nvml.GpuReader("GPU-0")
+
+
+def test_memory_of_processes_is_by_pid_and_without_the_unknown(library: NvmlLibrary) -> None:
+    library.gpus[0].processes["Compute"].append((999, NOT_AVAILABLE))
+    with nvml.session():
+        assert nvml.GpuReader(UUID).process_memory_bytes() == {577: 66 * MIB, 538: 744 * MIB, 539: 744 * MIB}

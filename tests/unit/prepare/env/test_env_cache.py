@@ -1,0 +1,264 @@
+"""The cache of environments: found again, rebuilt when something is wrong, built once by several at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Interpreter
+from pipeline.prepare.env.venv import VenvEnv
+from tests.packages import wheel
+
+pytest.importorskip("uv")
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> VenvEnv:
+    wheel(tmp_path / "wheels", "tiny", "1.0")
+    file = tmp_path / "requirements.txt"
+    file.write_text("--no-index\n--find-links wheels\ntiny\n")
+    return VenvEnv(str(file), cache_root=str(tmp_path / "cache"))
+
+
+def folder_of(interpreter: Interpreter) -> Path:
+    return interpreter.python.parent.parent.parent
+
+
+def imports(interpreter: Interpreter) -> bool:
+    return subprocess.run([interpreter.python, "-c", "import tiny"], capture_output=True, timeout=60).returncode == 0
+
+
+def test_it_is_built_once_and_found_again(env, capsys):
+    built = env.resolve()
+    assert "is not built yet: uv builds it in" in capsys.readouterr().err
+    stamp = (folder_of(built) / "environment.json").stat().st_mtime_ns
+    assert env.resolve() == built and env.preview() == built
+    assert (folder_of(built) / "environment.json").stat().st_mtime_ns == stamp
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is kept from what others can change")
+def test_root_runs_nothing_that_others_can_change(env, tmp_path):
+    built = folder_of(env.resolve())
+    for place in (tmp_path / "cache", built):
+        mode = place.stat().st_mode
+        place.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"other users can change {place}, and root would run"):
+            env.resolve()
+        place.chmod(mode)
+    os.chown(built, 65533, -1)
+    with pytest.raises(ConfigError, match="only root may write"):
+        env.preview()
+    os.chown(built, 0, -1)
+    assert env.resolve().python.is_relative_to(built)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is kept from what others can change")
+def test_what_root_refuses_it_leaves_as_it_was(env, tmp_path):
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o777)
+    refused = VenvEnv(str(tmp_path / "requirements.txt"), cache_root=str(public / "deep" / "cache"))
+    for ask in (refused.preview, refused.resolve):
+        with pytest.raises(ConfigError, match=f"other users can change {public}, and root would run"):
+            ask()
+    assert list(public.iterdir()) == []
+    # Nobody can remove a folder of root's below one as /tmp, and what others made there is theirs.
+    public.chmod(0o1777)
+    (public / "deep").mkdir()
+    os.chown(public / "deep", 65533, -1)
+    with pytest.raises(ConfigError, match=f"other users can change {public / 'deep'}, and"):
+        refused.preview()
+    (public / "deep").rmdir()
+    assert refused.preview().to_build is not None and list(public.iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(env, tmp_path):
+    folder = folder_of(env.preview())
+    folder.parent.mkdir()
+    folder.with_name(f"{folder.name}.lock").symlink_to(tmp_path / "target")
+    with pytest.raises(ConfigError, match="environments cannot be kept there"):
+        env.resolve()
+    assert not (tmp_path / "target").exists()
+
+
+def test_it_is_compiled_so_that_first_jobs_are_no_slower_than_later_ones(env):
+    (compiled,) = folder_of(env.resolve()).glob("prefix/lib/python*/site-packages/__pycache__/tiny.*.pyc")
+    assert compiled.stat().st_size
+
+
+def test_a_preview_builds_nothing_and_says_what_would_be(env, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    seen = env.preview()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert seen.to_build is not None and "is not built yet, and is built by uv" in seen.to_build
+    assert seen.lock_digest.startswith("unbuilt-") and seen.lock == ()
+
+
+def remove_interpreter(folder: Path) -> None:
+    (folder / "prefix/bin/python").unlink()
+
+
+def replace_interpreter(folder: Path) -> None:
+    (folder / "prefix/bin/python").unlink()
+    (folder / "prefix/bin/python").symlink_to("/bin/false")
+
+
+def point_elsewhere(folder: Path) -> None:
+    (folder / "prefix/bin/python").unlink()
+    (folder / "prefix/bin/python").symlink_to(sys.executable)
+    (folder / "prefix/pyvenv.cfg").unlink()
+
+
+def remove_marker(folder: Path) -> None:
+    (folder / "environment.json").unlink()
+
+
+def tear_marker(folder: Path) -> None:
+    (folder / "environment.json").write_text("{")
+
+
+def remove_lock(folder: Path) -> None:
+    (folder / "environment.txt").unlink()
+
+
+def change_lock(folder: Path) -> None:
+    (folder / "environment.txt").write_text("tiny==7\n")
+
+
+def remove_package(folder: Path) -> None:
+    (info,) = folder.glob("prefix/lib/python*/site-packages/tiny-*.dist-info")
+    shutil.rmtree(info)
+    (info.parent / "tiny.py").unlink()
+
+
+def leave_nothing(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (remove_interpreter, "is broken"),
+        (replace_interpreter, "is broken"),
+        (point_elsewhere, "is broken"),
+        (remove_marker, "was built only in part"),
+        (tear_marker, "was built only in part"),
+        (remove_lock, "was built only in part"),
+        (change_lock, "has a lock that is not its own"),
+        (remove_package, "holds other packages than it was built with"),
+        (leave_nothing, "is not built yet"),
+    ],
+)
+def test_what_is_not_as_it_was_built_is_built_again(env, capsys, damage: Callable[[Path], None], words):
+    built = env.resolve()
+    damage(folder_of(built))
+    assert words in str(env.preview().to_build)
+    capsys.readouterr()
+    again = env.resolve()
+    assert words in capsys.readouterr().err
+    assert again == built and imports(again)
+    assert env.preview().to_build is None
+
+
+# Resolves, says so, and keeps the environment until its stdin ends; a build takes a second longer than it would.
+PROGRAM = """
+import os, sys, time
+from pipeline.prepare.env.venv import VenvEnv
+build = VenvEnv.build
+def slowly(self, prefix, builder):
+    with open(os.environ["BUILDS"], "a") as builds:
+        builds.write(f"{os.getpid()}\\n")
+    if "HANG" in os.environ:
+        builder.step(["sleep", os.environ["HANG"]], tool="sleep")
+    time.sleep(1)
+    return build(self, prefix, builder)
+VenvEnv.build = slowly
+print(VenvEnv(sys.argv[1], cache_root=sys.argv[2]).resolve().lock_digest, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start(env, tmp_path):
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(**environ: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "requirements.txt"), str(tmp_path / "cache")],
+            cwd=PROJECT_DIR,
+            env=os.environ | {"BUILDS": str(tmp_path / "builds")} | environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def builds(tmp_path: Path) -> list[str]:
+    path = tmp_path / "builds"
+    return path.read_text().split() if path.exists() else []
+
+
+def wait_for(condition: Callable[[], object], limit_s: float = 30) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_several_at_once_build_it_once_and_the_others_wait_and_say_so(start, tmp_path):
+    processes = [start() for _ in range(3)]
+    outputs = [process.communicate("", timeout=60) for process in processes]
+    assert len({out for out, _ in outputs}) == 1 and outputs[0][0].strip()
+    assert len(builds(tmp_path)) == 1
+    assert sum("waiting for it" in err for _, err in outputs) == 2
+
+
+def test_who_waits_goes_on_while_the_builder_still_uses_it(start, tmp_path):
+    first = start()
+    wait_for(lambda: builds(tmp_path))
+    second = start()
+    digest = first.stdout.readline()
+    assert second.stdout.readline() == digest and first.poll() is None
+
+
+def test_a_build_whose_orchestrator_was_killed_is_waited_for_and_done_again(start, tmp_path):
+    first = start(HANG="3")
+    wait_for(lambda: builds(tmp_path))
+    time.sleep(0.3)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    out, err = start().communicate("", timeout=60)
+    # The step of the killed build went on by itself, and two builds in one folder would spoil each other.
+    assert "waiting for it" in err and "was built only in part" in err
+    assert out.strip() and len(builds(tmp_path)) == 2
+
+
+def test_an_environment_that_is_used_is_not_taken_away_from_its_jobs(start, env, tmp_path):
+    user = start()
+    assert user.stdout.readline().strip()
+    (marker,) = tmp_path.glob("cache/venv-*/environment.json")
+    marker.unlink()
+    other = start()
+    wait_for(lambda: "waiting for it" in other.stderr.readline())
+    assert len(builds(tmp_path)) == 1 and (marker.parent / "prefix/bin/python").exists()
+    user.communicate("", timeout=60)
+    assert other.stdout.readline().strip() and len(builds(tmp_path)) == 2

@@ -1,0 +1,271 @@
+"""Conda environments, really built from a channel in a folder: content, isolation, locks, errors, other tools."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.base import words
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import EnvTool, Interpreter
+from pipeline.prepare.env import conda_file
+from pipeline.prepare.env import lock as env_lock
+from pipeline.prepare.env.conda import CondaEnv
+from tests.packages import VERSION, Channel, project, wheel
+
+pytest.importorskip("rattler")
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Channel:
+    channel = Channel(tmp_path / "channel")
+    for version in ("1.0", "2.0"):
+        channel.add_module("tiny", version)
+    return channel
+
+
+@pytest.fixture
+def resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("UV_OFFLINE", "1")  # a test that asks an index fails where there is a network as well
+    return lambda file, **options: CondaEnv(str(file), cache_root=str(tmp_path / "cache"), **options).resolve()
+
+
+def run(interpreter: Interpreter, program: str, **environ: str) -> str:
+    """What a program prints in the environment, with the variables that a job would get."""
+    variables = os.environ | environ | dict(interpreter.environ)
+    done = subprocess.run(
+        [interpreter.python, "-c", program], env=variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_environment_holds_what_its_file_says_and_nothing_of_the_orchestrators(channel, resolve, tmp_path):
+    interpreter = resolve(channel.environment_yml(tmp_path / "environment.yml", "tiny=1"))
+    assert run(interpreter, "import tiny; print(tiny.VERSION)") == "1.0"
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/stray.py").write_text("")
+    find = "import importlib.util as u; print([u.find_spec(n) is None for n in ('stray', 'hydra', 'mlflow')])"
+    assert run(interpreter, find, PYTHONPATH=str(tmp_path / "path")) == "[True, True, True]"
+    assert interpreter.to_build is None
+
+
+def test_the_variables_are_those_of_an_activated_environment(channel, resolve, tmp_path):
+    script = 'export TINY_HOME="$CONDA_PREFIX/share"\necho a script that talks\n'
+    channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": script})
+    file = channel.environment_yml(tmp_path / "e.yml", "tinyact", extra="variables: {COLOUR: deep blue}\n")
+    interpreter = resolve(file)
+    environ = dict(interpreter.environ)
+    prefix = str(interpreter.python.parent.parent)
+    assert environ["TINY_HOME"] == f"{prefix}/share" and environ["COLOUR"] == "deep blue"
+    assert environ["CONDA_PREFIX"] == prefix and environ["PATH"].split(":")[0] == f"{prefix}/bin"
+    assert run(interpreter, "import os; print(os.environ['COLOUR'])") == "deep blue"
+
+
+def test_a_script_that_fails_is_an_error_that_names_the_environment(channel, resolve, tmp_path):
+    channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": "echo no licence 1>&2; exit 3\n"})
+    with pytest.raises(ConfigError, match=r"e\.yml cannot be activated.*no licence"):
+        resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
+
+
+def test_a_script_that_ends_the_shell_is_an_error_that_names_the_environment(channel, resolve, tmp_path):
+    channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": "exit 0\n"})
+    with pytest.raises(ConfigError, match=r"e\.yml cannot be activated: a script of its packages ended the shell"):
+        resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
+
+
+def test_the_lock_names_every_package_exactly(channel, resolve, tmp_path):
+    interpreter = resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1"))
+    archive = channel.root / "noarch/tiny-1.0-0.tar.bz2"
+    md5, sha256 = (hashlib.new(name, archive.read_bytes()).hexdigest() for name in ("md5", "sha256"))
+    assert f"{archive.as_uri()}#{md5}" in interpreter.lock and f"# sha256 {sha256}" in interpreter.lock
+    assert "# tiny 1.0 0" in interpreter.lock and f"# python: {VERSION}" in interpreter.lock
+    urls = [line for line in interpreter.lock if line.startswith("file:")]
+    assert [Path(url).name.split("-")[0] for url in urls] == ["python", "tiny"]  # each after what it depends on
+    assert env_lock.kind_of("\n".join(interpreter.lock)) == "conda"
+
+
+def test_an_environment_built_from_a_lock_is_the_same_one(channel, resolve, tmp_path):
+    wheel(tmp_path / "wheels", "tinywheel", "3.0")
+    pip = ["--no-index", "--find-links wheels", "tinywheel"]
+    file = channel.environment_yml(tmp_path / "e.yml", "tiny", pip=pip, extra="variables: {COLOUR: blue}\n")
+    original = resolve(file)
+    assert "# pip tinywheel==3.0" in original.lock
+    # What a solve would choose today is something else.
+    channel.add_module("tiny", "9.0")
+    wheel(tmp_path / "wheels", "tinywheel", "9.0")
+    lock = tmp_path / "environment.txt"
+    lock.write_text("\n".join(original.lock) + "\n")
+    again = resolve(lock)
+    assert again.python != original.python
+    assert again.lock == original.lock and again.lock_digest == original.lock_digest
+    versions = "import os, tiny, tinywheel; print(tiny.VERSION, tinywheel.VERSION, os.environ['COLOUR'])"
+    assert run(again, versions) == run(original, versions) == "2.0 3.0 blue"
+    assert resolve(lock).python == again.python
+
+
+def test_a_wheel_of_the_pip_part_that_changed_is_installed_again(channel, resolve, tmp_path):
+    path = wheel(tmp_path / "wheels", "tinywheel", "3.0")
+    file = channel.environment_yml(tmp_path / "e.yml", pip=[f"./wheels/{path.name}"])
+    first = resolve(file)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("more.py", "VERSION = 'changed'")
+    second = resolve(file)
+    assert second.lock_digest != first.lock_digest
+    assert run(second, "import more; print(more.VERSION)") == "changed"
+
+
+def test_a_folder_in_the_pip_part_is_refused_and_leaves_nothing(channel, resolve, tmp_path):
+    folder = project(tmp_path / "ours", "ours")
+    with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}: .*build a wheel"):
+        resolve(channel.environment_yml(tmp_path / "e.yml", pip=["./ours"]))
+    assert not list((tmp_path / "cache").glob("conda-*[!k]"))
+
+
+def test_a_package_with_another_content_than_recorded_is_refused(channel, resolve, tmp_path):
+    lock = tmp_path / "environment.txt"
+    lock.write_text("\n".join(resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1")).lock))
+    archive = channel.add("tiny", "1.0", {"site-packages/tiny.py": "VERSION = 'forged'"}, noarch="python")
+    with pytest.raises(ConfigError, match=r"environment\.txt cannot be built(.|\n)*tiny-1\.0.*as recorded"):
+        resolve(lock)
+    assert archive.exists() and not list((tmp_path / "cache").glob("*/environment.json"))[1:]
+
+
+def test_the_digest_tells_packages_apart_and_not_where_they_came_from(channel, resolve, tmp_path):
+    one = resolve(channel.environment_yml(tmp_path / "one.yml", "tiny=1"))
+    two = resolve(channel.environment_yml(tmp_path / "two.yml", "tiny=2"))
+    mirror = Channel(tmp_path / "mirror")
+    mirror.add_module("tiny", "1.0")
+    mirrored = resolve(mirror.environment_yml(tmp_path / "mirrored.yml", "tiny"))
+    assert mirrored.lock_digest == one.lock_digest != two.lock_digest
+    assert mirrored.lock != one.lock
+
+
+def test_a_solve_that_fails_is_said_in_the_solvers_words_and_leaves_nothing(channel, resolve, tmp_path):
+    with pytest.raises(
+        ConfigError,
+        match=r"e\.yml cannot be built: py-rattler says:\n *Cannot(.|\n)*No candidates were found for tiny 7",
+    ):
+        resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=7"))
+    assert not list((tmp_path / "cache").glob("conda-*[!k]"))
+
+
+def test_a_channel_that_is_not_there_is_named(channel, resolve, tmp_path):
+    (tmp_path / "e.yml").write_text("channels: [./nowhere]\ndependencies: [python]\n")
+    with pytest.raises(ConfigError, match="nowhere"):
+        resolve(tmp_path / "e.yml")
+
+
+def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
+    channel.add("data", "1.0", {"share/data.txt": "x"})
+    (tmp_path / "e.yml").write_text(f"channels: [{channel.url}]\ndependencies: [data]\n")
+    with pytest.raises(ConfigError, match="has no interpreter: add `python`"):
+        resolve(tmp_path / "e.yml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("e.yml", "channels: [a\n", "is not valid YAML"),
+        ("e.yml", "- python\n", "has the keys"),
+        ("e.yml", "channels: [a]\ndependencys: [python]\n", "dependencys"),
+        ("e.yml", "channels: [a]\n", "names no dependencies"),
+        ("e.yml", "channels: [~nobody-here/c]\ndependencies: [python]\n", "unknown user ~nobody-here"),
+        ("lock.txt", "@EXPLICIT\n# variables {bad\nhttps://x/y.conda\n", "comes a JSON object, not {bad"),
+        ("e.yml", "dependencies: [python]\n", "names no channels"),
+        ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),
+        ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "build a wheel"),
+        ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-r gone.txt']}]\n", "gone.txt cannot be read"),
+        ("e.yml", "channels: a\ndependencies: [python]\n", "are lists"),
+        ("e.txt", "numpy\n", "for env=venv"),
+        ("e.txt", "@EXPLICIT\nnumpy\n", "address of a package"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        CondaEnv(str(tmp_path / name), cache_root=str(tmp_path / "cache")).preview()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_no_file_and_no_such_file_are_refused_with_the_key(tmp_path):
+    with pytest.raises(ConfigError, match=r"env\.file=environment\.yml"):
+        CondaEnv(None).preview()
+    with pytest.raises(ConfigError, match="there is no such file"):
+        CondaEnv(str(tmp_path / "gone.yml")).preview()
+
+
+def test_passwords_and_tokens_do_not_get_into_a_lock():
+    record = {
+        "name": "a",
+        "version": "1",
+        "build": "0",
+        "url": "https://me:secret@host/t/token-1/ch/noarch/a-1-0.conda",
+    }
+    pip = ("--index-url https://me:secret@host/simple",)
+    lock = conda_file.explicit_lock("3.12", [record], conda_file.CondaFile(pip=pip), [])
+    assert "https://host/ch/noarch/a-1-0.conda" in lock.lines and "# pip --index-url https://host/simple" in lock.lines
+    assert "secret" not in lock.text and "token-1" not in lock.text
+    for place in ("a @ git+ssh://git@host/me/a@0123", "a @ file:///data/t/wheels/a.whl", "--find-links /data/t/wheels"):
+        assert words.without_secrets(place) == place
+
+
+# Does what conda does, from the same files, by means of py-rattler; and writes down how it was called.
+STAND_IN = """
+import json, os, re, subprocess, sys
+import yaml
+argv = sys.argv[1:]
+with open(os.environ["CALLS"], "a") as calls:
+    calls.write(json.dumps([os.path.basename(sys.argv[0]), *argv]) + "\\n")
+prefix, file = argv[argv.index("--prefix") + 1], argv[argv.index("--file") + 1]
+text = open(file).read()
+task = {"channels": [], "specs": [], "packages": [], "prefix": prefix, "cache": os.environ["CALLS"] + ".cache"}
+if file.endswith(".yml"):
+    content = yaml.safe_load(text)
+    task["channels"] = [c for c in content["channels"] if c != "nodefaults"]
+    task["specs"] = content["dependencies"]
+else:
+    task["packages"] = [dict(zip(("url", "md5"), line.split("#"))) for line in text.split() if "#" in line]
+sys.exit(subprocess.run([sys.executable, "-P", RATTLER], input=json.dumps(task), text=True).returncode)
+"""
+
+
+@pytest.mark.parametrize("tool", ["conda", "mamba", "micromamba"])
+def test_another_tool_is_called_by_its_own_command_line_and_gives_the_same_lock(
+    channel, resolve, tmp_path, monkeypatch, tool
+):
+    program = tmp_path / "bin" / tool
+    program.parent.mkdir()
+    rattler = str(PROJECT_DIR / "pipeline/prepare/env/rattler.py")
+    program.write_text(f"#!{sys.executable}\nRATTLER = {rattler!r}\n{STAND_IN}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    file = channel.environment_yml(tmp_path / "e.yml", "tiny=1")
+    built = resolve(file, tool=EnvTool[tool])
+    direct = resolve(file)
+    assert built.python != direct.python and built.lock == direct.lock
+    lock = tmp_path / "environment.txt"
+    lock.write_text("\n".join(built.lock))
+    assert resolve(lock, tool=EnvTool[tool]).lock_digest == direct.lock_digest
+    first, second = (json.loads(line) for line in (tmp_path / "calls").read_text().splitlines())
+    assert first[:2] == ([tool, "create"] if tool == "micromamba" else [tool, "env"])
+    assert second[:3] == [tool, "create", "--yes"]
+    with pytest.raises(ConfigError, match=f"{tool} says(.|\n)*No candidates"):
+        resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=7"), tool=EnvTool[tool])
+
+
+def test_a_tool_that_is_not_there_is_refused_by_a_dry_run(channel, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("MAMBA_EXE", raising=False)
+    file = channel.environment_yml(tmp_path / "e.yml")
+    with pytest.raises(ConfigError, match=r"env\.tool=rattler needs none"):
+        CondaEnv(str(file), EnvTool.micromamba, str(tmp_path / "cache")).preview()

@@ -1,0 +1,266 @@
+"""Which MIG instances fit together: against a second, slower way to count, and against what is known of real GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.base import mig_table
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.gpu.__main__ import main
+from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig.partitions import Layout
+from pipeline.prepare.mig.profiles import MigGpu, Profile
+
+TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/mig_profiles.json").read_text())["gpus"]
+MODELS = tuple(mig_table.models())
+A100 = profiles.load_model("a100_40gb")
+A100_R470 = profiles.load_model("a100_40gb", driver_branch=470)
+A30 = profiles.load_model("a30_24gb")
+RTX = profiles.load_model("rtxpro6000_96gb")
+
+
+def named(gpu: MigGpu, *requests: str) -> list[Profile]:
+    return [partitions.resolve(gpu, request) for request in requests]
+
+
+def row_of(name: str) -> dict[str, Any]:
+    product = profiles.load_model(name).name
+    return next(model for model in TABLE.values() if model["product"][0] == product)
+
+
+def check(gpu: MigGpu, layout: Layout) -> None:
+    """The rules of placement, restated on sets of slices."""
+    taken = [{*range(instance.start, instance.start + instance.profile.memory_slices)} for instance in layout.instances]
+    assert len(set().union(*taken)) == sum(map(len, taken)), "instances overlap"
+    assert all(instance.start in instance.profile.starts for instance in layout.instances)
+    assert sum(instance.profile.compute_slices for instance in layout.instances) <= gpu.compute_slices
+
+
+def brute_force(model: dict[str, Any], doubled: bool) -> tuple[set[tuple[str, ...]], int]:
+    """Maximal combinations and the number of maximal layouts, by trying every subset of the placements on bit masks."""
+    rows = [row for row in model["gi_profiles"] if not {"+", "-"} & set(row["name"])]
+    if not doubled:
+        rows = [row for row in rows if row["nvml_enum"] <= 6]  # NVML's number for 1g with twice the memory is 9
+    places = [(row, ((1 << place["size"]) - 1) << place["start"]) for row in rows for place in row["placements"]]
+    legal: set[frozenset[int]] = {frozenset()}
+    frontier = [frozenset[int]()]
+    while frontier:
+        chosen = frontier.pop()
+        for new, (row, mask) in enumerate(places):
+            compute = row["compute_slices"] + sum(places[old][0]["compute_slices"] for old in chosen)
+            count = 1 + sum(places[old][0] is row for old in chosen)
+            overlaps = any(places[old][1] & mask for old in chosen)
+            grown = chosen | {new}
+            fits = not overlaps and compute <= model["compute_slices"] and count <= row["max_instances"]
+            if fits and grown not in legal:
+                legal.add(grown)
+                frontier.append(grown)
+    maximal_layouts = [one for one in legal if not any(one < other for other in legal)]
+    counters = {tuple(sorted(places[index][0]["name"] for index in one)): one for one in legal}
+    maximal = {
+        names
+        for names in counters
+        if not any(len(other) > len(names) and Counter(names) <= Counter(other) for other in counters)
+    }
+    return maximal, len(maximal_layouts)
+
+
+@pytest.mark.parametrize("name", ["a30_24gb", "a100_40gb", "h100_80gb", "gb300", "rtxpro6000_96gb"])
+def test_combinations_and_layouts_equal_those_found_by_brute_force(name: str) -> None:
+    gpu, model = profiles.load_model(name), row_of(name)
+    expected, num_layouts = brute_force(model, doubled=False)
+    found = partitions.maximal_combinations(gpu)
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+    assert len(partitions.maximal_layouts(gpu)) == num_layouts
+
+
+def test_with_double_memory_they_equal_those_found_by_brute_force_too() -> None:
+    expected, num_layouts = brute_force(TABLE["A100-40GB"], doubled=True)
+    pool = partitions.plain_profiles(A100)
+    assert set(partitions.maximal_combinations(A100, pool)) == expected
+    assert len(partitions.maximal_layouts(A100, pool)) == num_layouts
+    assert len(expected) == 28
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_the_counts_of_its_family_at_once(name: str) -> None:
+    gpu = profiles.load_model(name)
+    partitions._first_placements.cache_clear()
+    begin = time.monotonic()
+    found = partitions.maximal_combinations(gpu), partitions.maximal_layouts(gpu)
+    assert time.monotonic() - begin < 1
+    assert tuple(map(len, found)) == ((4, 5) if gpu.compute_slices == 4 else (12, 19))
+
+
+def test_before_r510_the_two_halves_do_not_coexist() -> None:
+    lost = set(partitions.maximal_combinations(A100)) - set(partitions.maximal_combinations(A100_R470))
+    assert lost == {("3g.20gb", "4g.20gb")}
+    assert len(partitions.maximal_combinations(A100_R470)) == 11
+    assert len(partitions.maximal_layouts(A100_R470)) == 18
+    with pytest.raises(ConfigError, match="4g and 3g together need a driver of branch 510 or later, not 470"):
+        partitions.plan_layout(A100_R470, named(A100_R470, "4g", "3g"))
+    for branch in (510, 580):
+        gpu = replace(A100, driver_branch=branch)
+        assert partitions.place(gpu, named(gpu, "4g", "3g")) is not None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_maximal_combination_is_placed_by_the_rules_and_in_the_order_of_the_jobs(name: str) -> None:
+    gpu = profiles.load_model(name)
+    pool = (*partitions.plain_profiles(gpu), next(p for p in gpu.profiles if p.suffix == "+me"))
+    shuffle = random.Random(0).shuffle
+    for names in partitions.maximal_combinations(gpu, pool):
+        wanted = named(gpu, *names)
+        shuffle(wanted)
+        layout = partitions.plan_layout(gpu, wanted)
+        assert [(i.job, i.profile) for i in layout.instances] == list(enumerate(wanted))
+        check(gpu, layout)
+        created = layout.in_creation_order
+        assert sorted(i.job for i in created) == list(range(len(wanted)))
+        sizes = [i.profile.memory_slices for i in created]
+        assert sizes == sorted(sizes, reverse=True)
+        assert partitions.why_illegal(gpu, wanted) is None
+
+
+def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None:
+    """Created in the order 1g, 1g, 2g, 3g without places, the driver of an A100 refuses the last."""
+    seen = set()
+    for order in set(itertools.permutations(("1g", "1g", "2g", "3g"))):
+        layout = partitions.plan_layout(A100, named(A100, *order))
+        seen.add(tuple((i.profile.name, i.placement) for i in layout.in_creation_order))
+    assert seen == {(("3g.20gb", "4:4"), ("2g.10gb", "0:2"), ("1g.5gb", "2:1"), ("1g.5gb", "3:1"))}
+
+
+def test_twelve_slices_of_memory_for_four_of_compute() -> None:
+    layout = partitions.plan_layout(RTX, named(RTX, "1g", "2g", "1g"))
+    assert [i.placement for i in layout.in_creation_order] == ["0:6", "6:3", "9:3"]
+    assert [i.profile.name for i in layout.instances] == ["1g.24gb", "2g.48gb", "1g.24gb"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "requests", "reason"),
+    [
+        (A100, ["3g", "3g", "1g"], "9 memory slices, but there are 8"),
+        (A100, ["3g", "2g", "2g", "1g"], "8 compute slices, but there are 7"),
+        (A100, ["4g", "4g"], "2 instances of 4g.20gb, but the driver allows 1"),
+        (A100, ["1g.5gb+me", "1g.5gb+me"], "2 instances of 1g.5gb+me, but the driver allows 1"),
+        (A30, ["1g.6gb+me", "2g.12gb+me"], "1g.6gb+me and 2g.12gb+me need the media engines that exist once"),
+        (RTX, ["1g.24gb+me", "1g.24gb+me.all"], "need the media engines that exist once"),
+        (RTX, ["1g.24gb+me.all", "1g"], "only profiles with -me fit, not 1g.24gb"),
+        (RTX, ["1g.24gb+gfx", "1g.24gb+me.all"], "only profiles with -me fit, not 1g.24gb+gfx"),
+        (RTX, ["2g", "2g", "1g"], "5 compute slices, but there are 4"),
+    ],
+)
+def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
+    gpu: MigGpu, requests: list[str], reason: str
+) -> None:
+    wanted = named(gpu, *requests)
+    assert partitions.place(gpu, wanted) is None
+    assert reason in str(partitions.why_illegal(gpu, wanted))
+    near = partitions.nearest(gpu, wanted)
+    assert len(near) >= 2
+    for names in near:
+        assert len(names) == len(wanted)
+        check(gpu, partitions.plan_layout(gpu, named(gpu, *names)))
+    with pytest.raises(ConfigError) as refused:
+        partitions.plan_layout(gpu, wanted)
+    assert reason in str(refused.value)
+    assert f"Nearest: [{','.join(near[0])}];" in str(refused.value)
+
+
+def test_the_nearest_layouts_change_least_and_keep_the_order_of_the_jobs() -> None:
+    near = partitions.nearest(A100, named(A100, "1g", "3g", "3g"))
+    assert near[0] == ("1g.5gb", "3g.20gb", "2g.10gb")
+    assert near[1] == ("1g.5gb", "4g.20gb", "2g.10gb")
+    assert partitions.nearest(A100, named(A100, "4g", "4g"))[0] == ("4g.20gb", "3g.20gb")
+    assert partitions.nearest(A100, named(A100, *["1g"] * 8)) == (("1g.5gb",) * 7,)
+    assert partitions.nearest(A100, named(A100, "3g", "2g"), limit=1) == (("3g.20gb", "2g.10gb"),)
+
+
+def test_media_engines_go_to_one_instance_and_others_do_without() -> None:
+    for requests in (["1g.24gb+me.all", "1g.24gb-me", "2g.48gb-me"], ["1g.24gb+me", "1g", "1g.24gb+gfx", "1g.24gb-me"]):
+        check(RTX, partitions.plan_layout(RTX, named(RTX, *requests)))
+
+
+def test_slices_that_suffice_and_still_leave_no_place() -> None:
+    """No GPU of the table gets there with plain limits, but the driver's placements are not ours to guess."""
+    common = {"max_instances": 2, "multiprocessors": None, "memory_mib": None, "compute_slices": 1}
+    wide = Profile(name="1g.20gb", profile_id=1, memory_slices=2, starts=(1,), **common)
+    narrow = Profile(name="1g.10gb", profile_id=2, memory_slices=1, starts=(1, 2), **common)
+    gpu = MigGpu(name="made up", compute_slices=4, memory_slices=4, multiprocessors=None, profiles=(narrow, wide))
+    assert partitions.place(gpu, [narrow, wide]) is None
+    reason = "no place for all on the 4 memory slices (1g.20gb takes 2 from 1; 1g.10gb takes 1 from 1, 2)"
+    assert reason in str(partitions.why_illegal(gpu, [narrow, wide]))
+    assert partitions.nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        (A100, ["7g.40gb", "3g.20gb", "2g.10gb", "1g.10gb", "1g.5gb", "1g.5gb", "1g.5gb"]),
+        (A30, ["4g.24gb", "2g.12gb", "1g.6gb", "1g.6gb"]),
+        (RTX, ["4g.96gb", "2g.48gb", "1g.24gb", "1g.24gb"]),
+    ],
+)
+def test_auto_takes_the_largest_profile_that_fits_as_often_as_there_are_jobs(gpu: MigGpu, expected: list[str]) -> None:
+    most = len(expected)
+    assert [partitions.auto_profile(gpu, degree).name for degree in range(1, most + 1)] == expected
+    with pytest.raises(ConfigError, match=f"{most + 1} MIG instances do not fit on .*: it takes at most {most}"):
+        partitions.auto_profile(gpu, most + 1)
+
+
+def test_a_request_names_slices_or_a_profile() -> None:
+    requests = ("1g", "1g.10gb", "1g.5gb+me", "3G", " 7g.40gb ")
+    assert [p.name for p in named(A100, *requests)] == ["1g.5gb", "1g.10gb", "1g.5gb+me", "3g.20gb", "7g.40gb"]
+    for unknown in ("5g", "1g.20gb", "", "19"):
+        with pytest.raises(ConfigError, match=f"A100-SXM4-40GB has no MIG profile '{unknown}'; it has .*3g.20gb"):
+            partitions.resolve(A100, unknown)
+
+
+def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
+    def chosen(*sizes: str | None, **asked: Any) -> list[str]:
+        return [profile.name for profile in partitions.choose_profiles(A100, sizes, **asked)]
+
+    assert chosen(None, None, None) == ["2g.10gb"] * 3
+    assert chosen("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]
+    assert chosen("L", "S", size_profile={"S": "1g", "L": "4g"}) == ["4g.20gb", "1g.5gb"]
+    assert chosen("L", "S", profile="2g") == ["2g.10gb"] * 2
+    assert chosen("L", "S", profile="2g", profiles=["1g", "3g"]) == ["1g.5gb", "3g.20gb"]
+    with pytest.raises(ConfigError, match=r"1 MIG profiles \['1g'\] are given for 2 jobs"):
+        chosen(None, None, profiles=["1g"])
+    with pytest.raises(ConfigError, match="no MIG profile is given for size XL"):
+        chosen("S", "XL")
+
+
+def test_the_command_lists_combinations_and_their_number() -> None:
+    command = [sys.executable, "-m", "pipeline.gpu", "partitions", "--gpu", "simulated_rtxpro6000_96gb", "--json"]
+    done = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "gpu": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "count": 4,
+        "combinations": [["1g.24gb"] * 4, ["1g.24gb", "1g.24gb", "2g.48gb"], ["2g.48gb", "2g.48gb"], ["4g.96gb"]],
+        "num_layouts": 5,
+    }
+
+
+def test_the_command_counts_double_memory_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = []
+    for flags in ([], ["--double-memory"]):
+        assert main(["partitions", "--gpu", "simulated_a100_40gb", *flags]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].startswith(f"{len(lines) - 2} combinations")
+        counts.append(len(lines) - 2)
+    assert counts == [12, 28]

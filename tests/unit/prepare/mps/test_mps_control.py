@@ -1,0 +1,202 @@
+"""The simulated control program answers as the one of an H100 80GB HBM3 did (driver 580.159.04; `data/h100_mps`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.clean import processes
+from pipeline.simulation.mps.control import connect, write_program
+from tests.conftest import DATA
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+RECORDED = DATA / "h100_mps"
+CLIENT = """
+import os, time
+from pipeline.simulation.mps.control import connect
+open("/proc/self/comm", "w").write("python3")
+connection = connect(os.environ)
+os.close(1)
+time.sleep(600)
+"""
+
+
+class Session:
+    """One daemon in a folder of its own, asked what the recorded one was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pipes = folder / "mr"
+        self.pipes.mkdir()
+        self.program = write_program(folder, device_name="NVIDIA H100 80GB HBM3")
+        self.environ = os.environ | {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipes),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.pipes),
+            "CUDA_VISIBLE_DEVICES": UUID,
+            "PYTHONPATH": str(PROJECT_DIR),
+            processes.MARK_VARIABLE: str(folder),
+        }
+        self.names: dict[str, str] = {}
+
+    def run(self, *arguments: str, stdin: str | None = None) -> str:
+        done = subprocess.run(
+            [self.program, *arguments],
+            env=self.environ,
+            input="" if stdin is None else f"{stdin}\n",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=20,
+        )
+        return f"{done.stdout}exit {done.returncode}\n"
+
+    def client(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-S", "-c", CLIENT], env=self.environ, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.read()
+        process.stdout.close()
+        return process
+
+    def check(self, name: str) -> None:
+        """Ask what was recorded and compare the answers, PIDs apart."""
+        command, _, answer = (RECORDED / f"{name}.txt").read_text().partition("\n")
+        answer = answer.removesuffix("other client exit 0\n")  # what the recorder noted, no answer
+        if "echo" not in command:
+            assert self.run(*command.split()[2:]) == answer, name
+            return
+        question = command.split("'")[1]
+        recorded = {"<server>": "577", "<first>": "539", "<second>": "538"}
+        for pid, who in self.names.items():
+            question = re.sub(rf"\b{recorded[who]}\b", pid, question)
+        expected = _plain(answer, {pid: who for who, pid in recorded.items()})
+        assert _plain(self.run(stdin=question), self.names) == expected, name
+
+
+def _plain(text: str, names: dict[str, str]) -> str:
+    for pid, who in names.items():
+        # In a table, a number and its blanks are as wide as the column, whatever the number.
+        text = re.sub(
+            rf"\b{pid}( *)", lambda found, w=who: f"{w:<{len(found[0])}}" if len(found[1]) > 1 else w + found[1], text
+        )
+    return re.sub(r"\b40265\d{5}\b", "<namespace>", text)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    folder = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
+    try:
+        yield Session(folder)
+    finally:
+        processes.end(str(folder), grace_s=1)
+        shutil.rmtree(folder)
+
+
+def listing(pipes: Path) -> set[tuple[str, str]]:
+    return {(stat.filemode(path.lstat().st_mode), path.name) for path in pipes.iterdir()}
+
+
+def recorded_listing(name: str) -> set[tuple[str, str]]:
+    rows = [line.split() for line in (RECORDED / f"{name}.txt").read_text().splitlines()]
+    return {(row[0], row[-1]) for row in rows if len(row) == 9 and not row[-1].startswith(".")}
+
+
+def test_the_recorded_session_word_for_word(session):
+    session.check("no_daemon")
+    session.check("start")
+    session.check("start_again")
+    session.check("servers_empty")
+    first, second = session.client(), session.client()
+    try:
+        server = int(session.run(stdin="get_server_list").split()[0])
+        session.names = {str(server): "<server>", str(first.pid): "<first>", str(second.pid): "<second>"}
+        for name in ("servers", "status", "clients", "devclients", "ps", "bad", "bad_pid"):
+            session.check(name)
+        for name in ("pct", "get_pct", "pct_bad", "query"):
+            session.check(name)
+        assert listing(session.pipes) == recorded_listing("files")
+        second.kill()
+        second.wait()
+        session.check("after_kill")
+        session.check("status_after_kill")
+    finally:
+        first.kill()
+        first.wait()
+        second.kill()
+    session.check("clients_end")
+    session.check("quit")
+    assert listing(session.pipes) == recorded_listing("files_after")
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+    session.check("no_daemon")
+
+
+@pytest.mark.parametrize("name", ["control", "server"])
+def test_the_logs_say_nothing_that_the_recorded_ones_do_not(session, name):
+    session.run("-d")
+    client = session.client()
+    session.run(stdin="get_server_list")
+    client.kill()
+    client.wait()
+    session.run(stdin="quit")
+    written = _kinds((session.pipes / f"{name}.log").read_text())
+    assert len(written) >= 4
+    assert written <= _kinds((RECORDED / f"{name}_log.txt").read_text())
+
+
+def _kinds(log: str) -> set[str]:
+    """What is logged, without instants, PIDs and folders, and blanks as one."""
+    plain = re.sub(r"^\[[^]]*? (\w+) +\d+\]", r"\1", log, flags=re.M)
+    plain = re.sub(r"/tmp/\S*?(?=$|/control\b)", "<folder>", plain, flags=re.M)
+    return set(re.sub(r"\b\d+\b", "N", plain).splitlines())
+
+
+def test_without_a_daemon_a_program_runs_without_mps_and_nothing_says_so(session):
+    assert connect(session.environ) is None
+    assert connect({}) is None
+
+
+def test_the_default_folder_of_a_real_daemon_is_never_used(session):
+    del session.environ["CUDA_MPS_PIPE_DIRECTORY"]
+    assert "exit 1" in session.run("-d")
+    assert "may belong to a real daemon" in session.run(stdin="quit")
+
+
+def test_a_new_daemon_can_take_the_folder_of_a_killed_one(session):
+    session.run("-d")
+    os.kill(int((session.pipes / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+    while "Cannot find" not in session.run(stdin="get_server_list"):
+        pass
+    assert connect(session.environ) is None  # the stale folder bypasses MPS in silence
+    assert session.run("-d") == "exit 0\n"
+    assert session.run(stdin="quit") == "exit 0\n"
+
+
+def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
+    write_program(session.folder, device_name="X", faults=["fault_on_client"])
+    session.run("-d")
+    connection = connect(session.environ)
+    assert connection is not None
+    server = session.run(stdin="get_server_list").split()[0]
+    assert session.run(stdin=f"get_server_status {server}") == "FAULT\nexit 0\n"
+    with pytest.raises(RuntimeError, match="NOT_READY"):
+        connect(session.environ)
+    connection.close()
+    while session.run(stdin=f"get_server_status {server}") != "ACTIVE\nexit 0\n":
+        pass
+    session.run(stdin="quit")
+
+
+def test_an_unknown_fault_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such fault: gremlins"):
+        write_program(tmp_path, device_name="X", faults=["gremlins"])

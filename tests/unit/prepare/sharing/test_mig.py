@@ -1,0 +1,435 @@
+"""MIG groups over the simulated driver, with nvidia-smi as a program: however a group ends, the GPU is as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base import host, mig_table
+from pipeline.base.errors import CollocationError, ConfigError, SharingError
+from pipeline.base.host import cpu_device
+from pipeline.base.records import Group, Job
+from pipeline.clean.journal import replay
+from pipeline.prepare.device import nvml
+from pipeline.prepare.mig import control
+from pipeline.prepare.sharing.mig import Mig, MigSlots
+from pipeline.simulation.install import installed
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.clients import Clients
+from tests import simulated
+from tests.rows import gpu_settings
+from tests.rows import group as make_group
+
+FOREIGN = 14  # profile id of 2g on A100 and H100
+
+
+class Machine(simulated.Machine):
+    """A simulated machine, with what a group on its GPU 0 needs."""
+
+    @property
+    def program(self) -> Path:
+        return Path(self.programs["nvidia-smi"])
+
+    def group(self, *sizes: str | None, **changes: Any) -> Group:
+        made = make_group(*("job" for _ in sizes))
+        jobs = tuple(Job(index=j.index, workload=j.workload, size=s) for j, s in zip(made.jobs, sizes, strict=True))
+        gpu = gpu_settings(lock_dir=self.folder, admin=changes.pop("admin", ()))
+        values = {"jobs": jobs, "scenario": "mig", "device": self.device, "gpu": gpu}
+        return dataclasses.replace(made, **(values | changes))
+
+    @contextmanager
+    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[MigSlots]:
+        group = self.group(*sizes, admin=admin)
+        scratch = Path(self.folder, "scratch")
+        scratch.mkdir()
+        try:
+            with Mig(**({"program": str(self.program)} | options)).prepare(self.device, group, scratch) as slots:
+                yield slots
+        finally:
+            shutil.rmtree(scratch)
+
+    def profiles(self) -> list[str]:
+        """Names of the profiles that exist, by start."""
+        by_id = {profile.id: profile.name for profile in mig_table.find(self.gpu.model).profiles}
+        return [by_id[instance.profile_id] for instance in sorted(self.gpu.instances, key=lambda i: i.start)]
+
+
+@contextmanager
+def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
+    """A machine with one GPU below pynvml."""
+    machine = Machine.make(folder, model, is_on=is_on)
+    with installed(machine.file.path):
+        yield machine
+
+
+@pytest.fixture
+def a100(tmp_path: Path) -> Iterator[Machine]:
+    with installed_machine(tmp_path, "a100_40gb") as machine:
+        yield machine
+
+
+@pytest.fixture
+def h100(tmp_path: Path) -> Iterator[Machine]:
+    with installed_machine(tmp_path, "h100_80gb", is_on=True) as machine:
+        yield machine
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_RETRY_LIMIT_S", 0.3)
+    monkeypatch.setattr(control, "_RETRY_S", 0.05)
+
+
+def recording(machine: Machine) -> Path:
+    """A program before nvidia-smi, as sudo would be, that writes each command down; returns its file."""
+    log = machine.folder / "commands"
+    prefix = machine.folder / "admin"
+    prefix.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec "$@"\n')
+    prefix.chmod(0o755)
+    return log
+
+
+def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> None:
+    before = a100.gpu
+    log = recording(a100)
+    with a100.shared("S", "L", "M", admin=(str(a100.folder / "admin"),)) as slots:
+        by_gi = {instance.id: instance for instance in a100.gpu.instances}
+        assert [by_gi[slot.gi_id].profile_id for slot in slots.slots] == [19, 9, 14]
+        assert len({slot.visible_devices for slot in slots.slots}) == 3
+        for slot in slots.slots:
+            assert slot.visible_devices.startswith("MIG-")
+            assert (slot.gpu_uuid, slot.ci_id) == (a100.device.uuid, 0)
+            environ = dict(slot.environ)
+            assert environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+            assert list(Path(environ["CUDA_MPS_PIPE_DIRECTORY"]).iterdir()) == []
+            assert Path(environ["CUDA_MPS_PIPE_DIRECTORY"]).is_relative_to(a100.folder / "scratch")
+        kinds = [step.kind for step in a100.journal.steps()]
+        assert kinds == ["mig_mode", "mig_instance", "mig_instance", "mig_instance"]
+        assert [step.arguments["gi_id"] for step in a100.journal.steps()[1:]] == [
+            slots.slots[job].gi_id for job in (1, 2, 0)
+        ]
+    assert a100.gpu == before
+    assert not a100.journal.path.exists()
+    uuid = a100.device.uuid
+    commands = [line.split()[1:] for line in log.read_text().splitlines()]
+    created = [command[4].partition(":")[0] for command in commands if "-cgi" in command]
+    assert created == ["9", "14", "19"]  # larger first
+    assert all(command[command.index("-i") + 1] == uuid for command in commands)
+    for command in commands:
+        assert ("-gi" in command) == ("-dgi" in command or "-dci" in command)
+        assert ("-ci" in command) == ("-dci" in command)
+    assert len(commands) == 1 + 3 + 3 * 2 + 1
+
+
+def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
+    before = h100.gpu
+    with h100.shared(None, None):
+        assert h100.profiles() == ["3g.40gb", "3g.40gb"]
+        assert "mig_mode" not in [step.kind for step in h100.journal.steps()]
+    assert h100.gpu == before
+    assert before.mig_current
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "made"),
+    [
+        ([None] * 3, {}, ["2g.20gb"] * 3),
+        ([None] * 2, {"profile": "1g.10gb"}, ["1g.10gb"] * 2),
+        (["S", "M"], {"profiles": ("3g.40gb", "4g")}, ["4g.40gb", "3g.40gb"]),
+        (["L", "S"], {"size_profile": (("L", "4g"),)}, ["4g.40gb", "1g.10gb"]),
+    ],
+)
+def test_what_is_asked_for_is_what_is_made(h100: Machine, sizes: list[Any], options: Any, made: list[str]) -> None:
+    with h100.shared(*sizes, **options):
+        assert sorted(h100.profiles()) == sorted(made)
+
+
+def refused(machine: Machine, kind: type[CollocationError], *sizes: str | None, **options: Any) -> str:
+    """The error of a group that is refused before the GPU is touched."""
+    before = machine.gpu
+    with pytest.raises(kind) as caught, machine.shared(*(sizes or (None,)), **options):
+        pytest.fail("was not refused")
+    assert machine.gpu == before
+    assert not machine.journal.path.exists()
+    return str(caught.value)
+
+
+def test_instances_of_somebody_else_are_left_alone(h100: Machine) -> None:
+    made = h100.driver.create_gpu_instance(0, FOREIGN)
+    message = refused(h100, SharingError)
+    assert f"GPU instances {made.id}, which this run did not make" in message
+
+
+def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
+    Clients(a100.file).hold(a100.device.uuid, sleeper, "train", 100)
+    assert f"in use by train (pid {sleeper}): end them" in refused(a100, SharingError)
+
+
+def test_a_mode_that_waits_for_a_reset_is_refused(a100: Machine) -> None:
+    with a100.file.changing() as cell:
+        gpu = dataclasses.replace(cell.state.gpus[0], mig_pending=True)
+        cell.state = cell.state.with_gpu(0, gpu)
+    assert "is off and waits to be switched on" in refused(a100, SharingError)
+
+
+def test_without_permission_the_command_to_allow_is_named(a100: Machine) -> None:
+    a100.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
+    message = refused(a100, SharingError)
+    assert f"no permission for `{a100.program} -i {a100.device.uuid} -mig 1`" in message
+    assert "gpu.admin=[sudo,-n]" in message
+
+
+def test_a_prefix_that_is_not_allowed_is_a_question_of_permission(a100: Machine) -> None:
+    prefix = a100.folder / "sudo"
+    prefix.write_text('#!/bin/sh\necho "sudo: a password is required" >&2\nexit 1\n')
+    prefix.chmod(0o755)
+    assert f"no permission for `{prefix} {a100.program}" in refused(a100, SharingError, admin=(str(prefix),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"admin": None}, "gpu.admin=null forbids"),
+        ({"device": cpu_device()}, "needs an NVIDIA GPU with MIG"),
+    ],
+)
+def test_what_the_configuration_rules_out_starts_no_command(a100: Machine, changes: dict[str, Any], says: str) -> None:
+    trap = a100.folder / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {a100.folder}/started\n")
+    trap.chmod(0o755)
+    group = a100.group(None, **changes)
+    sharing = Mig(program=str(trap))
+    with pytest.raises(ConfigError, match=says):
+        sharing.check(group)
+    with pytest.raises(ConfigError, match=says), sharing.prepare(group.device, group, a100.folder):
+        pytest.fail("was not refused")
+    assert not (a100.folder / "started").exists()
+    with pytest.raises(SharingError), sharing.prepare(a100.device, a100.group(None), a100.folder):
+        pytest.fail("the trap switched MIG on")
+    assert (a100.folder / "started").exists()  # the trap works
+
+
+def test_a_gpu_without_mig_is_refused(a100: Machine) -> None:
+    a100.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED, times=None)
+    (device,) = nvml.list_devices()
+    with pytest.raises(ConfigError, match=r"A100.* has no MIG; choose another GPU"):
+        Mig().check(a100.group(None, device=device))
+
+
+def test_what_does_not_fit_is_refused_with_what_comes_nearest(a100: Machine) -> None:
+    message = refused(a100, ConfigError, "L", "L", "S")
+    assert "does not fit" in message
+    assert "Nearest: [" in message
+
+
+def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(a100.program.parent))
+    device = dataclasses.replace(a100.device, kind="simulated")
+    attempt = Mig(program=str(a100.program)).prepare(device, a100.group(None, device=device), a100.folder)
+    with pytest.raises(SharingError, match="needs the program nvidia-smi"), attempt:
+        pytest.fail("found one")
+    log = recording(a100)
+    device = dataclasses.replace(device, programs=(("nvidia-smi", str(a100.program)),))
+    group = a100.group(None, device=device, admin=(str(a100.folder / "admin"),))
+    with Mig(program="/nonexistent").prepare(device, group, a100.folder):
+        assert a100.profiles() == ["7g.40gb"]
+    assert not log.exists()  # nor does anybody become an administrator for it
+
+
+def test_a_mode_left_pending_is_taken_back(a100: Machine) -> None:
+    a100.fail("nvmlDeviceSetMigMode", codes.IN_USE)
+    message = refused(a100, SharingError)
+    assert "was not switched on: a client holds the GPU" in message
+    assert "All done." in message  # what nvidia-smi said is shown, and not believed
+
+
+def test_a_list_that_fails_half_way_is_taken_back(a100: Machine) -> None:
+    a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
+    assert "There is no room for it" in refused(a100, SharingError, None, None, None)
+
+
+def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> None:
+    a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES)
+    assert "has not one compute instance" in refused(a100, SharingError)
+
+
+def test_in_use_with_nobody_on_it_is_tried_again(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_RETRY_S", 0.05)
+    before = a100.gpu
+    with a100.shared(None):
+        for function in ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"):
+            a100.fail(function, codes.IN_USE, times=2)
+    assert a100.gpu == before
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_stays_in_use_is_named_and_stays_in_the_journal(a100: Machine) -> None:
+    before = a100.gpu
+    with pytest.raises(SharingError, match="No process is on it, so a monitor") as caught, a100.shared(None, None):
+        a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
+    assert [step.kind for step in a100.journal.steps()] == ["mig_mode", "mig_instance", "mig_instance"]
+    assert a100.profiles() == ["3g.20gb", "3g.20gb"]
+    assert "python -m pipeline.gpu clean" in str(caught.value)
+    a100.heal()
+    assert len(replay(a100.journal)) == 3
+    assert a100.gpu == before
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_process_that_stays_on_an_instance_is_named(a100: Machine, sleeper: int) -> None:
+    with pytest.raises(SharingError, match=rf"train \(pid {sleeper}\) holds it: end it"), a100.shared(None) as slots:
+        Clients(a100.file).hold(slots.slots[0].visible_devices, sleeper, "train", 100)
+    assert a100.profiles() == ["7g.40gb"]
+    os.kill(sleeper, signal.SIGKILL)
+    replay(a100.journal)
+    assert a100.gpu.instances == ()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_instances_that_came_later_are_not_taken_by_switching_off(a100: Machine) -> None:
+    with pytest.raises(SharingError, match="1 GPU instances that are not ours"), a100.shared(None, profile="1g.5gb"):
+        a100.driver.create_gpu_instance(0, FOREIGN)
+    assert a100.profiles() == ["2g.10gb"]
+    assert [step.kind for step in a100.journal.steps()] == ["mig_mode"]
+
+
+def test_the_error_of_the_body_is_not_hidden(a100: Machine, impatient: None) -> None:
+    with pytest.raises(ValueError, match="the body") as caught, a100.shared(None):
+        a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
+        raise ValueError("the body")
+    assert any("destroying the MIG instance" in note for note in caught.value.__notes__)
+
+
+def test_whoever_may_not_list_instances_lists_them_as_administrator(a100: Machine) -> None:
+    before = a100.gpu
+    a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
+    log = recording(a100)
+    with a100.shared("S", "L", admin=(str(a100.folder / "admin"),)):
+        assert sorted(a100.profiles()) == ["1g.5gb", "3g.20gb"]
+    assert a100.gpu == before
+    assert "-lgi" in log.read_text()
+
+
+def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
+    h100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
+    assert "cannot be listed" in refused(h100, SharingError, program="/bin/true")
+
+
+def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
+    made = h100.driver.create_gpu_instance(0, FOREIGN, 2)
+    place = {"uuid": h100.device.uuid, "admin": [], "profile_id": FOREIGN, "start": 2}
+    for which in ({"boot": host.boot_id(), "gi_id": made.id + 1}, {"boot": "an earlier one", "gi_id": made.id}):
+        h100.journal.undo(h100.journal.add("mig_instance", **place, **which))
+        assert h100.profiles() == ["2g.20gb"]
+    for _ in range(2):
+        h100.journal.undo(h100.journal.add("mig_instance", **place, boot=host.boot_id()))
+        assert h100.profiles() == []
+
+
+def test_a_job_on_the_device_of_another_is_an_error(h100: Machine, sleeper: int) -> None:
+    with h100.shared(None, None) as slots:
+        slots.verify({0: sleeper, 1: os.getppid()})  # nobody has begun to compute
+        Clients(h100.file).hold(slots.slots[1].visible_devices, sleeper, "train", 100)
+        slots.verify({1: sleeper})
+        with pytest.raises(SharingError, match=rf"0-job \(pid {sleeper}\) runs on MIG-.*not its MIG device"):
+            slots.verify({0: sleeper, 1: os.getppid()})
+        Clients(h100.file).release(sleeper)
+
+
+def test_a_job_under_a_foreign_mps_server_is_an_error(h100: Machine, sleeper: int) -> None:
+    with h100.shared(None) as slots:
+        Clients(h100.file).hold(slots.slots[0].visible_devices, sleeper, "train", 100, "M+C")
+        with pytest.raises(SharingError, match="clients of an MPS server"):
+            slots.verify({0: sleeper})
+        Clients(h100.file).release(sleeper)
+
+
+def test_slices_that_no_job_gets_are_a_warning(h100: Machine) -> None:
+    assert Mig().warnings(h100.group(None)) == ()
+    (warning,) = Mig().warnings(h100.group(None, None))
+    assert warning.startswith("1 of 7 compute slices")
+
+
+def run_killed(machine: Machine, fatal: int) -> int:
+    """A group in a process of its own that SIGKILL ends at one of its steps; returns the status of the process.
+
+    The steps are each write to the journal, and each program: right before it starts, and right after.
+    """
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1]
+    try:
+        count = 0
+
+        def step() -> None:
+            nonlocal count
+            count += 1
+            if count == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def heard(event: str, args: Any) -> None:
+            is_write = (
+                event == "open" and str(args[0]) == str(machine.journal.path) and args[2] & (os.O_WRONLY | os.O_RDWR)
+            )
+            if is_write or event in ("subprocess.Popen", "os.truncate", "os.remove"):
+                step()
+
+        class Popen(subprocess.Popen[bytes]):
+            def wait(self, timeout: float | None = None) -> int:
+                step()
+                return super().wait(timeout)
+
+        sys.addaudithook(heard)
+        subprocess.Popen = Popen  # type: ignore[misc]
+        with machine.shared("S", "M"):
+            pass
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["a100_40gb", pytest.param("h100_80gb", marks=pytest.mark.exhaustive)])
+def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, model: str) -> None:
+    with installed_machine(tmp_path, model) as machine:
+        before = machine.gpu
+        for fatal in range(1, 200):
+            status = run_killed(machine, fatal)
+            replay(machine.journal)
+            assert machine.gpu == before, f"killed at step {fatal}"
+            assert not machine.journal.path.exists()
+            if status == 0:
+                break
+            assert os.WIFSIGNALED(status), f"step {fatal}"
+            shutil.rmtree(tmp_path / "scratch")
+        print(f"{model}: killed at {fatal - 1} points")
+        assert status == 0
+        assert fatal > 30, "the process was hardly killed anywhere"
+
+
+def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> None:
+    """Killed right after it started nvidia-smi, an orchestrator leaves an instance that is not there yet."""
+    uuid, place = h100.device.uuid, {"profile_id": FOREIGN, "start": 2}
+    h100.journal.add("mig_instance", uuid=uuid, admin=[], **place, boot=host.boot_id())
+    line = f'sleep 0.5; exec {h100.program} "$@"'
+    argv = ["mig", "-i", uuid, "-cgi", f"{FOREIGN}:2", "-C"]
+    with subprocess.Popen(["sh", "-c", line, "sh", *argv], stdout=subprocess.DEVNULL) as late:
+        replay(h100.journal)
+        assert late.poll() == 0
+    assert h100.gpu.instances == ()

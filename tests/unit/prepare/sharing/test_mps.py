@@ -1,0 +1,522 @@
+"""MPS groups over the simulated control program: daemon, server and clients are real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.host import cpu_device
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.programs import Programs
+from pipeline.base.records import Group, Interpreter, Job, Slot
+from pipeline.clean import processes
+from pipeline.clean.journal import Journal, replay
+from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
+from pipeline.launch.spawn import Spawn
+from pipeline.prepare.mps import clients as mps_clients
+from pipeline.prepare.mps import daemon
+from pipeline.prepare.sharing.mps import Mps, MpsPercent
+from pipeline.simulation.mps.control import connect, write_program
+from tests.conftest import GPU
+from tests.rows import gpu_settings, workload
+from tests.rows import group as make_group
+
+H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
+CLIENT = """
+import os, sys, time
+from pipeline.simulation.mps.control import connect
+time.sleep(float(sys.argv[1]))
+connection = connect(os.environ)
+print("bypassed" if connection is None else "connected", flush=True)
+time.sleep(600)
+"""
+PARENT_OF_CLIENT = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {CLIENT!r}, '0'])"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path, as the group's scratch folder has; at the end no daemon or server of it is alive."""
+    path = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
+    try:
+        yield path
+        assert daemons(path) == []
+    finally:
+        for pid in daemons(path):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(path)
+
+
+def daemons(folder: Path) -> list[int]:
+    """Every process whose MPS folder lies below the folder, found without the product's own means."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ, line = ((process / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
+        except OSError:
+            continue
+        is_below = any(item.startswith(f"CUDA_MPS_PIPE_DIRECTORY={folder}".encode()) for item in environ)
+        if is_below and b"pipeline.simulation.mps.control" in line:
+            found.append(int(process.name))
+    return sorted(found)
+
+
+@contextmanager
+def prepared(folder: Path, group: Group, faults: tuple[str, ...] = (), sharing: type[Mps] = Mps, **options: Any):
+    program = write_program(folder, device_name=GPU.name, faults=faults)
+    with sharing(program=str(program), **options).prepare(group.device, group, folder) as slots:
+        yield slots
+
+
+def of_folder(folder: Path) -> Programs:
+    return Programs(configured={daemon.CONTROL: str(folder / daemon.CONTROL)})
+
+
+def group_in(folder: Path, *names: str, **changes: Any) -> Group:
+    return make_group(*names, gpu=gpu_settings(lock_dir=folder), **changes)
+
+
+@contextmanager
+def client(slot: Slot, *, after_s: float = 0, script: str = CLIENT, says: str | None = "connected", **environ: str):
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", script, str(after_s)],
+        env=os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | dict(slot.environ) | environ,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        if says is not None:
+            assert process.stdout.readline().strip() == says
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def test_jobs_get_a_ready_server_of_their_own_and_nothing_is_left(folder, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    group = group_in(folder, "a", "b")
+    journal = Journal(folder, GPU.uuid)
+    with prepared(folder, group) as slots, ExitStack() as stack:
+        assert [slot.visible_devices for slot in slots.slots] == [GPU.uuid] * 2
+        pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
+        assert pipes.is_relative_to(folder)
+        assert [step.kind for step in journal.steps()] == ["mps_daemon"]
+        control = daemon.Control(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
+        (server,) = control.list_pids("get_server_list")
+        assert control.ask(f"get_server_status {server}") == ["ACTIVE"]
+        assert any(line.split()[2:3] == [GPU.uuid] for line in control.ask("device_query"))
+        slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
+        assert len(control.list_pids(f"get_client_list {server}")) == 2
+        assert len(daemons(folder)) == 2
+        stack.close()
+    assert daemons(folder) == []
+    assert not journal.path.exists()
+
+
+def test_a_child_of_a_job_may_be_the_client(folder):
+    with prepared(folder, group_in(folder, "a")) as slots, client(slots.slots[0], script=PARENT_OF_CLIENT) as pid:
+        slots.verify({0: pid})
+
+
+def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
+    monkeypatch.setattr(mps_clients, "_PROOF_LIMIT_S", 0.3)
+    nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
+    with prepared(folder, group_in(folder, "a", "b")) as slots, ExitStack() as stack:
+        first = stack.enter_context(client(slots.slots[0]))
+        second = stack.enter_context(client(slots.slots[1], says="bypassed", **nowhere))
+        with pytest.raises(SharingError, match=rf"not under MPS: 1-b \(pid {second}\); no process"):
+            slots.verify({0: first, 1: second})
+
+
+def test_a_job_that_connects_a_little_late_is_waited_for(folder):
+    with prepared(folder, group_in(folder, "a")) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
+        slots.verify({0: pid})
+
+
+def scripts(*names: str) -> tuple[Job, ...]:
+    return tuple(Job(index=i, workload=workload(name, ends_by_itself=True)) for i, name in enumerate(names))
+
+
+def test_a_script_is_looked_for_while_it_runs(folder, monkeypatch):
+    monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
+    group = group_in(folder, "a", jobs=scripts("a"))
+    with prepared(folder, group) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
+        slots.verify({0: pid})
+        assert slots._unproved == {0: pid}  # at the barrier it is none yet
+        deadline = time.monotonic() + 10
+        while slots._unproved and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert slots._unproved == {}
+
+
+def test_a_script_that_never_was_a_client_is_an_error(folder, monkeypatch):
+    monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
+    group = group_in(folder, "a", jobs=scripts("a"))
+    nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
+    with (
+        pytest.raises(SharingError, match="not under MPS: 0-a"),
+        prepared(folder, group) as slots,
+        ExitStack() as stack,
+    ):
+        pid = stack.enter_context(client(slots.slots[0], says="bypassed", **nowhere))
+        slots.verify({0: pid})
+        time.sleep(0.3)
+
+
+def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
+    monkeypatch.setattr(daemon, "_CLIENTS_END_S", 0.1)
+    group = group_in(folder, "a")
+    fault = pytest.raises(SharingError, match="status: FAULT")
+    with fault, ExitStack() as stack, prepared(folder, group, ("fault_on_client",)) as slots:
+        stack.enter_context(client(slots.slots[0]))
+
+
+def test_a_server_that_died_is_an_error(folder):
+    died = pytest.raises(SharingError, match=r"servers now: none.*server\.log ends with")
+    with died, prepared(folder, group_in(folder, "a")) as slots:
+        os.kill(slots._servers[0].server, signal.SIGKILL)
+        wait_until(lambda: len(daemons(folder)) == 1)
+        time.sleep(0.1)  # until the daemon has noticed
+
+
+def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
+    monkeypatch.setattr(daemon, "_CLIENTS_END_S", 0.1)
+    group = group_in(folder, "a")
+    body = pytest.raises(ValueError, match="the body")
+    with body, ExitStack() as stack, prepared(folder, group, ("fault_on_client",)) as slots:
+        stack.enter_context(client(slots.slots[0]))
+        raise ValueError("the body")
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("start_fails", "Failed to start the MPS control daemon"),
+        ("no_answer", "time limit"),
+        ("server_dies", "no server became active"),
+        ("never_ready", "no server became active"),
+    ],
+)
+def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(folder, monkeypatch, fault, says):
+    monkeypatch.setattr(daemon, "_ASK_LIMIT_S", 0.5)
+    monkeypatch.setattr(daemon, "_START_LIMIT_S", 0.5)
+    monkeypatch.setattr(daemon, "_END_GRACE_S", 0.3)
+    refused = pytest.raises(SharingError, match=rf"starting MPS for {GPU.uuid}: .*{says}")
+    with refused, prepared(folder, group_in(folder, "a"), (fault,)):
+        pytest.fail("it is not ready")
+    assert daemons(folder) == []
+    assert not Journal(folder, GPU.uuid).path.exists()
+
+
+def test_a_daemon_that_does_not_quit_is_ended_by_signals(folder, monkeypatch):
+    monkeypatch.setattr(daemon, "_END_GRACE_S", 0.2)
+    with prepared(folder, group_in(folder, "a"), faults=("ignores_quit",)):
+        assert len(daemons(folder)) == 2
+    assert daemons(folder) == []
+
+
+def test_the_server_of_a_killed_daemon_is_ended(folder):
+    with pytest.raises(SharingError, match="the MPS daemon is gone"), prepared(folder, group_in(folder, "a")) as slots:
+        pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
+        os.kill(int((pipes / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+        wait_until(lambda: daemons(folder) == [slots._servers[0].server])
+    assert daemons(folder) == []
+
+
+def test_clients_that_stay_are_disconnected_before_the_daemon_quits(folder, monkeypatch):
+    monkeypatch.setattr(daemon, "_CLIENTS_END_S", 0.1)
+    with ExitStack() as stack:
+        with prepared(folder, group_in(folder, "a")) as slots:
+            stack.enter_context(client(slots.slots[0]))
+        log = (folder / "mps/log/control.log").read_text()
+        assert re.search(r"Cmd:terminate_client \d+ \d+\n.*\] 0\n(.*\n)*.*Exit with status 0", log)
+
+
+def test_the_daemon_of_somebody_else_is_left_alone(folder):
+    foreign = Path(tempfile.mkdtemp(prefix="foreign-", dir="/tmp"))
+    program = write_program(foreign, device_name=GPU.name)
+    environ = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(foreign)}
+    subprocess.run([program, "-d"], env=environ, check=True)
+    try:
+        connection = connect(environ)
+        before = daemons(foreign)
+        with prepared(folder, group_in(folder, "a")):
+            pass
+        journal = Journal(folder, GPU.uuid, Programs(configured={daemon.CONTROL: str(program)}))
+        journal.add("mps_daemon", pipes=str(folder / "mps/pipe"))
+        replay(journal)
+        assert len(before) == 2
+        assert daemons(foreign) == before
+        assert connection is not None
+        connection.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)  # still connected
+        connection.close()
+    finally:
+        subprocess.run([program, "quit"], env=environ, check=True)
+        shutil.rmtree(foreign)
+
+
+def test_several_daemons_run_at_once(folder):
+    with prepared(folder, group_in(folder, "a")) as first:
+        journal = Journal(folder, "MIG-1")
+        program = str(folder / "nvidia-cuda-mps-control")
+        with daemon.daemon("MIG-1", folder / "mps1", program, journal) as second:
+            assert second.server != first._servers[0].server
+            assert any("MIG-1" in line for line in second.control.ask("device_query"))
+        assert not journal.path.exists()
+        first._servers[0].check_health()
+
+
+def run_killed(folder: Path, fatal: int | None) -> int:
+    """A group in a process of its own that SIGKILL ends right before a step; returns its wait status.
+
+    Args:
+        folder: of the group and of the journal.
+        fatal: number of the step from 1; a number beyond the last kills nothing, `None` kills inside the group.
+    """
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1]
+    try:
+        count = 0
+
+        def step(event: str, args: Any) -> None:
+            nonlocal count
+            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & os.O_RDWR
+            if is_write or event in ("subprocess.Popen", "os.mkdir", "os.remove"):
+                count += 1
+                if count == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(GPU, group_in(folder, "a"), folder):
+            if fatal is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_killed_at_any_step_a_replay_leaves_no_process(folder):
+    write_program(folder, device_name=GPU.name, init_s=0)
+    left_behind = 0
+    for fatal in range(1, 100):
+        status = run_killed(folder, fatal)
+        left_behind += bool(daemons(folder))
+        journal = Journal(folder, GPU.uuid, of_folder(folder))
+        replay(journal)
+        assert daemons(folder) == [], f"killed at step {fatal}"
+        assert not journal.path.exists()
+        shutil.rmtree(folder / "mps", ignore_errors=True)  # which goes with the group's scratch folder
+        if status == 0:
+            break
+        assert os.WIFSIGNALED(status)
+    assert fatal > 10, "there were hardly any steps"
+    assert left_behind > 3, "the kills hardly ever left a daemon behind"
+
+
+@pytest.mark.parametrize(("is_folder_gone", "knows_program"), [(True, True), (False, True), (False, False)])
+def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
+    write_program(folder, device_name=GPU.name)
+    run_killed(folder, None)
+    assert len(daemons(folder)) == 2
+    if is_folder_gone:
+        shutil.rmtree(folder / "mps")
+    (step,) = replay(Journal(folder, GPU.uuid, of_folder(folder) if knows_program else Programs(own={})))
+    assert step.kind == "mps_daemon"
+    assert daemons(folder) == []
+
+
+def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
+    pipes = folder / "mps/pipe"
+    pipes.mkdir(parents=True)
+    with subprocess.Popen(["/bin/sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as bystander:
+        (pipes / "nvidia-cuda-mps-control.pid").write_text(str(bystander.pid))
+        daemon.end_daemon(Programs(own={}), pipes=str(pipes))
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
+    control = daemon.Control(program="/x", pipes=Path("/p"))
+    server = daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
+    places = [Slot(visible_devices=GPU.uuid)] * group.degree
+    clients = sharing.clients(places, [server] * group.degree, group)
+    return dict(clients.__enter__().slots[position].environ)
+
+
+def test_options_reach_the_jobs_by_position():
+    group = make_group("a", "b", "c")
+    plain = variables(Mps(), group, 0)
+    assert set(plain) == {"CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"}
+    sharing = MpsPercent(active_thread_pct=(50, 25, 12.5), pinned_mem_limit="10G", priority=(0, 1, 1))
+    sharing.check(group)
+    third = variables(sharing, group, 2)
+    assert third["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12.5"
+    assert third["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10G"
+    assert third["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    assert variables(sharing, group, 0)["CUDA_MPS_CLIENT_PRIORITY"] == "0"
+    assert variables(MpsPercent(active_thread_pct=40), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert variables(MpsPercent(), group, 1)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "33.3333"
+
+
+@pytest.mark.parametrize("share", [0, -1, 100.5, 400, (50, 0), "half", True, float("nan")])
+def test_a_share_that_the_daemon_would_ignore_is_refused(share):
+    with pytest.raises(ConfigError, match=r"active_thread_pct=.*greater than 0 and at most 100"):
+        MpsPercent(active_thread_pct=share)
+
+
+@pytest.mark.parametrize(
+    "options", [{"priority": 2}, {"priority": (0, -1)}, {"pinned_mem_limit": "0G"}, {"pinned_mem_limit": "10"}]
+)
+def test_values_that_mps_does_not_know_are_refused(options):
+    with pytest.raises(ConfigError, match=f"scenario.{next(iter(options))}="):
+        Mps(**options)
+
+
+@pytest.mark.parametrize(
+    "sharing", [MpsPercent(active_thread_pct=(50, 50)), Mps(priority=(1,)), Mps(pinned_mem_limit=("1G", "1G"))]
+)
+def test_a_list_of_another_length_than_the_jobs_is_refused_before_anything_happens(folder, sharing):
+    group = group_in(folder, "a", "b", "c")
+    with pytest.raises(ConfigError, match="for 3 jobs"):
+        sharing.check(group)
+    with pytest.raises(ConfigError, match="for 3 jobs"), sharing.prepare(GPU, group, folder):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "says"),
+    [
+        (cpu_device(), {}, "needs an NVIDIA GPU"),
+        (dataclasses.replace(GPU, mig_enabled=True), {}, "MIG mode is on.*nvidia-smi -i 0 -mig 0"),
+        (GPU, {}, "nvidia-cuda-mps-control, which is not on PATH"),
+        (GPU, {"program": "/nonexistent"}, "/nonexistent is not a program"),
+    ],
+)
+def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monkeypatch, device, options, says):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    group = group_in(folder, "a", device=device)
+    with pytest.raises((ConfigError, SharingError), match=says), Mps(**options).prepare(device, group, folder):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monkeypatch):
+    program = write_program(folder, device_name=GPU.name)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    group = group_in(folder, "a")
+    with Mps().prepare(GPU, group, folder) as slots:
+        assert slots._servers[0].control.program == str(program)
+    simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
+    with pytest.raises(SharingError, match="needs the program"), Mps().prepare(simulated.device, simulated, folder):
+        pass
+
+
+def test_a_folder_too_deep_for_sockets_is_refused(folder):
+    deep = folder / ("x" * 90)
+    deep.mkdir()
+    with pytest.raises(SharingError, match="longer than 107 bytes"), prepared(deep, group_in(folder, "a")):
+        pass
+
+
+# Share in per cent -> multiprocessors of an H100, and whether its bf16 products were wrong, as measured.
+MEASURED = json.loads(
+    '{"clean": {"5": 8, "10": 12, "13": 16, "25": 32, "50": 66, "90": 118, "95": 124, "100": 132},'
+    '"faulty": {"14": 18, "16": 20, "18": 22, "20": 26, "22": 28, "28": 36, "30": 38, "33": 42, "36": 46, "40": 52,'
+    '"42": 54, "45": 58, "52": 68, "55": 72, "60": 78, "66": 86, "70": 92, "75": 98, "80": 104, "85": 112, "89": 116}}'
+)
+
+
+@pytest.mark.parametrize("kind", ["clean", "faulty"])
+def test_shares_are_warned_about_as_they_were_measured(kind):
+    for share, multiprocessors in MEASURED[kind].items():
+        (warning,) = MpsPercent(active_thread_pct=float(share)).warnings(bf16(H100)) or ("",)
+        assert (f"{multiprocessors} of 132" in warning) == (kind == "faulty"), share
+
+
+def bf16(device: Any, precision: str = "bf16", degree: int = 1) -> Group:
+    program = dataclasses.replace(workload("a"), params=(("precision", precision),))
+    jobs = tuple(Job(index=i, workload=program) for i in range(degree))
+    return make_group("a", device=device, jobs=jobs)
+
+
+def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere():
+    natural = MpsPercent()
+    assert len(natural.warnings(bf16(H100, degree=7))) == 7  # 100/7 per cent
+    assert natural.warnings(bf16(H100, "fp32", degree=7)) == ()
+    assert natural.warnings(bf16(GPU, degree=7)) == ()  # of which the capability is not known
+    assert "fp16 and bf16" in natural.warnings(make_group(*"abcdefg", device=H100))[0]  # precision not known
+    assert "known to come out wrong" in MpsPercent(active_thread_pct=40).warnings(bf16(H100))[0]
+
+
+def test_ending_the_jobs_of_a_group_does_not_end_its_daemon(folder, monkeypatch):
+    monkeypatch.setenv(processes.MARK_VARIABLE, "group-1")
+    with prepared(folder, group_in(folder, "a")) as slots:
+        processes.end("group-1", grace_s=0.1)
+        slots._servers[0].check_health()
+
+
+JOB = f"""
+import os, sys, time
+sys.path.insert(0, {str(PROJECT_DIR)!r})
+from pipeline.simulation.mps.control import connect
+from workloads import client
+with client.attach() as job:
+    connection = connect(os.environ)
+    assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    job.ready()
+    while not job.stopping:
+        time.sleep(0.01)
+        job.step(samples=1, epoch=1)
+"""
+
+
+def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    program = dataclasses.replace(workload("a"), argv=(str(script),))
+    jobs = tuple(Job(index=i, workload=program) for i in range(2))
+    group = group_in(folder, "a", jobs=jobs)
+    window = dataclasses.replace(group.window, seconds=0.2, settle_s=0.1)
+    starter = Spawn(Interpreter(python=Path(sys.executable)))
+    files = GroupFiles(folder=tmp_path, scratch=folder, mark=folder.name)
+    with prepared(folder, group, sharing=MpsPercent) as slots:
+        starts = [JobStart(job=job, slot=slots.slots[job.index], starter=starter) for job in jobs]
+        running = JobGroup(starts, files, group.limits)
+        with running:
+            assert running.wait_ready()
+            slots.verify(running.pids())
+            running.measure(window)
+        assert [state.ended_well for state in running.states] == [True] * 2
+        slots._servers[0].check_health()
+    assert processes.marked(folder.name) == []
+    assert daemons(folder) == []

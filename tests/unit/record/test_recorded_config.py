@@ -1,0 +1,106 @@
+"""Configurations back from what a run holds, and what differs between then and now."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+
+from pipeline.base import layout
+from pipeline.base.errors import ConfigError
+from pipeline.plan import plan as planning
+from pipeline.plan import read
+from pipeline.record.original import Original
+from pipeline.reproduce import reproduce
+from pipeline.reproduce.config import config_of
+from pipeline.reproduce.differences import find, lock_difference
+from tests.conftest import GPU, inventory_of
+
+
+def recorded(text: str) -> Original:
+    return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
+
+
+@pytest.mark.parametrize("scenario", ["serial", "naive", "mps", "mps_percent", "mig", "mig_mps"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["workload=resnet26_cifar10", "workload.step_mode=cuda_graph"],
+        ["mix=[M,S,S]"],
+        ["workload=script", "workload.script=run.py", "+workload.environ.A=b"],
+    ],
+)
+def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choice):
+    composed = compose([f"scenario={scenario}", "data.source=synthetic_device", "seed=3", "repeats=2", *choice])
+    configs = read.read(composed)
+    text = OmegaConf.to_yaml(OmegaConf.structured(configs[0]))
+    again, unrecorded = config_of(recorded(text))
+    assert unrecorded == []
+    read_again = read.read([again])
+    assert OmegaConf.to_yaml(OmegaConf.structured(read_again[0])) == text
+    inventory = inventory_of(configs, GPU)
+    plans = [planning.build_plan(each, inventory, is_sweep=True).groups for each in (configs, read_again)]
+    assert plans[0] == plans[1]
+
+
+def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refused(compose):
+    values = OmegaConf.to_container(OmegaConf.structured(read.read(compose([]))[0]), enum_to_str=True)
+    del values["workload"]["canary"], values["pin_cpus"]
+    again, unrecorded = config_of(recorded(OmegaConf.to_yaml(values)))
+    assert unrecorded == ["workload.canary", "pin_cpus"]
+    assert again.workload.canary is True
+    with pytest.raises(ConfigError, match="workload: this version of the project knows no kind"):
+        config_of(recorded(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
+    with pytest.raises(ConfigError, match="no_such_key"):
+        config_of(recorded(OmegaConf.to_yaml(values | {"no_such_key": 1})))
+    with pytest.raises(ConfigError, match="run r cannot be used by this version of the project: it has no env"):
+        config_of(recorded(OmegaConf.to_yaml({key: value for key, value in values.items() if key != "env"})))
+    values["workload"]["step_mode"] = "no_such_mode"
+    with pytest.raises(ConfigError, match="this version of the project: step_mode: Invalid value 'no_such_mode'"):
+        config_of(recorded(OmegaConf.to_yaml(values)))
+
+
+def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose):
+    (original,) = compose(["listeners=[host,nvml,smi]"])
+    (given,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
+    with open_dict(original):
+        for key in ("listeners.smi", "listeners.nvml.interval_ms"):
+            reproduce._take_over(original, given, key)
+    (config,) = read.read([original])
+    assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
+
+
+def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
+    configs = read.read(compose([]))
+    built = inventory_of(configs, GPU)
+    to_build = dataclasses.replace(
+        built,
+        interpreters={
+            env: dataclasses.replace(each, lock=(), lock_digest="unbuilt-key", to_build="the environment is not built")
+            for env, each in built.interpreters.items()
+        },
+    )
+    (group,) = planning.build_plan(configs, built, is_sweep=False).groups
+    facts = {"device": GPU.name, "gpu_uuid": GPU.uuid, "digest": group.digest}
+    tags = {f"collocation.{key}": value for key, value in facts.items()}
+    original = dataclasses.replace(recorded(""), tags=tags, files={})
+    (later,) = planning.build_plan(configs, to_build, is_sweep=False).groups
+    assert later.digest != group.digest
+    assert find(original, group, built, {}) == find(original, later, to_build, {}) == []
+    assert "its digest differs" in find(original, later, built, {})[0]
+
+
+def test_a_difference_of_locks_is_short():
+    assert lock_difference(["a==1", "b==2"], ["b==2", "a==1"]) == ""
+    assert lock_difference(["a==1", "b==2"], ["a==2", "c @ file:///c"]) == (
+        "packages: a==1 now a==2; without b==2; with c @ file:///c"
+    )
+    many = [f"p{n}==1" for n in range(20)]
+    assert lock_difference(many, []).endswith("without p15==1; and 12 more")
+    assert lock_difference(["# pip a==1"], ["# pip a==2"]) == "packages: a==1 now a==2"
+    assert lock_difference(["# pip -i https://host"], ["# python: 3.12", "# pip --pre"]) == ""
+    conda = ["@EXPLICIT", "https://host/linux-64/zlib-1.2-h1_0.conda#aa"]
+    assert lock_difference(conda, ["https://host/linux-64/zlib-1.3-h1_0.conda#bb"]) == (
+        "packages: zlib-1.2-h1_0.conda now zlib-1.3-h1_0.conda"
+    )

@@ -1,0 +1,51 @@
+"""Samples on disk become series, and a table that can be read again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.layout import SAMPLE_TABLES
+from pipeline.record import series
+from pipeline.record.series import Origin, Series
+from tests.tracking_cases import CLOCK, SECOND, START, sample
+
+POWER, MEMORY, OF_JOB, OF_INSTANCE = (
+    Origin("nvml", None, None, "power_w"),
+    Origin("nvml", None, None, "memory_used_mib"),
+    Origin("nvml", 1, None, "memory_used_mib"),
+    Origin("dcgm", None, 3, "memory_used_mib"),
+)
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> dict[Origin, Series]:
+    path = tmp_path / "samples.jsonl"
+    lines = [sample("nvml", second, {"power_w": 70.5 + second, "memory_used_mib": 512.0}) for second in range(4)]
+    lines.append(sample("nvml", 2, {"memory_used_mib": 128.0}, job=1))
+    lines.append(sample("dcgm", 3, {"memory_used_mib": 256.0}, gi_id=3))
+    path.write_text("".join(lines))
+    return series.read_samples(path)
+
+
+@pytest.mark.parametrize("with_pyarrow", [True, False])
+def test_the_table_gives_back_what_was_sampled(samples, tmp_path, monkeypatch, with_pyarrow):
+    if not with_pyarrow:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = series.write_table(samples, CLOCK, tmp_path)
+    assert path.name == SAMPLE_TABLES[0 if with_pyarrow else 1]
+    assert series.read_table(path, {origin.field for origin in samples}) == samples
+    of_memory = series.read_table(path, {"memory_used_mib"})
+    assert set(of_memory) == {MEMORY, OF_JOB, OF_INSTANCE}
+    assert list(series.read_table(path, {"power_w"})[POWER].t_ns) == [START + second * SECOND for second in range(4)]
+
+
+def test_a_thinned_series_keeps_its_ends(samples):
+    long = Series()
+    for index in range(1001):
+        long.append(index, index / 2)
+    points = list(long.thinned(100))
+    assert len(points) <= 100 and points[0] == (0, 0, 0.0) and points[-1] == (1000, 1000, 500.0)
+    assert [value for *_, value in samples[POWER].thinned(100)] == [70.5, 71.5, 72.5, 73.5]

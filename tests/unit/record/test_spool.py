@@ -1,0 +1,95 @@
+"""The record on disk: folders that no two starts share, rows that are whole, samples that survive."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pipeline.base.records import GroupResult, JobResult, Result, Sample, Slot
+from pipeline.clean import leftovers
+from pipeline.record import group_folder
+from pipeline.record.spool import Spool
+from tests.rows import group
+from tests.tracking_cases import Recorded
+
+
+@pytest.fixture
+def a_group():
+    return group("a", "b")
+
+
+def test_two_starts_in_the_same_second_never_share_a_folder(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        studies = list(pool.map(lambda _: Spool(tmp_path, Recorded(), {}, {}).study, range(64)))
+    assert len(set(studies)) == 64
+
+
+def test_each_job_has_its_place_in_its_run(tmp_path, a_group):
+    slots = [
+        Slot(visible_devices="MIG-1", gpu_uuid="GPU-1", gi_id=3, ci_id=0, facts=(("mig_profile", "3g.20gb"),)),
+        Slot(visible_devices=""),
+    ]
+    with Spool(tmp_path, Recorded(), {}, {}).open(a_group) as run:
+        run.place(slots)
+        jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in a_group.jobs)
+        run.close(GroupResult(group=a_group, result=Result.OK, reason="", jobs=jobs))
+    placed, unplaced = group_folder.read(run.folder).children
+    assert placed.gi_id == 3
+    place = {key: value for key, value in placed.params.items() if key.startswith("place.")}
+    assert place == {"place.device": "MIG-1", "place.gi_id": "3", "place.ci_id": "0", "place.mig_profile": "3g.20gb"}
+    assert unplaced.gi_id is None
+    assert not [key for key in unplaced.params if key.startswith("place.")]
+
+
+def test_a_password_of_the_server_is_not_published_with_the_configuration(tmp_path, a_group):
+    text = "tracking:\n  uri: https://me:s3cret@mlflow.example.org\n"
+    with Spool(tmp_path, Recorded(), {}, {}).open(dataclasses.replace(a_group, config_text=lambda: text)) as run:
+        files = {path.name: path.read_text() for path in (run.folder / "artifacts").iterdir()}
+    assert "uri: https://mlflow.example.org\n" in files["config.yaml"]
+    assert not [name for name, text in files.items() if "s3cret" in text]
+
+
+def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
+    sender = Recorded()
+    spool = Spool(tmp_path, sender, {"host": "h", "command_line": "run.py"}, {"plan.txt": "the plan"})
+    with spool.open(a_group) as run:
+        assert leftovers.scratch_folder(run.spool_id).is_dir()
+        run.sink.put(Sample(source="host", t_ns=5, values={"load_1min": 1.5}))
+        jobs = [
+            JobResult(job=job, result=Result.OK, reason="", metrics={"loss": 1.0}, start_ns=7, end_ns=9)
+            for job in a_group.jobs
+        ]
+        run.close(
+            GroupResult(group=a_group, result=Result.OK, reason="", jobs=tuple(jobs), metrics={"makespan_s": 2.0})
+        )
+        folder = run.folder
+    assert [what for what, _ in sender.asked] == ["begin", "send"]
+    assert not leftovers.scratch_folder(run.spool_id).exists()
+    record = group_folder.read(folder)
+    assert (record.state, record.parent.status, record.parent.metrics) == ("closed", "FINISHED", {"makespan_s": 2.0})
+    assert record.parent.tags["collocation.host"] == "h" and record.parent.tags["mlflow.source.name"] == "run.py"
+    assert [(c.status, c.start_ns, c.end_ns) for c in record.children] == [("FINISHED", 7, 9)] * 2
+    assert json.loads((folder / "samples.jsonl").read_text())["values"] == {"load_1min": 1.5}
+    assert {p.name for p in (folder / "artifacts").iterdir()} == {"plan.txt", "group.json", "config.yaml"}
+
+
+def test_a_group_that_is_left_without_a_row_is_closed_as_interrupted_by_the_next_start(tmp_path, a_group):
+    spool = Spool(tmp_path, Recorded(), {}, {})
+    with pytest.raises(RuntimeError), spool.open(a_group):
+        raise RuntimeError("the orchestrator itself broke")
+    (folder,) = group_folder.recover(tmp_path / "spool")
+    record = group_folder.read(folder)
+    assert [run.status for run in (record.parent, *record.children)] == ["KILLED"] * 3
+
+
+def test_jobs_that_never_ran_are_told_apart(tmp_path, a_group):
+    spool = Spool(tmp_path, Recorded(), {}, {})
+    with spool.open(a_group) as run:
+        run.close(GroupResult(group=a_group, result=Result.SKIPPED, reason="no partition holds this mix"))
+        folder = run.folder
+    record = group_folder.read(folder)
+    assert record.parent.tags["collocation.reason"] == "no partition holds this mix"
+    assert [c.tags["collocation.reason"] for c in record.children] == ["did not run"] * 2

@@ -1,0 +1,80 @@
+"""Spool folders that others left: which are taken, which are left alone, which cannot be read."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import TrackingError
+from pipeline.record import group_folder
+from tests.tracking_cases import (
+    CLOCK,
+    SECOND,
+    START,
+    child,
+    make_spool,
+    record,
+    sample,
+)
+
+
+def test_recover_closes_what_a_dead_owner_left(tmp_path: Path) -> None:
+    running = {"status": "RUNNING", "end_ns": None}
+    open_record = record((child(0, **running), child(1, status="FAILED")), state="open")
+    open_record = replace(open_record, parent=replace(open_record.parent, **running))
+    folder = make_spool(tmp_path, open_record)
+    events = folder / "jobs" / "0" / "events.jsonl"
+    events.write_text(f'{{"event":"step","t_ns":{START + 9 * SECOND}}}\n{{"event":"st')
+    (folder / "samples.jsonl").write_text(sample("nvml", 100, {"power_w": 1.0}))
+    os.utime(folder / "record.json", ns=(0, CLOCK.wall_ns + 2 * SECOND))
+
+    assert group_folder.recover(tmp_path / "spool") == [folder]
+
+    closed = group_folder.read(folder)
+    assert (closed.state, closed.parent.status, closed.parent.end_ns) == ("closed", "KILLED", START + 100 * SECOND)
+    first, second = closed.children
+    assert (first.status, first.end_ns, first.tags["collocation.result"]) == (
+        "KILLED",
+        START + 9 * SECOND,
+        "interrupted",
+    )
+    assert second == open_record.children[1]
+    assert group_folder.recover(tmp_path / "spool") == [folder]
+    assert group_folder.read(folder) == closed
+
+
+def test_recover_leaves_the_living_alone_and_takes_the_oldest_first(tmp_path: Path) -> None:
+    def at(second: int, name: str) -> Path:
+        clock = replace(CLOCK, wall_ns=CLOCK.wall_ns + second * SECOND)
+        return make_spool(tmp_path, record((child(0),), clock=clock, state="open"), name)
+
+    late, early, living = at(2, "0001-a"), at(1, "0002-b"), at(3, "0003-c")
+    (damaged := at(4, "0004-d") / "record.json").write_text('{"version": 1, "st')
+    (tmp_path / "spool" / "study" / ".sent-0000-z").mkdir()
+    (tmp_path / "spool" / "study" / ".sent-0000-z" / "record.json").write_text("{}")
+    with (living / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = group_folder.survey(tmp_path / "spool")
+        assert group_folder.read(living).state == "open"
+    assert (found.ready, found.busy) == ((early, late), (living,))
+    assert list(found.unreadable) == [damaged.parent]
+    assert not (tmp_path / "spool" / "study" / ".sent-0000-z").exists()
+
+
+def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
+    folder = make_spool(tmp_path, record((child(0),)))
+    raw = json.loads((folder / "record.json").read_text()) | {"version": 1}
+    del raw["uri"]
+    (folder / "record.json").write_text(json.dumps(raw))
+    with pytest.raises(TrackingError, match="has version 1; this program reads version 2: send it with"):
+        group_folder.read(folder)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = record((child(0, gi_id=2), child(1)), number=7)
+    assert group_folder.read(make_spool(tmp_path, written)) == written

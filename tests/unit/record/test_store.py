@@ -1,0 +1,189 @@
+"""The local store: created once, migrated safely, moved with its artifacts."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.record.store.local import is_local, open_store
+from pipeline.record.store.relocate import relocate
+from tests.tracking_cases import EXPERIMENT, PROJECT, client, runs_of
+
+pytest_plugins = ["tests.tracking_fixtures"]
+
+
+def query(database: Path, statement: str, *values: object) -> list[tuple]:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def log_a_file(root: Path, tmp_path: Path, experiment: str = EXPERIMENT) -> str:
+    store = open_store(root)
+    run_id = store.client.create_run(store.experiment_id(experiment)).info.run_id
+    (tmp_path / "note.txt").write_text("kept")
+    store.client.log_artifact(run_id, str(tmp_path / "note.txt"))
+    return run_id
+
+
+def test_a_fresh_store_keeps_everything_in_its_folder(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "a b#%é" / "mlruns", tmp_path / "cwd"
+    elsewhere.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from pipeline.record.store.local import open_store\n"
+        "store = open_store(Path(sys.argv[1])); run = store.client.create_run(store.experiment_id('a/b'))\n"
+        "store.client.log_text(run.info.run_id, 'kept', 'note.txt')\n"
+    )
+    environ = {"PYTHONPATH": str(PROJECT), "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, "-c", code, str(root)], cwd=elsewhere, env=environ, check=True, capture_output=True)
+    locations = dict(query(root / DATABASE, "SELECT name, artifact_location FROM experiments"))
+    assert locations == {
+        "Default": (root / "artifacts").as_uri() + "/0",
+        "a/b": (root / "artifacts" / "a_b").as_uri(),
+    }
+    assert [path.read_text() for path in root.glob("artifacts/a_b/*/artifacts/note.txt")] == ["kept"]
+    assert list(elsewhere.iterdir()) == []
+    on_local_disk = is_local(root.resolve())
+    assert query(root / DATABASE, "PRAGMA journal_mode") == [("wal" if on_local_disk else "delete",)]
+
+
+def test_a_store_half_built_by_a_killed_process_is_built_again(tmp_path: Path) -> None:
+    (tmp_path / f".{DATABASE}.new").write_text("half a database")
+    assert open_store(tmp_path).experiment_id(EXPERIMENT) == "1"
+
+
+@pytest.mark.slow
+def test_four_processes_open_a_fresh_root_at_once(tmp_path: Path, serve) -> None:
+    processes = [serve("--root", tmp_path / "mlruns") for _ in range(4)]
+    for process in processes:
+        process.tell("open", experiment=EXPERIMENT)
+    answers = [process.ask("open", experiment=EXPERIMENT) for process in processes]
+    assert [answer["experiment_id"] for answer in answers] == ["1"] * 4
+    assert query(tmp_path / "mlruns" / DATABASE, "SELECT count(*) FROM alembic_version") == [(1,)]
+
+
+def test_a_deleted_experiment_is_refused_with_the_way_out(root: Path) -> None:
+    store = open_store(root)
+    experiment_id = store.experiment_id(EXPERIMENT)
+    store.client.delete_experiment(experiment_id)
+    with pytest.raises(TrackingError, match=f"restore --experiment-id {experiment_id}"):
+        open_store(root).experiment_id(EXPERIMENT)
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_store_of_a_newer_mlflow_is_refused_and_left_alone(root: Path, *, is_said: bool) -> None:
+    query(root / DATABASE, "UPDATE alembic_version SET version_num = 'from_the_future'")
+    if is_said:
+        (root / STORE_LOCK).write_text("99.0")
+    with pytest.raises(TrackingError, match="newer MLflow"):
+        open_store(root)
+    assert query(root / DATABASE, "SELECT version_num FROM alembic_version") == [("from_the_future",)]
+    assert not list(root.glob("*.before-*"))
+
+
+@pytest.mark.slow
+def test_an_older_store_is_copied_and_then_upgraded(tmp_path: Path) -> None:
+    from alembic import command
+    from mlflow.store.db.utils import _get_alembic_config, create_sqlalchemy_engine
+    from mlflow.store.tracking.dbmodels.initial_models import Base
+
+    older = "0584bdc529eb"  # before the tables of MLflow 3
+    uri = f"sqlite:///{tmp_path / DATABASE}"
+    engine = create_sqlalchemy_engine(uri)
+    Base.metadata.create_all(engine)
+    config = _get_alembic_config(uri)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, older)
+    engine.dispose()
+    columns = "name, artifact_location, lifecycle_stage"
+    query(tmp_path / DATABASE, f"INSERT INTO experiments ({columns}) VALUES ('old', '/elsewhere', 'active')")
+
+    store = open_store(tmp_path)
+
+    assert store.client.get_experiment_by_name("old").artifact_location == "/elsewhere"
+    [copy] = tmp_path.glob(f"{DATABASE}.before-*")
+    assert query(copy, "SELECT version_num FROM alembic_version") == [(older,)]
+    assert query(copy, "SELECT name FROM experiments WHERE name = 'old'") == [("old",)]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "local"),
+    [
+        ("/ ext4", True),
+        ("/ overlay", True),
+        ("/ ext4;/data nfs4", False),
+        ("/ ext4;/data/runs fuse.sshfs", False),
+        ("/ ext4;/dat nfs4", True),
+        ("/ nfs4;/data xfs", True),
+        ("/ ext4;/data nfs4;/data tmpfs", True),
+        ("/ ext4;/data/runs2 lustre", True),
+        ("/ something_new", False),
+        ("/ 9p", False),
+    ],
+)
+def test_the_mount_that_holds_the_path_decides(mounts: str, local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in map(str.split, mounts.split(";"))]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
+    assert is_local(Path("/data/runs")) is local
+
+
+def test_of_this_machine_every_kind_of_mount_is_seen() -> None:
+    assert not is_local(Path("/proc/self"))
+
+
+def test_a_copied_store_asks_to_be_relocated_and_then_has_its_artifacts(root: Path, tmp_path: Path) -> None:
+    run_id = log_a_file(root, tmp_path)
+    moved = tmp_path / "new place" / "mlruns"
+    shutil.copytree(root, moved)
+    shutil.rmtree(root)
+    with pytest.raises(TrackingError, match="relocate --root"):
+        open_store(moved).experiment_id(EXPERIMENT)
+
+    assert relocate(moved)["runs.artifact_uri"] == 1
+
+    assert Path(client(moved).download_artifacts(run_id, "note.txt")).read_text() == "kept"
+    assert open_store(moved).experiment_id(EXPERIMENT) == runs_of(client(moved))[0].info.experiment_id
+    assert relocate(moved) == {}
+
+
+def test_relocating_leaves_other_places_alone(root: Path, tmp_path: Path) -> None:
+    log_a_file(root, tmp_path)
+    open_store(root).client.create_experiment("bucket", artifact_location="s3://bucket/artifacts/x")
+    neighbour = f"{root}-neighbour/thing"
+    open_store(root).client.create_experiment("neighbour", artifact_location=neighbour)
+    moved = tmp_path / "moved"
+    root.rename(moved)
+    relocate(moved)
+    locations = dict(query(moved / DATABASE, "SELECT name, artifact_location FROM experiments"))
+    assert locations["bucket"] == "s3://bucket/artifacts/x"
+    assert locations["neighbour"] == neighbour
+    assert locations[EXPERIMENT] == (moved / "artifacts" / EXPERIMENT).as_uri()
+
+
+def test_relocating_refuses_what_it_cannot_tell(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tracking store"):
+        relocate(tmp_path / "nothing")
+    log_a_file(root, tmp_path, "one")
+    moved = tmp_path / "moved"
+    root.rename(moved)
+    query(moved / DATABASE, "UPDATE experiments SET artifact_location = '/other/artifacts/one' WHERE name = 'one'")
+    with pytest.raises(TrackingError, match="--from"):
+        relocate(moved)
+    assert relocate(moved, Path("/other")) == {"experiments.artifact_location": 1}
+
+
+def test_a_store_reached_through_a_link_is_in_its_place(root: Path, tmp_path: Path) -> None:
+    log_a_file(root, tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    assert open_store(link).experiment_id(EXPERIMENT)

@@ -1,0 +1,346 @@
+"""The sender, `flush` and the links: with the real program, a real sqlite store and a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base import layout
+from pipeline.base.layout import DATABASE
+from pipeline.record.group_folder import Amendment, Record, write_amendment
+from pipeline.record.store.links import ui_hint, ui_link
+from tests.tracking_cases import (
+    EXPERIMENT,
+    PROJECT,
+    by_name,
+    child,
+    client,
+    make_spool,
+    record,
+    runs_of,
+    sample,
+    wait_for,
+)
+
+pytest_plugins = ["tests.tracking_fixtures"]
+
+
+def flush(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(root), *arguments]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+
+
+def of_a_group(plain: Record) -> Record:
+    return replace(plain, parent=replace(plain.parent, tags={**plain.parent.tags, "collocation.role": "group"}))
+
+
+def test_the_sender_records_a_group(root: Path, serve) -> None:
+    folder = make_spool(root, record((child(0), child(1, status="FAILED"))))
+    (folder / "samples.jsonl").write_text(sample("nvml", 1, {"power_w": 71.5}))
+    sender = serve("--root", root)
+    opened = sender.ask("open", experiment=EXPERIMENT)
+    assert opened["ok"]
+    assert opened["kind"] == "local"
+
+    begun = sender.ask("begin", spool=folder)
+    tracking = client(root)
+    running = by_name(tracking)
+    assert {run.info.status for run in running.values()} == {"RUNNING"}
+    assert running["group 1"].info.experiment_id == opened["experiment_id"]
+    assert running["group 1"].data.params == {"degree": "2"}
+    assert json.loads((folder / "mlflow.json").read_text())["runs"]["1"] == running["1-toy"].info.run_id
+
+    sent = sender.ask("send", spool=folder)
+    assert sent == begun == {"ok": True, "run_id": running["group 1"].info.run_id}
+    done = by_name(tracking)
+    assert {name: run.info.status for name, run in done.items()} == {
+        "group 1": "FINISHED",
+        "0-toy": "FINISHED",
+        "1-toy": "FAILED",
+    }
+    parent, first = done["group 1"], done["0-toy"]
+    assert (parent.info.start_time, parent.info.end_time) == (1_700_000_000_000, 1_700_000_061_000)
+    assert parent.data.metrics == {"makespan_s": 60.25, "system/nvml/power_w": 71.5}
+    assert first.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert first.data.metrics == {"throughput_samples_per_s": 10.5, "series_0": 0.2, "system/nvml/power_w": 71.5}
+    history = tracking.get_metric_history(first.info.run_id, "series_0")
+    assert [(m.step, m.timestamp, m.value) for m in history] == [
+        (step, 1_700_000_000_000 + step * 1000, step / 10) for step in range(3)
+    ]
+    paths = {item.path for item in tracking.list_artifacts(first.info.run_id)}
+    assert paths == {"job.json", "events.jsonl", "stdout.log", "stderr.log"}
+    assert {item.path for item in tracking.list_artifacts(parent.info.run_id)} == {"config.yaml", "samples.parquet"}
+    assert not folder.exists()
+
+    assert sender.ask("send", spool=folder) == {"ok": True, "run_id": None}
+    [finished] = sender.ask("finished", experiment=EXPERIMENT)["groups"]
+    assert (finished["digest"], finished["result"], finished["metrics"]["makespan_s"]) == ("digest1", "ok", 60.25)
+    sender.process.stdin.close()
+    assert sender.process.wait(10) == 0
+    assert not (root / "spool").exists()
+
+
+def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_sent(root: Path, serve) -> None:
+    folder = make_spool(root, tagged := of_a_group(record(())))
+    sender = serve("--root", root)
+
+    def amend(**metrics: float) -> bool:
+        amendment = Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics=metrics, result="ok", reason="")
+        file = write_amendment(root / "spool", amendment)
+        is_added = bool(sender.ask("amend", spool=file)["ok"])
+        assert file.exists() != is_added  # it waits until the store has it
+        return is_added
+
+    assert not amend(early_ratio=1.5)
+    sender.ask("send", spool=folder)
+    assert amend(early_ratio=1.5)
+    assert amend(late_ratio=2.5)
+    [run] = runs_of(client(root))
+    assert run.data.metrics == {"makespan_s": 60.25, "early_ratio": 1.5, "late_ratio": 2.5}
+
+
+def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root: Path) -> None:
+    from mlflow import MlflowClient
+
+    elsewhere = root.parent / "elsewhere.db"
+    shutil.copy(root / DATABASE, elsewhere)
+    uri = f"sqlite:///{elsewhere}"
+    tagged = of_a_group(record(()))
+    late = Amendment(
+        experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics={"x": 1.0}, result="ok", reason="", uri=uri
+    )
+    make_spool(root, replace(tagged, uri=uri), "0001-elsewhere")
+    write_amendment(root / "spool", late)
+    make_spool(root, record(()), "0002-here")
+
+    sent = flush(root)
+    assert sent.returncode == 0, sent.stderr
+    assert f"0001-elsewhere to {uri} as run" in sent.stdout and f"0002-here to {root} as run" in sent.stdout
+    (there,) = runs_of(MlflowClient(uri))
+    assert there.data.metrics["x"] == 1.0
+    assert len(runs_of(client(root))) == 1
+
+    make_spool(root, record(()))
+    assert flush(root, "--uri", uri).returncode == 0
+    assert len(runs_of(MlflowClient(uri))) == 2
+
+
+def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
+    tagged = of_a_group(record(()))
+    make_spool(root, tagged)
+    late = {"metrics": {"late_ratio": 2.5}, "result": "wrong_results", "reason": "other losses"}
+    write_amendment(root / "spool", Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, **late))
+    assert flush(root).returncode == 0
+    [run] = runs_of(client(root))
+    assert run.data.metrics["late_ratio"] == 2.5
+    assert run.data.tags["collocation.result"] == "wrong_results"
+    assert run.data.tags["collocation.reason"] == "other losses"
+    assert run.info.status == "FAILED"
+    assert run.info.end_time == tagged.clock.to_wall_ms(tagged.parent.end_ns)
+    assert not (root / "spool").exists()
+
+
+def test_the_sender_finishes_the_group_of_an_orchestrator_that_died(root: Path, serve) -> None:
+    running = {"status": "RUNNING", "end_ns": None}
+    abandoned = record((child(0, **running),), state="open")
+    folder = make_spool(root, replace(abandoned, parent=replace(abandoned.parent, **running)))
+    sender = serve("--root", root)
+    assert sender.ask("begin", spool=folder)["ok"]
+    sender.process.stdin.close()
+    assert sender.process.wait(20) == 0
+    assert {run.info.status for run in by_name(client(root)).values()} == {"KILLED"}
+    assert not folder.exists()
+
+
+def test_the_sender_answers_every_line_and_survives_ctrl_c(root: Path, serve) -> None:
+    sender = serve("--root", root)
+    assert "unknown request" in sender.ask("dance")["error"]
+    sender.process.stdin.write("not json\n")
+    sender.process.stdin.flush()
+    assert json.loads(sender.process.stdout.readline())["ok"] is False
+    sender.process.send_signal(signal.SIGINT)
+    folder = make_spool(root, record((child(0),), state="open"))
+    refused = sender.ask("send", spool=folder)
+    assert refused["ok"] is False
+    assert "not finished" in refused["error"]
+    assert folder.exists()
+    assert sender.ask("open", experiment=EXPERIMENT)["ok"] is True
+    assert "deleted" in sender_on_deleted_experiment(sender, root)
+
+
+def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
+    tracking = client(root)
+    tracking.delete_experiment(tracking.create_experiment("gone"))
+    return str(sender.ask("open", experiment="gone")["error"])
+
+
+def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
+    content_ = record(tuple(child(index, num_series=5, num_points=50) for index in range(7)))
+    folder = make_spool(root, content_)
+    # A sender that reads a pipe which nobody writes waits there, after the first jobs and before the last ones.
+    trap = folder / content_.children[3].folder / layout.SCRIPT_STORE / "0" / "run"
+    trap.mkdir(parents=True)
+    os.mkfifo(trap / "meta.yaml")
+    first = serve("--root", root)
+    first.ask("begin", spool=folder)
+    first.tell("send", spool=folder)
+    tracking = client(root)
+    wait_for(lambda: by_name(tracking)["2-toy"].info.status == "FINISHED")
+    first.kill()
+    assert by_name(tracking)["3-toy"].info.status == "RUNNING"
+    (trap / "meta.yaml").unlink()
+
+    assert serve("--root", root).ask("send", spool=folder)["ok"]
+
+    runs = by_name(tracking)
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert len(runs) == 8
+    for index in range(7):
+        history = tracking.get_metric_history(runs[f"{index}-toy"].info.run_id, "series_4")
+        assert len(history) == 50
+
+
+def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> None:
+    make_spool(root, record((child(0),), number=1), "0001-a")
+    abandoned = record((child(0, status="RUNNING", end_ns=None),), number=2, state="open")
+    make_spool(root, replace(abandoned, parent=replace(abandoned.parent, status="RUNNING", end_ns=None)), "0002-b")
+    damaged = make_spool(root, record((child(0),)), "0003-c")
+    (damaged / "record.json").write_text("{")
+
+    done = flush(root)
+
+    assert done.returncode == 1
+    assert [line.split(" as ")[0] for line in done.stdout.splitlines()] == [
+        f"sent {root}/spool/study/0001-a to {root}",
+        f"sent {root}/spool/study/0002-b to {root}",
+    ]
+    assert "0003-c" in done.stderr
+    runs = {run.info.run_name: run for run in runs_of(client(root)) if run.data.tags["collocation.role"] == "group"}
+    assert {name: (run.info.status, run.data.tags["collocation.result"]) for name, run in runs.items()} == {
+        "group 1": ("FINISHED", "ok"),
+        "group 2": ("KILLED", "interrupted"),
+    }
+    (damaged / "record.json").unlink()
+    assert flush(root).returncode == 0
+    done = flush(root / "absent")
+    assert done.returncode == 2
+    assert done.stderr == f"error: there is no folder {root / 'absent'}; name that of a study with --root\n"
+
+
+def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
+    code = (
+        "import sys, pipeline.tracking, pipeline.record.store.results, pipeline.record.sender, pipeline.record.spool\n"
+        "sys.exit(any(name in sys.modules for name in ('mlflow', 'pandas', 'pyarrow', 'sqlalchemy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0
+
+
+def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_importable() -> None:
+    code = (
+        "import sys; from pipeline.record.store.server import import_mlflow; import_mlflow(with_database=True)\n"
+        "assert 'mlflow' in sys.modules and not {'pandas', 'scipy'} & set(sys.modules)\n"
+        "import pandas, scipy"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
+
+
+def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
+    page = "#/experiments/3/runs?workflowType=machine_learning"
+    assert ui_link("http://host:80/", "3") == f"http://host:80/{page}"
+    monkeypatch.chdir(tmp_path)
+    assert ui_hint(Path("mlruns"), "3") == (
+        f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db   then open http://127.0.0.1:5000/{page}"
+    )
+    assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(tmp_path: Path, serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sender = serve("--root", tmp_path, "--uri", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert "unknown request" in sender.ask("ping")["error"]  # MLflow is imported now
+        began = time.monotonic()
+        answer = sender.ask("open", experiment=EXPERIMENT)
+        assert answer["ok"] is False
+        assert time.monotonic() - began < 15
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_server_goes_away_and_comes_back(tmp_path: Path, serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    uri = f"http://127.0.0.1:{port}"
+    server = start_server(tmp_path, port)
+    sender = serve("--root", tmp_path / "mlruns", "--uri", uri)
+    try:
+        assert sender.ask("open", experiment=EXPERIMENT)["kind"] == "server"
+        lost = record((child(0, params={"empty": "", "workload": "toy"}), child(1)))
+        folder = make_spool(tmp_path / "mlruns", lost)
+        begun = sender.ask("begin", spool=folder)
+        assert begun["ok"], begun
+    finally:
+        server.terminate()
+        server.wait()
+    answer = sender.ask("send", spool=folder)
+    assert answer["ok"] is False
+    assert len(answer["error"].splitlines()) == 1
+    assert folder.exists()
+    server = start_server(tmp_path, port)
+    try:
+        done = flush(tmp_path / "mlruns", "--uri", uri)
+        assert done.returncode == 0, done.stderr
+        from mlflow import MlflowClient
+
+        tracking = MlflowClient(tracking_uri=uri)
+        runs = by_name(tracking)
+        assert runs["group 1"].info.run_id == begun["run_id"]
+        assert {name: run.info.status for name, run in runs.items()} == dict.fromkeys(
+            ("group 1", "0-toy", "1-toy"), "FINISHED"
+        )
+        assert {item.path for item in tracking.list_artifacts(begun["run_id"])} == {"config.yaml"}
+        assert not folder.exists()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    import urllib.error
+    import urllib.request
+
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/server.db",
+        "--artifacts-destination",
+        str(folder / "served"),
+    ]
+    server = subprocess.Popen(
+        command,
+        env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def healthy() -> bool:
+        assert server.poll() is None, "the server ended"
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    wait_for(healthy, timeout_s=60)
+    return server

@@ -1,0 +1,198 @@
+"""From one spool folder to its runs, in this process: interruptions at every call, and what MLflow refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from listeners.host import HostListener
+from pipeline.observe.fields import Fields
+from pipeline.record.store import upload
+from pipeline.record.store.local import Store, open_store
+from tests.tracking_cases import (
+    CLOCK,
+    SECOND,
+    START,
+    by_name,
+    child,
+    content,
+    make_spool,
+    record,
+    runs_of,
+    sample,
+)
+
+pytest_plugins = ["tests.tracking_fixtures"]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the code under test handles it."""
+
+
+class KilledAt:
+    """An MLflow client that ends at its k-th call, before or after that call took effect."""
+
+    def __init__(self, real: Any, k: int, after: bool) -> None:
+        self.real, self.k, self.after = real, k, after
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.real, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.k -= 1
+            if self.k == 0 and not self.after:
+                raise Killed
+            result = method(*args, **kwargs)
+            if self.k == 0:
+                raise Killed
+            return result
+
+        return call
+
+
+def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Path) -> None:
+    store = open_store(root)
+
+    def new_group() -> Path:
+        folder = make_spool(root, record((child(0), child(1))))
+        (folder / "samples.jsonl").write_text(sample("nvml", 1, {"power_w": 71.5}))
+        return folder
+
+    upload.send(store, new_group(), series_points=100)
+    whole = content(store.client)
+    killed = 0
+    for k in range(1, 100):
+        for after in (False, True):
+            for run in runs_of(store.client):
+                store.client.delete_run(run.info.run_id)
+            folder = new_group()
+            try:
+                upload.send(_with_client(store, KilledAt(store.client, k, after)), folder, series_points=100)
+            except Killed:
+                killed += 1
+            upload.send(store, folder, series_points=100)
+            assert content(store.client) == whole
+            assert not list((root / "spool").glob("*/*"))
+        if killed < 2 * k:
+            break
+    assert killed > 30
+
+
+def _with_client(store: Store, proxy: Any) -> Store:
+    return Store(client=proxy, uri=store.uri, kind=store.kind, root=store.root)
+
+
+def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: Path) -> None:
+    long = "x" * 9000
+    one = child(
+        0,
+        params={"a@b": "1", "a#b": "2", "../up": "3", "config": long} | {f"p{k}": str(k) for k in range(250)},
+        tags={"note": long},
+        metrics={"ok_s": 1.0, "bad_s": float("nan"), "loss": 5.0},
+        series={"loss": [(0, START, 2.0), (1, START + SECOND, float("inf")), (2, START + 2 * SECOND, 1.0)]},
+    )
+    folder = make_spool(root, record((one,)))
+    store = open_store(root)
+    upload.begin(store, folder)
+    upload.send(store, folder, series_points=10)
+    run = by_name(store.client)["0-toy"]
+    assert {key: run.data.params[key] for key in ("a_b", "a_b_2", "up")} == {"a_b": "1", "a_b_2": "2", "up": "3"}
+    assert run.data.params["p249"] == "249"
+    assert run.data.metrics == {"ok_s": 1.0, "loss": 1.0, "summary/loss": 5.0}
+    assert run.data.tags["collocation.not_finite"] == "bad_s, loss"
+    assert run.data.params["config"].endswith("long_values.json]")
+    kept = json.loads(Path(store.client.download_artifacts(run.info.run_id, "long_values.json")).read_text())
+    assert kept == {"params": {"config": long}, "tags": {"note": long}}
+
+
+def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
+    import pandas as pd
+
+    folder = make_spool(root, record((child(0, gi_id=3), child(1, gi_id=None), child(2, is_gpu=False))))
+    with (folder / "samples.jsonl").open("w") as file:
+        for second in range(100):
+            file.write(sample("nvml", second, {"power_w": 70.0 + second}))
+        file.write(sample("gpm", 1, {"sm_active_ratio": 0.5}, gi_id=3))
+        file.write(sample("host", 1, {"cpu_pct": 10.0}))
+        file.write(sample("host", 1, {"pss_mib": 100.0}, job=0))
+        file.write('{"source": "nvml", "t_ns": 5, "va')
+    (folder / "artifacts" / "fields.json").write_text(Fields([HostListener(1000).table]).as_json())
+    store = open_store(root)
+    runs = upload.send(store, folder, series_points=10)
+    assert runs is not None
+    found = {
+        name: {key for key in run.data.metrics if key.startswith("system/")}
+        for name, run in by_name(store.client).items()
+    }
+    assert found == {
+        "group 1": {"system/nvml/power_w", "system/gpm/gi3/sm_active_ratio", "system/host/cpu_pct"},
+        "0-toy": {"system/gpm/gi3/sm_active_ratio", "system/host/pss_mib"},
+        "1-toy": {"system/nvml/power_w"},
+        "2-toy": set(),
+    }
+    history = store.client.get_metric_history(runs.parent, "system/nvml/power_w")
+    assert [m.step for m in history] == [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]
+    assert [m.value for m in history] == [70.0 + m.step for m in history]
+
+    table = pd.read_parquet(store.client.download_artifacts(runs.parent, "samples.parquet"))
+    assert list(table.columns) == ["source", "job", "gi_id", "t_ns", "wall_time", "field", "value"]
+    assert len(table) == 103
+    own = table[table["field"] == "pss_mib"].iloc[0]
+    assert (own["source"], own["job"], own["value"]) == ("host", 0, 100.0)
+    assert pd.isna(own["gi_id"])
+    assert own["wall_time"] == pd.Timestamp(CLOCK.wall_ns + SECOND, tz="UTC")
+
+
+def test_without_pyarrow_the_table_is_a_csv(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_spool(root, record((child(0),)))
+    (folder / "samples.jsonl").write_text(sample("nvml", 0, {"power_w": 71.5}))
+    store = open_store(root)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    runs = upload.send(store, folder, series_points=10)
+    assert runs is not None
+    rows = Path(store.client.download_artifacts(runs.parent, "samples.csv")).read_text().splitlines()
+    assert rows[1] == "nvml,,,5000000000,2023-11-14T22:13:20+00:00,power_w,71.5"
+
+
+SCRIPT = """
+import mlflow
+mlflow.set_experiment("mine")
+with mlflow.start_run():
+    mlflow.log_param("lr", 0.1)
+    mlflow.log_param("workload", "theirs")
+    mlflow.set_tag("note", "hello")
+    for step in range(3):
+        mlflow.log_metric("val/loss", 1.0 - step / 10, step=step)
+    mlflow.log_metric("throughput_samples_per_s", 5.0)
+    mlflow.log_text("text", "sub/note.txt")
+    with mlflow.start_run(nested=True):
+        mlflow.log_metric("inner", 7.0)
+"""
+
+
+def test_what_a_script_logs_itself_lands_in_its_run(root: Path) -> None:
+    folder = make_spool(root, record((child(0),)))
+    script_store = folder / "jobs" / "0" / "mlflow"
+    environ = os.environ | {"MLFLOW_TRACKING_URI": script_store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    subprocess.run([sys.executable, "-c", SCRIPT], env=environ, check=True, capture_output=True)
+    [loss] = script_store.glob("*/*/metrics/val/loss")
+    with loss.open("a") as file:
+        file.write("1700000000000 0.")  # what a killed job leaves
+    store = open_store(root)
+    upload.send(store, folder, series_points=10)
+    run = by_name(store.client)["0-toy"]
+    assert run.data.params == {"workload": "toy", "script/workload": "theirs", "lr": "0.1"}
+    assert run.data.metrics["throughput_samples_per_s"] == 10.5
+    assert run.data.metrics["script/throughput_samples_per_s"] == 5.0
+    assert run.data.metrics["run2/inner"] == 7.0
+    assert run.data.tags["note"] == "hello"
+    history = store.client.get_metric_history(run.info.run_id, "val/loss")
+    assert [(m.step, m.value) for m in history] == [(0, 1.0), (1, 0.9), (2, 0.8)]
+    assert Path(store.client.download_artifacts(run.info.run_id, "sub/note.txt")).read_text() == "text"
+    assert "mlflow" not in {item.path for item in store.client.list_artifacts(run.info.run_id)}

@@ -1,0 +1,234 @@
+"""The page and the figures of a report: whole, honest about what is missing, safe against hostile names."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from pipeline.base.modes import MPS, NAIVE, SERIAL
+from pipeline.base.records import Result, WindowKind
+from pipeline.report.figures.drawing import STAMP
+from pipeline.report.page.answer import answer, missing
+from pipeline.report.page.page import Content, for_page, render
+from pipeline.report.page.table_format import Table
+from pipeline.report.read.records import Row
+from pipeline.report.read.samples import GroupSeries, JobSpan, Line, choose_group
+from tests.report_content import content_of
+from tests.report_rows import collocation_study, copies, job, params, row, study
+
+VOID = {"meta", "br", "link", "img", "hr"}
+TIMELINE = GroupSeries(
+    name="mps-M+2S",
+    sharing=MPS,
+    block=1,
+    activity=(Line(label="GRACT", t_s=(0.0, 1.0), values=(0.9, 0.5)),),
+    memory_mib=(Line(label="memory in use", t_s=(0.0, 1.0), values=(9000.0, 4000.0)),),
+    spans=(
+        JobSpan(label="0 M", start_s=0.0, end_s=9.0, result="ok"),
+        JobSpan(label="1 S", start_s=0.0, end_s=4.0, result="oom"),
+    ),
+    thinned_to=0,
+)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Content:
+    return content_of(study(*collocation_study()), TIMELINE)
+
+
+@pytest.fixture(scope="module")
+def page(whole: Content) -> str:
+    return render(whole)
+
+
+class Checker(HTMLParser):
+    """Every element is closed in its order; ids are unique; what the page loads is collected."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self._look(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self._look(tag, attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def _look(self, tag, attrs):
+        assert tag != "script"
+        for name, value in attrs:
+            assert not name.startswith("on")
+            if name == "id":
+                self.ids.append(value)
+            elif tag == "a" and name == "href":
+                self.links.append(value)
+            elif name in ("src", "href", "xlink:href"):
+                self.loads.append(value)
+
+
+def test_the_page_is_well_formed_and_needs_nothing_beside_it(page: str) -> None:
+    found = Checker(page)
+    assert len(found.ids) == len(set(found.ids))
+    assert all(target.startswith("#") for target in found.loads + found.links)
+    assert {target[1:] for target in found.loads + found.links} <= set(found.ids)
+    assert "url(http" not in page and "@import" not in page
+
+
+def test_the_page_has_every_figure_and_table_in_order(whole: Content, page: str) -> None:
+    assert [figure.name for figure in whole.figures if f'id="figure-{figure.name}"' not in page] == []
+    assert [t.name for t in whole.tables if t.name != "winners" and f'id="table-{t.name}"' not in page] == []
+    names = [figure.name for figure in whole.figures]
+    assert {"mixes-total-time", "gain", "energy-per-sample", "over-time"} <= set(names)
+    assert sum(name.startswith("workload-") for name in names) == 3
+    order = ["verdicts", "workloads", "mixes", "throughput-gain", "energy", "tables", "paper", "methods", "provenance"]
+    positions = [page.index(f'<h2 id="{section}">') for section in order]
+    assert positions == sorted(positions)
+
+
+def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Content) -> None:
+    text = " ".join(answer(whole.study, whole.cells, whole.winners))
+    # MPS was made 6 % faster than serial for 3 of the medium jobs: too little to be proved in five blocks.
+    together = "Of 10 collocated cases, MPS is fastest in 8, naive in 1 and no single mode in 1."
+    assert together in text
+    assert re.search(r"largest speed-up .* is 2\.\d\d times \(.*\): 3 resnet26_cifar10 .* under MPS; over one at", text)
+    assert "1 computed wrong results, 1 ran out of memory and 1 could not be placed" in text
+    assert missing(whole.study) == []
+
+
+def test_figures_are_vector_graphics_without_dates_and_the_same_every_time(whole: Content) -> None:
+    again = content_of(study(*collocation_study()), TIMELINE)
+    assert [figure.svg for figure in again.figures] == [figure.svg for figure in whole.figures]
+    assert [figure.pdf for figure in again.figures] == [figure.pdf for figure in whole.figures]
+    assert render(again) == render(whole)
+    for figure in whole.figures:
+        assert ElementTree.fromstring(figure.svg).tag.endswith("svg")
+        assert figure.pdf.startswith(b"%PDF") and b"CreationDate" not in figure.pdf
+
+
+def svg_of(content: Content, name: str) -> str:
+    return next(figure.svg for figure in content.figures if figure.name.startswith(name))
+
+
+def test_what_has_no_figure_is_a_labelled_box(whole: Content) -> None:
+    assert ">oom<" in svg_of(whole, "workload-resnet152")
+    assert ">14 % wrong results<" in svg_of(whole, "workload-resnet26")
+    assert ">skipped<" in svg_of(whole, "mixes")
+    assert ">naive oom<" in svg_of(whole, "gain")
+    assert "alone, CUDA graph" in svg_of(whole, "gain")
+
+
+def test_each_mode_has_its_colour_in_every_figure(whole: Content, page: str) -> None:
+    for name in ("workload-resnet26", "mixes", "gain", "energy"):
+        assert NAIVE.colour in svg_of(whole, name) and MPS.colour in svg_of(whole, name)
+    assert "var(--mps)" in page and "prefers-color-scheme: dark" in page
+
+
+def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(whole: Content, page: str) -> None:
+    simulated = content_of(study(*(dataclasses.replace(r, is_simulated=True) for r in collocation_study(2))), TIMELINE)
+    assert len(simulated.figures) == len(whole.figures)
+    assert all(STAMP in figure.svg for figure in simulated.figures)
+    assert '<p class="stamp">' in render(simulated)
+    assert not any(STAMP in figure.svg for figure in whole.figures)
+    assert '<p class="stamp">' not in page
+
+
+HOSTILE = "</title><script>alert('x')</script>$x_{1}$ \x00\x1b[31m <b onload=\"y\"> & #004488"
+
+
+def hostile_rows() -> list[Row]:
+    own = params(HOSTILE, model="x")
+    found = []
+    for block in (1, 2):
+        found.append(row("serial", (job(0, own, 100.0),), block, name=HOSTILE))
+        found.append(row("naive", tuple(job(i, own, 80.0) for i in range(2)), block, name=HOSTILE))
+        sized = [(params(HOSTILE), "M<i>"), (params("other"), "S")]
+        mixed = tuple(job(i, p, 60.0, size=size) for i, (p, size) in enumerate(sized))
+        found.append(row("naive", mixed, block, name=HOSTILE, result=Result.OOM, reason=HOSTILE))
+    return found
+
+
+def test_hostile_names_are_shown_as_text() -> None:
+    found = dataclasses.replace(study(*hostile_rows()), experiment=HOSTILE)
+    text = render(content_of(found, dataclasses.replace(TIMELINE, name=HOSTILE)))
+    Checker(text)
+    assert "<script" not in text and "<b onload" not in text and "<i>" not in text
+    assert "\x00" not in text and "\x1b" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_half_run_study_says_what_is_missing() -> None:
+    rows = [copies(s, d, 10.0, b) for b in (1, 2) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-1]
+    found = dataclasses.replace(study(*rows, None), num_planned=6)
+    said = " ".join(missing(found))
+    assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in said
+    assert "5 of 6 planned groups" in said and "One run was left out (no result" in said
+    text = render(content_of(found))
+    assert '<div class="missing" id="missing">' in text and "lacks 1 of 3 groups" in text
+    assert "it takes 5" in text
+    assert "no single mode is shown to be fastest" in text
+    assert "findings of the paper are about what was not measured here" in text
+
+
+def test_a_group_that_failed_is_missing_once() -> None:
+    rows = [copies(s, d, 10.0, b) for b in (1, 2) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-1]
+    failed = copies("mps", 2, 10.0, 2, result=Result.FAILED)
+    assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in missing(study(*rows, failed))
+
+
+def test_an_empty_study_is_a_page_that_says_so() -> None:
+    text = render(content_of(study()))
+    Checker(text)
+    assert "There is no result yet." in text
+
+
+def test_a_missing_quantity_is_said_and_never_drawn_as_zero() -> None:
+    rows = [copies(s, d, 10.0, b) for b in (1, 2, 3) for s, d in (("serial", 1), ("naive", 2))]
+    svg = svg_of(content_of(study(*rows)), "workload")
+    assert "not measured: it takes" in svg and "listener gpm or dcgm" in svg
+    assert ">not measured<" in svg  # memory
+
+
+def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:
+    mix = tuple(job(i, params(name), None, size=size) for i, (name, size) in enumerate((("a", "M"), ("b", "S"))))
+    work = {"window": WindowKind.WORK}
+    rows = [
+        row(scenario, mix, block, metrics={"makespan_s": seconds}, **work)
+        for block in (1, 2, 3)
+        for scenario, seconds in (("serial", 30.0), ("mps", 20.0))
+    ]
+    svg = svg_of(content_of(study(*rows)), "mixes")
+    assert "total time (s)" in svg and SERIAL.colour in svg
+
+
+def test_intervals_stand_in_one_column_on_the_page() -> None:
+    table = Table(
+        name="t", title="t", columns=("case", "ratio", "low", "high", "in words"),
+        rows=(("a", 1.5, 1.25, 1.75, "x"), ("b", 1.5, None, None, "y"), ("c", None, None, None, "z")),
+    )  # fmt: skip
+    assert for_page(table).columns == ("case", "ratio")
+    assert for_page(table).rows == (("a", "1.50 (1.25 to 1.75)"), ("b", 1.5), ("c", None))
+
+
+def test_the_group_over_time_is_the_mix_of_the_paper_else_the_largest() -> None:
+    found = study(*collocation_study(2))
+    chosen = choose_group(found)
+    assert chosen is not None
+    assert ([one.size for one in chosen.jobs], chosen.scenario, chosen.block) == (["M", "S", "S"], "mps", 1)
+    largest = choose_group(study(*(r for r in collocation_study(1) if not r.is_mix)))
+    assert largest is not None and (largest.degree, largest.result) == (7, Result.OK)
+    assert choose_group(study()) is None

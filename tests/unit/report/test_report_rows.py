@@ -1,0 +1,257 @@
+"""Which runs count in a report, and what they are called."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.base.modes import mode_of
+from pipeline.base.records import Group, Result
+from pipeline.record import group_folder
+from pipeline.record.spool import Spool
+from pipeline.report.evaluate import cells
+from pipeline.report.read import labels, rows
+from pipeline.report.read.records import Row
+from pipeline.report.read.rows import study_of
+from tests.conftest import GPU
+from tests.report_rows import copies, job, params, row, study
+from tests.tracking_cases import Recorded
+
+
+def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_no_finding() -> None:
+    failed = copies("naive", 2, 1.0, result=Result.FAILED, start_ms=1)
+    first, second = copies("naive", 2, 5.0, start_ms=2), copies("naive", 2, 7.0, start_ms=3)
+    later_failure = copies("naive", 2, 1.0, result=Result.TIMEOUT, start_ms=4)
+    found = study(failed, first, second, later_failure)
+    assert [r.start_ms for r in found.rows] == [3]
+    assert found.left_out == {"run again: the newest finding of the same group counts": 3}
+    assert [r.result for r in study(failed).rows] == [Result.FAILED]
+
+
+def test_a_study_that_was_stopped_and_resumed_is_as_if_it_had_not_been() -> None:
+    whole = [copies("serial", 1, 10.0, start_ms=1), copies("naive", 2, 9.0, start_ms=3)]
+    stopped = copies("naive", 2, 1.0, result=Result.INTERRUPTED, start_ms=2)
+    once, resumed = study(*whole), study(whole[0], stopped, whole[1])
+    assert dataclasses.replace(resumed) == once
+    assert [r.result for r in study(whole[0], stopped).rows] == [Result.OK, Result.INTERRUPTED]
+
+
+def test_a_complete_block_of_one_boot_is_preferred_to_newer_pieces_of_another() -> None:
+    old = [copies("serial", 1, 10.0, start_ms=1), copies("naive", 2, 9.0, start_ms=2)]
+    new = copies("naive", 2, 99.0, start_ms=3, boot_id="boot-2")
+    found = study(*old, new)
+    assert {r.boot_id for r in found.rows} == {"boot-1"}
+    assert found.left_out == {"another GPU or boot than the rest of its block": 1}
+    assert (found.blocks[0].num_groups, found.blocks[0].num_missing) == (2, 0)
+
+
+def test_of_an_incomplete_block_the_larger_part_counts_and_never_a_mixture() -> None:
+    rows = [copies("serial", 1, 10.0), copies("naive", 2, 9.0), copies("mps", 2, 9.0, boot_id="boot-2", start_ms=9)]
+    found = study(*rows)
+    assert {r.boot_id for r in found.rows} == {"boot-1"}
+    assert found.blocks[0].num_missing == 1
+    assert found.num_complete_blocks == 0
+
+
+def test_a_half_run_study_says_which_blocks_lack_groups() -> None:
+    rows = [copies(s, d, 10.0, b) for b in (1, 2, 3) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-2]
+    found = study(*rows, None)
+    assert [block.num_missing for block in found.blocks] == [0, 0, 2]
+    assert found.num_complete_blocks == 2
+    assert found.left_out == {"no result: it runs, or was never closed": 1}
+
+
+def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
+    """As those of a second machine: another GPU, the same plan."""
+    pairs = [("serial", 1, 10.0), ("naive", 2, 9.0)]
+    facts = {"plan": "1234", "plan_groups": "6"}
+    first = [copies(*pair, block, facts=facts) for block in (1, 2) for pair in pairs]
+    second = [copies(*pair, block, facts=facts, gpu_uuid="GPU-2") for block in (1, 2, 3) for pair in pairs][:-1]
+    found = study_of("synthetic", first, [*second, None])
+    assert [(block.number, block.gpu_uuid, block.num_missing) for block in found.blocks] == [
+        *((number, "GPU-1", 0) for number in (1, 2)),
+        *((number, "GPU-2", 0) for number in (3, 4)),
+        (5, "GPU-2", 1),
+    ]
+    assert found.num_planned == 12 and len(found.rows) == 9
+    assert found.left_out == {"no result: it runs, or was never closed": 1}
+    (naive,) = [cell for cell in cells.cells(found) if cell.mode == "naive"]
+    assert naive.values["speedup_vs_serial_ratio"] == dict.fromkeys((1, 2, 3, 4), 1.8)
+    (reason,) = study_of("synthetic", [copies("naive", 2, 9.0, settings=settings("20 s"), start_ms=1)], first).left_out
+    assert reason.startswith("older plan: ")
+
+
+def test_settings_are_named_only_where_rows_of_the_same_jobs_differ_in_them() -> None:
+    steady, work = settings("steady, 5 s"), settings("work, 1 epoch")
+    alone = [copies(mode, 2, 9.0, settings=steady) for mode in ("naive", "mps")]
+    mix = row("naive", (job(0, params(), 5.0, size="S"), job(1, params("other"), 5.0, size="M")), settings=work)
+    assert {r.setting for r in study(*alone, mix).rows} == {""}
+    both = study(*alone, copies("naive", 3, 9.0, settings=work), mix).rows
+    assert sorted((r.degree, r.setting) for r in both if not r.is_mix) == [
+        (2, "window steady, 5 s"),
+        (2, "window steady, 5 s"),
+        (3, "window work, 1 epoch"),
+    ]
+    assert [r.setting for r in both if r.is_mix] == [""]
+
+
+def test_rows_of_older_settings_are_left_out_with_what_differed() -> None:
+    old = [copies("naive", 2, 9.0, block, settings=settings("20 s")) for block in (1, 2, 3)]
+    new = [copies("naive", 2, 9.0, settings=settings("5 s"), start_ms=9_000_000, start="later")]
+    found = study(*old, *new)
+    assert len(found.rows) == 1
+    assert found.left_out == {"older plan: window 20 s instead of 5 s": 3}
+
+
+def test_rows_of_a_program_that_changed_are_left_out() -> None:
+    old = row("naive", (job(0, params(), 5.0, salt="old environment"),), start_ms=1)
+    new = row("serial", (job(0, params(), 5.0),), start_ms=9, start="later")
+    other = row("serial", (job(0, params("other"), 5.0),), start_ms=2)
+    found = study(old, new, other)
+    assert sorted(r.jobs[0].params["workload"] for r in found.rows) == ["other", "resnet26_cifar10"]
+    assert list(found.left_out) == ["older plan: a program, its options or its environment changed since"]
+
+
+def test_what_ran_under_a_profiler_neither_counts_nor_replaces_anything() -> None:
+    plain = copies("naive", 2, 9.0, start_ms=1)
+    profiled = copies("naive", 2, 3.0, start_ms=2, start="later", facts={"profiler": "nsys"})
+    found = study(plain, profiled)
+    assert [r.run_id for r in found.rows] == [plain.run_id]
+    assert found.left_out == {"ran under nsys, which changes the figures": 1}
+
+
+def test_a_study_over_two_windows_keeps_them_apart() -> None:
+    rows = [copies("naive", 2, 9.0, settings=settings(f"{seconds} s")) for seconds in (5, 20)]
+    assert sorted(r.setting for r in study(*rows).rows) == ["window 20 s", "window 5 s"]
+
+
+def test_a_resumed_plan_is_one_plan_whatever_its_last_start_ran() -> None:
+    plan = {"plan": "0123"}
+    first = [copies("naive", 2, 9.0, settings=settings(f"{s} s"), facts=plan, start_ms=s) for s in (5, 20)]
+    resumed = copies("mps", 2, 9.0, settings=settings("5 s"), facts=plan, start_ms=99, start="later")
+    assert len(study(*first, resumed).rows) == 3
+    other = copies("mps", 2, 9.0, settings=settings("5 s"), facts={"plan": "4567"}, start_ms=99, start="later")
+    assert study(*first, other).left_out == {"older plan: window 20 s instead of 5 s": 1}
+
+
+def test_programs_that_share_a_label_are_told_apart() -> None:
+    rows = [copies("serial", 1, 5.0, own=params(learning_rate=rate)) for rate in (0.1, 0.05)]
+    rows += [row("serial", (job(0, params("other"), 5.0, salt=salt),)) for salt in ("a", "b")]
+    found = sorted(r.workloads[0] for r in study(*rows).rows)
+    assert [name for name in found if "resnet26" in name] == [
+        f"resnet26_cifar10 bs128 (data on the GPU) learning_rate={rate}" for rate in ("0.05", "0.1")
+    ]
+    assert len(set(found)) == 4
+
+
+def test_a_program_in_two_windows_has_one_name() -> None:
+    """Its number of epochs goes with the window, which rows say of themselves."""
+    rows = [
+        row("naive", (job(0, params(epochs=epochs), 5.0, salt=epochs),), settings=settings(f"{epochs} epochs"))
+        for epochs in ("0", "5")
+    ]
+    found = study(*rows).rows
+    assert len({r.digest for r in found}) == 2
+    assert {r.workloads for r in found} == {("resnet26_cifar10 bs128 (data on the GPU)",)}
+
+
+def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> None:
+    placed = copies("mig", 3, 5.0, 1)
+    failed = copies("mig", 3, 5.0, 2, result=Result.FAILED)
+    bare = tuple(dataclasses.replace(one, place={}) for one in failed.jobs)
+    assert [r.mode for r in study(placed, dataclasses.replace(failed, jobs=bare)).rows] == ["MIG 2g.20gb"] * 2
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options", "places", "label"),
+    [
+        ("serial", {}, [{}], "serial"),
+        ("mps", {}, [{}, {}], "MPS"),
+        ("mps", {"pinned_mem_limit": "10G"}, [{}], "MPS pinned_mem_limit=10G"),
+        ("mps_percent", {}, [{"mps_active_thread_percentage": "25"}] * 2, "MPS 25 %"),
+        ("mps_percent", {}, [{"mps_active_thread_percentage": p} for p in ("25", "50")], "MPS 25+50 %"),
+        ("mps_percent", {"active_thread_pct": [25, 50]}, [], "MPS 25+50 %"),
+        ("mps_percent", {}, [], "MPS equal shares"),
+        ("mig", {"profile": "auto"}, [{"mig_profile": "2g.10gb"}] * 3, "MIG 2g.10gb"),
+        ("mig", {}, [{"mig_profile": p} for p in ("1g.5gb", "3g.20gb", "2g.10gb")], "MIG 3g+2g+1g"),
+        ("mig", {}, [{"mig_profile": p} for p in ("1g.10gb", "1g.20gb")], "MIG 1g.20gb+1g.10gb"),
+        ("mig", {"profile": "3g"}, [], "MIG 3g"),
+        ("mig", {"profile": "auto", "size_profile": [["S", "1g"]]}, [], "MIG"),
+        ("mig_mps", {}, [{"mig_profile": "3g.40gb", "gi_id": g} for g in ("1", "2", "1")], "MIG+MPS 2x3g.40gb"),
+    ],
+)
+def test_modes_are_called_as_in_a_paper(scenario, options, places, label) -> None:
+    mode = mode_of(scenario)
+    assert f"{mode.word} {labels.mode_detail(mode, options, places)}".strip() == label
+
+
+def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
+    own = {"S": params(), "M": params("resnet50_imagenet64"), "L": params("resnet152_imagenet")}
+    for sizes, label in (("SMS", "M+2S"), ("LMSS", "L+M+2S"), ("MM", "resnet50")):
+        jobs = tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate(sizes))
+        (found,) = study(row("naive", jobs)).rows
+        assert labels.jobs_label(found.workloads, found.sizes).startswith(label)
+        assert found.is_mix == (sizes != "MM")
+
+
+def recorded(group: Group, root: Path) -> Row:
+    """A group as a report reads it back from what was recorded of it."""
+
+    def run(record: group_folder.RunRecord | group_folder.ChildRecord, number: int) -> Any:
+        tags = record.tags | {"collocation.result": "ok", "collocation.index": str(number)}
+        info = SimpleNamespace(
+            run_id=f"{group.digest}-{number}", run_name=record.name, status="FINISHED", start_time=number, end_time=9
+        )
+        return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params=record.params, metrics={}))
+
+    with Spool(root, Recorded(), {"plan": "0123"}, {}).open(group) as opened:
+        record = opened.record
+    found = rows._raw(run(record.parent, 0), [run(child, child.index) for child in record.children], "store")
+    assert found is not None
+    return found
+
+
+def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_plan, tmp_path) -> None:
+    mps = ["scenario=mps", "degree=2"]
+    plan = make_plan(mps, [*mps, "gpu.exclusive_process=true"], device=GPU, is_sweep=True)
+    found = study(*(recorded(group, tmp_path) for group in plan.groups))
+    assert len(plan.groups) == len(found.rows) == 3 and found.left_out == {}
+    assert sorted(r.mode for r in found.rows) == ["MPS", "MPS exclusive_process=true", "serial"]
+    assert sorted(str(r.options) for r in found.rows) == ["{'exclusive_process': True}", "{}", "{}"]
+
+
+def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(make_plan, tmp_path) -> None:
+    mix = ["mix=[M,S]", "data.source=synthetic_device", "scenario=mig", "scenario.profiles=[4g,1g]"]
+    (found,) = study(recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
+    assert (found.sizes, found.mode, found.profiles) == (("M", "S"), "MIG 4g+1g", ("4g", "1g"))
+    (case,) = {cell.case for cell in cells.cells(study(found))}
+    assert case.mix == "M+S"
+    assert [(one.name, one.batch_size, one.step_mode) for one in case.programs] == [
+        ("resnet26_cifar10", 128, "eager"),
+        ("resnet50_imagenet64", 128, "eager"),
+    ]
+
+
+def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) -> None:
+    simulated = "gpu=simulated_a100_40gb"
+    gpus = ([simulated], [simulated, "gpu.job_memory_mib=600"])
+    device = dataclasses.replace(GPU, kind="simulated")
+    plan = make_plan(*(["scenario=naive", "degree=2", *gpu] for gpu in gpus), device=device)
+    every = [recorded(group, tmp_path) for group in plan.groups]
+    found = study(*every)
+    assert len(plan.groups) == len(found.rows) == 4 and found.left_out == {}
+    assert sorted({r.setting for r in found.rows}) == ["memory of a job 512 MiB", "memory of a job 600 MiB"]
+    real = recorded(make_plan(["scenario=naive", "degree=2"], device=GPU).groups[0], tmp_path)
+    assert [name for name, _ in real.settings] == [name for name, _ in every[0].settings]
+    newest = max(every, key=lambda row: dict(row.settings)["memory of a job"])
+    unknown = tuple((key, "" if key == "memory of a job" else value) for key, value in newest.settings)
+    older = dataclasses.replace(newest, settings=unknown, start_ms=-1, facts={"plan": "4567"})
+    assert list(study(older, newest).left_out) == ["older plan: memory of a job not recorded instead of 600 MiB"]
+
+
+def settings(window: str) -> tuple[tuple[str, str], ...]:
+    return (("device", "H100"), ("window", window), ("seed", "0"), ("pinned CPUs", "false"))

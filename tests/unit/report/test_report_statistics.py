@@ -1,0 +1,219 @@
+"""Estimates and tests, on studies whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.base.modes import MIG, MPS, NAIVE, SERIAL
+from pipeline.base.records import Result, WindowKind
+from pipeline.report.evaluate import statistics
+from pipeline.report.evaluate.cells import Case, Cell
+from pipeline.report.evaluate.metrics import SPEEDUP, Scale
+from pipeline.report.evaluate.statistics import corrected, estimate, p_values, paired
+from pipeline.report.evaluate.verdicts import Decision, Verdict, decided, verdicts
+
+NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
+MODES = (SERIAL, NAIVE, MPS, MIG)
+NUM_TABLES = 2500
+CLAIMS = (Decision.BETTER, Decision.WORSE)
+RNG_SEED = 20261121
+
+
+def studies(noise: float, speeds: tuple[float, ...], num_studies: int) -> NDArray[np.float64]:
+    """Throughput by study, case, block and mode. The machine drifts by 3 % between blocks, the same for all modes."""
+    rng = np.random.default_rng(RNG_SEED)
+    shape = (num_studies, NUM_CASES, NUM_BLOCKS)
+    drift = np.cumsum(rng.normal(0, 0.03, (num_studies, 1, NUM_BLOCKS)), axis=2)
+    runs = rng.normal(0, noise, (*shape, len(speeds)))
+    return np.exp(np.log(speeds) + drift[..., None] + runs)
+
+
+PAIRS = ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2))
+"""Each mode against those before it, as `verdicts` takes them."""
+
+
+def judged(ratios: NDArray[np.float64]) -> tuple[NDArray[np.object_], NDArray[np.float64], NDArray[np.float64]]:
+    """Decision and adjusted p values of many tables at once. Shape of the ratios: [table, comparison, block]."""
+    logs = np.log(ratios)
+    num_blocks = logs.shape[-1]
+    error = np.std(logs, axis=-1, ddof=1) / math.sqrt(num_blocks)
+    different, equal = corrected(*p_values(np.mean(logs, axis=-1), error, num_blocks - 1))
+    decisions = np.array(decided(np.median(ratios, axis=-1), different, equal), dtype=object)
+    return decisions.reshape(different.shape), different, equal
+
+
+def ratios_of(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shape: [study, comparison, block]."""
+    pairs = np.stack([rates[..., one] / rates[..., other] for one, other in PAIRS], axis=2)
+    return pairs.reshape(len(rates), NUM_CASES * len(PAIRS), NUM_BLOCKS)
+
+
+def cells_of(case: int, rates: NDArray[np.float64]) -> list[Cell]:
+    """The modes of a case, by their speed over that of the first one. Shape: [block, mode]."""
+    return [
+        Cell(
+            case=Case(label=f"case {case}", is_mix=False, workloads=(f"{case}",), base_workloads=(f"{case}",)),
+            degree=7,
+            mode=mode.label,
+            sharing=mode,
+            window=WindowKind.STEADY,
+            device="H100",
+            results=Counter({Result.OK: len(rates)}),
+            values={SPEEDUP: {block: float(row[index] / row[0]) for block, row in enumerate(rates, start=1)}},
+        )
+        for index, mode in enumerate(MODES[: rates.shape[1]])
+    ]
+
+
+def assert_a_report_says_the_same(found: list[Verdict], *expected: NDArray[Any]) -> None:
+    decisions, different, equal = expected
+    assert [verdict.decision for verdict in found] == list(decisions)
+    assert [verdict.p_adjusted for verdict in found] == pytest.approx(list(different), rel=1e-6)
+    assert [verdict.p_equal_adjusted for verdict in found] == pytest.approx(list(equal), rel=1e-6)
+
+
+@pytest.mark.parametrize(("noise", "speeds"), [(0.01, (1, 1, 1, 1)), (0.04, (1, 1, 1, 1)), (0.01, (1, 1, 1, 1.1))])
+def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, speeds: tuple[float, ...]) -> None:
+    several = studies(noise, speeds, 20)
+    for study, *expected in zip(several, *judged(ratios_of(several)), strict=True):
+        cells = [cell for case, rates in enumerate(study) for cell in cells_of(case, rates)]
+        assert_a_report_says_the_same(verdicts(cells), *expected)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.04])
+def test_equal_modes_are_declared_different_in_at_most_5_percent_of_studies(noise: float) -> None:
+    decisions, _, _ = judged(ratios_of(studies(noise, (1, 1, 1, 1), NUM_STUDIES)))
+    assert decisions.shape == (NUM_STUDIES, NUM_CASES * len(PAIRS))
+    share = np.mean(np.isin(decisions, CLAIMS).any(axis=1))
+    print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {decisions.shape[1]}")
+    assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_STUDIES)
+
+
+@pytest.mark.parametrize("num_at_margin", [0, 3, 6])
+def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margin: int) -> None:
+    """Tables of 6 comparisons: some of equal modes, the others of modes apart by exactly the margin.
+
+    Runs scatter so little that all that is true is found: then the correction spends the whole level.
+    """
+    rng = np.random.default_rng(RNG_SEED)
+    truth = np.array([math.log1p(statistics.MARGIN) * (-1) ** case for case in range(num_at_margin)] + [0.0] * 6)[:6]
+    ratios = np.exp(truth[:, None] + rng.normal(0, 0.003, (NUM_TABLES, 6, 10)))
+    decisions, different, equal = judged(ratios)
+    wrong = (equal[:, :num_at_margin] < 0.05).any(axis=1) | (different[:, num_at_margin:] < 0.05).any(axis=1)
+    share = np.mean(wrong)
+    print(f"{num_at_margin} of 6 at the margin: {share:.4f} of {NUM_TABLES} tables with a wrong claim")
+    assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_TABLES)
+    for table in range(20):
+        pairs = [np.stack([np.ones(10), ratios[table, case]], axis=1) for case in range(6)]
+        cells = [cell for case, rates in enumerate(pairs) for cell in cells_of(case, rates)]
+        assert_a_report_says_the_same(verdicts(cells), decisions[table], different[table], equal[table])
+
+
+@pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7)])
+def test_a_difference_of_10_percent_is_found(noise: float, power: float) -> None:
+    """Power of each claim, after the correction over 48 of them, with five blocks."""
+    decisions, _, _ = judged(ratios_of(studies(noise, (1.0, 1.0, 1.0, 1.1), 200)))
+    of_mig = decisions.reshape(200, NUM_CASES, len(PAIRS))[..., 3:]
+    assert of_mig.size == 200 * NUM_CASES * 3 and Decision.WORSE not in set(of_mig.ravel())
+    share = np.mean(of_mig == Decision.BETTER)
+    print(f"noise {noise:.1%} of a run: found {share:.3f} of the differences")
+    assert share > power
+
+
+def test_intervals_cover_the_truth_95_times_of_100() -> None:
+    rng = np.random.default_rng(RNG_SEED)
+    for n, scale in itertools.product((3, 5, 10), (Scale.POSITIVE, Scale.PLAIN)):
+        truth = 1.3
+        noise = rng.normal(0, 0.05, (4000, n))
+        values = truth * np.exp(noise) if scale is Scale.POSITIVE else truth + noise
+        estimates = [estimate(row, scale) for row in values.tolist()]
+        covered = np.mean([e.low <= truth <= e.high for e in estimates])
+        print(f"n={n} {scale.value}: {covered:.3f}")
+        assert 0.94 < covered < 0.96
+
+
+def test_pairing_removes_what_a_block_does_to_all_modes() -> None:
+    ratios = [1.10, 1.11, 1.09, 1.10, 1.105]
+    test = paired(ratios)
+    assert test.p_different is not None and test.p_different < 1e-4
+    assert test.ratio.median == 1.10
+    assert test.ratio.low is not None and 1.08 < test.ratio.low < 1.10 < test.ratio.high < 1.12
+
+
+def test_an_estimate_of_few_values_has_no_interval() -> None:
+    assert estimate([3.0]) == statistics.Estimate(median=3.0, low=None, high=None, n=1)
+    assert estimate([3.0, 5.0]).low is None
+    assert estimate([3.0, 5.0, 4.0]).low is not None
+    with pytest.raises(ValueError, match="at least one"):
+        estimate([])
+
+
+def test_a_share_stays_between_0_and_1() -> None:
+    found = estimate([0.99, 1.0, 0.97, 1.0], Scale.SHARE)
+    assert found.high == 1.0 and found.low is not None and found.low < 0.99
+
+
+def test_the_t_interval_is_that_of_the_textbook() -> None:
+    # Peaks take few values: an interval of their mean can lie below every one that must fit.
+    found = estimate([2335.0, 7485.0, 7485.0, 7485.0, 3983.0], Scale.PEAK)
+    assert (found.low, found.median, found.high) == (2335.0, 7485.0, 7485.0)
+    found = estimate([9.0, 10.0, 11.0, 10.5, 9.5], Scale.PLAIN)
+    half = 2.7764451 * math.sqrt(0.625) / math.sqrt(5)
+    assert (found.median, found.low, found.high) == (10.0, pytest.approx(10 - half), pytest.approx(10 + half))
+
+
+def test_equality_within_the_margin_needs_evidence() -> None:
+    close = paired([1.001, 0.999, 1.002, 1.0, 0.998])
+    assert close.p_equal is not None and close.p_equal < 0.001 and close.p_different > 0.5
+    wide = paired([1.05, 0.95, 1.04, 0.97, 0.99])
+    assert wide.p_equal > 0.05 and wide.p_different > 0.05
+    assert paired([1.1]).p_different is None
+    exact = paired([1.0] * 5)
+    assert (exact.p_different, exact.p_equal) == (1.0, 0.0)
+
+
+def test_both_kinds_of_claims_are_corrected_as_one_family() -> None:
+    """Four hypotheses, of which two can be true at once: the multipliers are 2, 2, 2, 1 in the order of p."""
+    assert pairs_of([0.01, 0.5], [0.9, 0.02]) == [pytest.approx((0.02, 1.0)), pytest.approx((1.0, 0.04))]
+    # Three comparisons: 3, 3, 3, 3, 2, 1; an adjusted p value is never below that of a smaller p.
+    assert pairs_of([0.001, 0.002, 0.003], [0.01, 0.014, 0.02]) == [
+        pytest.approx((0.003, 0.03)),
+        pytest.approx((0.006, 0.03)),
+        pytest.approx((0.009, 0.03)),
+    ]
+    assert pairs_of([0.04], [0.03]) == [pytest.approx((0.04, 0.03))]
+    assert pairs_of([], []) == []
+
+
+def pairs_of(different: list[float], equal: list[float]) -> list[tuple[float, float]]:
+    """Both adjusted p values of each comparison."""
+    return list(zip(*(found.tolist() for found in corrected(different, equal)), strict=True))
+
+
+def test_the_number_of_blocks_that_is_needed_grows_with_the_spread() -> None:
+    numbers = [
+        statistics.blocks_needed(paired([math.exp(0.05 + s * d) for d in (-1, -0.5, 0, 0.5, 1)]), 24)
+        for s in (0.001, 0.02, 0.05)
+    ]
+    assert numbers[0] == 5 and None not in numbers
+    assert numbers == sorted(numbers) and numbers[-1] > 10
+    assert statistics.blocks_needed(paired([1.1]), 24) is None
+    assert statistics.blocks_needed(paired([1.02, 1.6, 0.7, 1.0, 1.02]), 24) is None
+
+
+def test_so_many_blocks_really_give_a_verdict_about_four_times_of_five() -> None:
+    rng = np.random.default_rng(RNG_SEED)
+    noise, shift = 0.03, 0.05
+    typical = paired(np.exp(shift + noise * np.array([-1.265, -0.632, 0, 0.632, 1.265])).tolist())
+    assert typical.deviation == pytest.approx(noise, rel=0.01)
+    n = statistics.blocks_needed(typical, 10)
+    assert n is not None
+    found = [paired(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)]
+    assert 0.75 < np.mean(found) < 0.92

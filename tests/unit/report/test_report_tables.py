@@ -1,0 +1,274 @@
+"""Rows gathered into cells, and what is computed from them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from listeners.nvml import NvmlListener
+from pipeline.base.records import Field, FieldTable, Result, Summary, WindowKind
+from pipeline.observe.fields import Fields
+from pipeline.report.evaluate import cells
+from pipeline.report.evaluate.cells import Cell
+from pipeline.report.page import tables as report_tables
+from pipeline.report.page.table_format import with_interval
+from pipeline.report.read import labels
+from pipeline.report.read.records import Row
+from tests.report_rows import copies, job, params, row, study
+
+
+def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:
+    (one,) = [c for c in found if c.mode == mode and c.degree == degree and c.case.label.startswith(label)]
+    return one
+
+
+def test_copies_are_compared_with_the_solo_run_of_their_own_block() -> None:
+    rows = [copies("serial", 1, 1000.0 * block, block) for block in (1, 2, 3)]
+    rows += [copies("naive", 3, 500.0 * block, block) for block in (1, 2, 3)]
+    naive = cell(cells.cells(study(*rows)), "naive", 3)
+    assert naive.values["speedup_vs_serial_ratio"] == {1: 1.5, 2: 1.5, 3: 1.5}
+    assert naive.values["slowdown_worst_ratio"] == {1: 2.0, 2: 2.0, 3: 2.0}
+    assert naive.values["throughput_total_samples_per_s"] == {1: 1500.0, 2: 3000.0, 3: 4500.0}
+    assert naive.estimates["throughput_total_samples_per_s"].median == 3000.0
+    assert naive.values["epoch_time_derived_s"][1] == pytest.approx(49920 / 500)
+    assert naive.values["epoch_time_vs_solo_ratio"][1] == pytest.approx(2.0)
+    assert "epoch_time_s" not in naive.values
+
+
+def test_serial_copies_are_as_many_times_the_solo_run() -> None:
+    def alone(block: int):
+        one = job(0, params(), 100.0, metrics={"makespan_s": 10.0, "epoch_time_mean_s": 5.0})
+        return row("serial", (one,), block, window=WindowKind.WORK, metrics={"makespan_s": 10.0})
+
+    together = tuple(job(i, params(), None, metrics={"makespan_s": 16.0, "epoch_time_mean_s": 8.0}) for i in range(2))
+    pair = row("naive", together, window=WindowKind.WORK, metrics={"makespan_s": 16.0})
+    found = cells.cells(study(alone(1), pair))
+    serial = cell(found, "serial", 2)
+    assert serial.is_derived and not cell(found, "serial", 1).is_derived
+    assert serial.values["makespan_s"] == {1: 20.0}
+    assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 20 / 16}
+    assert cell(found, "naive", 2).values["epoch_time_s"] == {1: 8.0}
+
+
+def test_a_mix_is_compared_with_the_same_jobs_really_executed_in_sequence() -> None:
+    def jobs(*seconds: float):
+        sizes = {"M": params("resnet50_imagenet64"), "S": params()}
+        return tuple(
+            job(i, sizes[size], None, size=size, metrics={"makespan_s": s})
+            for i, (size, s) in enumerate(zip("MS", seconds, strict=True))
+        )
+
+    serial = row("serial", jobs(20.0, 10.0), window=WindowKind.WORK, metrics={"makespan_s": 30.5})
+    naive = row("naive", jobs(24.0, 15.0), window=WindowKind.WORK, metrics={"makespan_s": 24.0})
+    found = cells.cells(study(serial, naive))
+    assert [c.case.label for c in found] == ["M+S", "M+S"]
+    assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 30.5 / 24}
+    assert cell(found, "naive", 2).values["slowdown_worst_ratio"] == {1: 1.5}
+    assert "epoch_time_s" not in cell(found, "naive", 2).values
+
+
+def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() -> None:
+    graph = params(step_mode="cuda_graph")
+    rows = [
+        copies("serial", 1, 1000.0),
+        copies("serial", 1, 4000.0, own=graph),
+        copies("naive", 7, 600.0),
+        copies("serial", 1, 50.0, own=params("other")),
+        copies("naive", 7, 40.0, own=params("other")),
+    ]
+    found = cells.cells(study(*rows))
+    naive = cell(found, "naive", 7, "resnet26")
+    assert naive.values["speedup_vs_serial_ratio"] == {1: pytest.approx(4.2)}
+    assert naive.values["speedup_vs_best_solo_ratio"] == {1: pytest.approx(1.05)}
+    assert "speedup_vs_best_solo_ratio" not in cell(found, "naive", 7, "other").values
+    bases = {c.case.base_workloads for c in found if c.case.label.startswith("resnet26")}
+    assert len(bases) == 1
+
+
+def test_energy_is_given_raw_and_above_idle() -> None:
+    energy = {"energy_j": 200.0, "energy_above_idle_j": 150.0, "energy_per_sample_j": 0.4}
+    found = cell(cells.cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
+    assert found.values["energy_per_sample_j"] == {1: 0.4}
+    assert found.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
+
+
+def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
+    rows = [copies("serial", 1, 1000.0, block) for block in (1, 2)]
+    rows += [copies("mps_percent", 2, 900.0, 1), copies("mps_percent", 2, 950.0, 2, result=Result.WRONG_RESULTS)]
+    found = cell(cells.cells(study(*rows)), "MPS equal shares", 2)
+    assert found.results == {Result.OK: 1, Result.WRONG_RESULTS: 1}
+    assert found.values["speedup_vs_serial_ratio"] == {1: 1.8}
+    assert found.wrong_values["speedup_vs_serial_ratio"] == {2: 1.9}
+    assert not found.is_ranked
+    assert found.finding is Result.WRONG_RESULTS
+    assert found.reason == "why it is wrong_results"
+
+
+def test_a_cell_without_any_figure_keeps_its_reason_and_nothing_is_zero() -> None:
+    found = cell(cells.cells(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
+    assert (found.values, found.estimates, found.reason) == ({}, {}, "why it is oom")
+    assert found.finding is Result.OOM and not found.is_ranked
+
+
+def test_without_a_baseline_there_is_no_speed_up() -> None:
+    found = cell(cells.cells(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
+    assert "speedup_vs_serial_ratio" not in found.values
+    assert found.values["throughput_total_samples_per_s"] == {1: 1800.0}
+
+
+def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
+    def mix(batch_size: int):
+        own = {"M": params("resnet50_imagenet64"), "S": params(batch_size=batch_size)}
+        return row("naive", tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate("MS")))
+
+    found = [c.case.label for c in cells.cells(study(mix(32), mix(128)))]
+    assert len(set(found)) == 2
+    assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
+
+
+def blocks_of_each_cell(*rows: Row) -> dict[tuple[str, str], list[float]]:
+    """The throughputs that each cell has, by case and mode."""
+    name = "throughput_total_samples_per_s"
+    return {(c.case.label, c.mode): list(c.values[name].values()) for c in cells.cells(study(*rows))}
+
+
+def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -> None:
+    def shares(rate: float, block: int, **options: str) -> Row:
+        place = {"mps_active_thread_percentage": "50"}
+        jobs = tuple(job(index, params(), rate, place=place) for index in range(2))
+        return row("mps_percent", jobs, block, options=options, start_ms=int(1000 * block + rate))
+
+    both = [shares(rate, b, **of) for b in (1, 2) for rate, of in ((5.0, {}), (7.0, {"active_thread_pct": "50"}))]
+    mig = [copies("mig", 3, rate, options={"profile": of}) for rate, of in ((1.0, "auto"), (2.0, "2g"))]
+    wide = [copies("mig", 2, 3.0, options={"profile": "auto"})]
+    found = {mode: values for (_, mode), values in blocks_of_each_cell(*both, *mig, *wide).items()}
+    assert found == {
+        "MPS 50 %": [10.0, 10.0],
+        "MPS 50 % active_thread_pct=50": [14.0, 14.0],
+        "MIG 2g.20gb profile=auto": [3.0],
+        "MIG 2g.20gb profile=2g": [6.0],
+        "MIG 3g.40gb": [6.0],  # nothing else is called so
+    }
+
+
+def test_groups_that_differ_in_nothing_that_is_said_never_share_a_cell() -> None:
+    """As programs of two numbers of epochs, which a window is expected to say."""
+    programs = [[job(i, params(epochs=rate), rate, salt=str(rate)) for i in range(2)] for rate in (1, 2)]
+    found = blocks_of_each_cell(*(row("mps", tuple(jobs)) for jobs in programs))
+    assert sorted(found.values()) == [[2.0], [4.0]]
+    assert all(re.fullmatch(r"MPS \([0-9a-f]{6}\)", mode) for _, mode in found)
+
+
+@pytest.mark.parametrize("sizes", ["AB", "SM"])
+def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_order(sizes: str) -> None:
+    own = {size: params(f"work{size.lower()}") for size in sizes}
+
+    def mix(scenario: str, order: str, rate: float) -> Row:
+        return row(scenario, tuple(job(i, own[size], rate, size=size) for i, size in enumerate(order)))
+
+    first, second = sizes, sizes[::-1]
+    one = [mix("naive", first, 1.0), mix("mps", first, 3.0)]
+    label = labels.jobs_label(("a", "b"), tuple(sizes))
+    assert label == labels.jobs_label(("b", "a"), tuple(second)) == {"AB": "A+B", "SM": "M+S"}[sizes]
+    assert blocks_of_each_cell(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
+    assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == blocks_of_each_cell(*one)  # no order to tell from
+    assert blocks_of_each_cell(*one, mix("naive", second, 2.0)) == {
+        (f"{label} [order {'+'.join(first)}]", "naive"): [2.0],
+        (f"{label} [order {'+'.join(first)}]", "MPS"): [6.0],
+        (f"{label} [order {'+'.join(second)}]", "naive"): [4.0],
+    }
+
+
+def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
+    own = {size: params(f"work{size}") for size in "SM"}
+
+    def mix(scenario: str, order: str, seconds: float) -> Row:
+        jobs = tuple(job(i, own[s], None, size=s, metrics={"makespan_s": seconds}) for i, s in enumerate(order))
+        return row(scenario, jobs, window=WindowKind.WORK, metrics={"makespan_s": seconds})
+
+    def speedups(*rows: Row) -> dict[tuple[str, str], float]:
+        return {(c.case.label, c.mode): c.values["speedup_vs_serial_ratio"][1] for c in cells.cells(study(*rows))}
+
+    orders = [("SM", 10.0), ("MS", 20.0)]
+    found = speedups(*(mix(mode, order, s / n) for order, s in orders for mode, n in (("serial", 1), ("naive", 2))))
+    assert found == {
+        (f"M+S [order {order}]", mode): speedup
+        for order in ("S+M", "M+S")
+        for mode, speedup in (("serial", 1.0), ("naive", 2.0))
+    }
+    assert speedups(mix("serial", "SM", 10.0), mix("naive", "MS", 5.0))["M+S", "naive"] == 2.0
+
+
+def test_a_job_that_never_ran_alone_is_compared_with_its_turn_in_the_same_mix_else_with_its_turns_in_any() -> None:
+    def mix(scenario: str, order: str, *seconds: float) -> Row:
+        made = tuple(
+            job(i, params(f"work{size}"), None, size=size, metrics={"makespan_s": s})
+            for i, (size, s) in enumerate(zip(order, seconds, strict=True))
+        )
+        return row(scenario, made, window=WindowKind.WORK, metrics={"makespan_s": sum(seconds)})
+
+    def slowdown(*rows: Row) -> float:
+        (found,) = [c for c in cells.cells(study(*rows)) if c.mode == "naive"]
+        return found.values["slowdown_worst_ratio"][1]
+
+    together = mix("naive", "MS", 30.0, 40.0)
+    others = [mix("serial", "MML", 10.0, 14.0, 20.0), mix("serial", "SL", 20.0, 20.0)]
+    assert slowdown(together, *others) == 30 / 12
+    assert slowdown(together, *others, mix("serial", "MS", 15.0, 16.0)) == 40 / 16
+
+
+def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
+    def serial(block: int, seconds: float, *jobs: tuple[str, str]):
+        made = tuple(job(i, params(name), None, size=size) for i, (size, name) in enumerate(jobs))
+        return row("serial", made, block, window=WindowKind.WORK, metrics={"makespan_s": seconds})
+
+    pairs = [
+        serial(block, seconds, ("M", "large"), ("S", small))
+        for block in (1, 2)
+        for small, seconds in (("one", 10.0), ("other", 40.0))
+    ]
+    copied = [serial(block, 10.0 * n, *[("S", "one")] * n) for block, n in ((1, 2), (1, 3), (2, 3), (2, 2))]
+    drift = report_tables.drift_table(study(*pairs, *copied)).rows
+    assert [(line[0], *line[5:7]) for line in drift] == [
+        ("2 one bs128 (data on the GPU)", 0.0, 0.0),
+        ("3 one bs128 (data on the GPU)", 0.0, 0.0),
+        ("M+S: large bs128 (data on the GPU), one bs128 (data on the GPU)", 0.0, 0.0),
+        ("M+S: large bs128 (data on the GPU), other bs128 (data on the GPU)", 0.0, 0.0),
+    ]
+    assert [line[0] for line in report_tables.case_table(study(*pairs)).rows] == [drift[2][0], drift[3][0]]
+
+
+def test_an_interval_is_rounded_to_three_digits() -> None:
+    assert with_interval(99.97, 98.04, 101.6) == "100 (98.0 to 102)"
+
+
+def test_cells_come_by_case_degree_and_mode() -> None:
+    rows = [copies(scenario, degree, 10.0) for scenario in ("mig", "mps", "naive") for degree in (3, 2)]
+    assert [(c.degree, c.mode) for c in cells.cells(study(*rows))] == [
+        *((2, mode) for mode in ("naive", "MPS", "MIG 3g.40gb")),
+        *((3, mode) for mode in ("naive", "MPS", "MIG 2g.20gb")),
+    ]
+
+
+def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -> None:
+    fans = FieldTable(
+        source="fans",
+        fields=(
+            Field(source_id="speed", name="fan_rpm", unit="1/min", summary=Summary.MAX, title="fan speed"),
+            Field(source_id="idle", name="fan_idle_ratio", unit="ratio", summary=Summary.MEAN, title="fan at rest"),
+            Field(source_id="noise", name="fan_noise_db", unit="dB", summary=Summary.MEAN),
+        ),
+    )
+    metrics = {"fan_max_rpm": 900.0, "fan_idle_mean_ratio": 0.25, "fan_noise_mean_db": 30.0, "power_mean_w": 70.0}
+    facts = {"figures": Fields([fans, NvmlListener(1000).table]).titled(metrics)}
+    rows = [row("serial", (job(0, params(), 100.0),), block, metrics=metrics, facts=facts) for block in (1, 2)]
+    rows.append(row("naive", tuple(job(i, params(), 60.0) for i in range(2))))
+    found = cells.cells(study(*rows))
+    assert cell(found, "serial", 1).estimates["fan_max_rpm"].median == 900.0
+    assert cell(found, "serial", 2).estimates["fan_idle_mean_ratio"].median == 0.25
+    made = {table.name: table.columns for table in report_tables.every_table(study(*rows), found, [], [], [])}
+    assert made["energy"][4:] == ("power of the GPU (W)", "fan speed (1/min)")
+    assert made["utilisation"][4:] == ("fan at rest",)
+    assert {"fan speed (1/min)", "fan at rest: low"} <= set(made["results"])
+    assert not [head for head in made["results"] if "noise" in head]

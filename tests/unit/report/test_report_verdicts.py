@@ -1,0 +1,235 @@
+"""Verdicts, winners, tables and the paper's numbers, of studies whose truth is known."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+
+import pytest
+
+from pipeline.base.modes import MODES
+from pipeline.base.records import Result
+from pipeline.report.evaluate import cells as evaluated
+from pipeline.report.evaluate import paper, verdicts
+from pipeline.report.evaluate.metrics import METRICS
+from pipeline.report.evaluate.paper import Agreement
+from pipeline.report.evaluate.publication import FOLDER, publications
+from pipeline.report.evaluate.verdicts import Decision, Verdict
+from pipeline.report.page import tables as report_tables
+from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
+from pipeline.report.read.records import Row
+from tests.report_rows import collocation_study, copies, study
+
+
+def judged(rows: list[Row]) -> list[Verdict]:
+    return verdicts.verdicts(evaluated.cells(study(*rows)))
+
+
+def one(found: list[Verdict], mode: str, against: str, label: str, degree: int) -> Verdict:
+    (verdict,) = [
+        v for v in found if (v.mode, v.against, v.degree) == (mode, against, degree) and v.case.label.startswith(label)
+    ]
+    return verdict
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[list[evaluated.Cell], list[Verdict], list[verdicts.Winner]]:
+    cells = evaluated.cells(study(*collocation_study()))
+    found = verdicts.verdicts(cells)
+    return cells, found, verdicts.winners(cells, found)
+
+
+def test_what_is_faster_is_found_and_said_in_a_sentence(whole) -> None:
+    verdict = one(whole[1], "MPS", "serial", "resnet26", 7)
+    assert verdict.decision is Decision.BETTER
+    assert verdict.p_adjusted is not None and verdict.p is not None and verdict.p < verdict.p_adjusted < 0.05
+    assert verdict.ratio is not None and verdict.ratio.median == pytest.approx(1.84, rel=0.03)
+    assert re.fullmatch(
+        r"MPS runs 7 resnet26_cifar10 bs128 \(data on the GPU\) 1\.8\d times \(1\.\d\d to 1\.\d\d\) as fast as one "
+        r"after another, 5 blocks\.",
+        verdict.sentence,
+    )
+    assert one(whole[1], "MPS", "naive", "resnet50", 7).decision is Decision.WORSE
+    assert one(whole[1], "naive", "serial", "M+2S", 3).decision is Decision.BETTER
+
+
+def test_what_was_wrong_or_out_of_memory_is_shown_and_never_ranked(whole) -> None:
+    wrong = one(whole[1], "MPS 14 %", "serial", "resnet26", 7)
+    assert (wrong.decision, wrong.ratio, wrong.p) == (Decision.NOT_RANKED, None, None)
+    assert "computes wrong results in 5 of 5 blocks" in wrong.sentence
+    large = one(whole[1], "naive", "serial", "resnet152", 7)
+    assert "out of memory in 5 of 5 blocks: why it is oom" in large.sentence
+    skipped = one(whole[1], "MIG", "serial", "L+M+3S", 5)
+    assert "cannot be placed in 5 of 5 blocks: no partition" in skipped.sentence
+    assert all("14 %" not in winner.tied for winner in whole[2])
+
+
+def test_each_case_has_its_winner(whole) -> None:
+    by_case = {(w.case.label.split()[0], w.degree): w for w in whole[2]}
+    assert by_case["resnet26_cifar10", 7].mode == "MPS"
+    assert "Against the best step mode, one at a time: 0.4" in by_case["resnet26_cifar10", 7].sentence
+    # naive was made 5 % faster than serial: with noise of 1 % that may or may not be proved.
+    assert by_case["resnet50_imagenet64", 7].tied[0] == "naive"
+    assert by_case["M+2S", 3].mode == "MPS"
+    assert ("resnet152_imagenet", 7) not in by_case
+
+
+def test_less_than_five_blocks_give_no_verdict_and_say_what_would() -> None:
+    found = judged(collocation_study(num_blocks=4))
+    assert {v.decision for v in found} == {Decision.NO_VERDICT, Decision.NOT_RANKED}
+    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("about 5 would give one.")
+    (single,) = [
+        v
+        for v in judged(collocation_study(num_blocks=1))
+        if (v.mode, v.against, v.degree) == ("MPS", "naive", 2) and v.case.label.startswith("resnet26")
+    ]
+    assert "1 block; a verdict needs 5 at least." in single.sentence
+    assert single.ratio is not None and single.ratio.low is None
+
+
+def test_equality_is_a_claim_of_its_own() -> None:
+    rows = [copies("serial", 1, 1000.0 + block, block) for block in range(1, 7)]
+    rows += [copies("naive", 2, 500 * (1 + 0.0004 * (-1) ** block) + block / 2, block) for block in range(1, 7)]
+    (verdict,) = judged(rows)
+    assert verdict.decision is Decision.EQUAL
+    assert "as fast as one after another within 2 %: 1.00 times (1.00 to 1.00), 6 blocks." in verdict.sentence
+
+
+def test_a_wide_spread_gives_no_verdict() -> None:
+    factors = (1.0, 1.3, 0.8, 1.2, 0.9)
+    rows = [copies("serial", 1, 1000.0, block) for block in range(1, 6)]
+    rows += [copies("naive", 2, 540 * factors[block - 1], block) for block in range(1, 6)]
+    (verdict,) = judged(rows)
+    assert verdict.decision is Decision.NO_VERDICT
+    assert verdict.blocks_needed is not None and verdict.blocks_needed > 10
+    assert f"about {verdict.blocks_needed} would give one" in verdict.sentence
+
+
+def test_without_a_baseline_modes_are_still_compared_with_each_other() -> None:
+    rows = [copies("naive", 2, 500.0 + block, block) for block in range(1, 6)]
+    rows += [copies("mps", 2, 600.0 + block, block) for block in range(1, 6)]
+    (verdict,) = judged(rows)
+    assert (verdict.mode, verdict.against, verdict.decision) == ("MPS", "naive", Decision.BETTER)
+    assert verdict.metric == "throughput_total_samples_per_s"
+
+
+def test_what_is_simulated_says_so_everywhere() -> None:
+    rows = [dataclasses.replace(row, is_simulated=True) for row in collocation_study(num_blocks=2)]
+    found = study(*rows)
+    cells = evaluated.cells(found)
+    judgements = verdicts.verdicts(cells)
+    best = verdicts.winners(cells, judgements)
+    assert all(v.sentence.endswith("(simulated)") for v in judgements)
+    assert all(w.sentence.endswith("(simulated)") for w in best)
+    compared = paper.compare(cells, best)
+    for table in report_tables.every_table(found, cells, judgements, best, compared):
+        assert table.note.startswith("Simulated GPU")
+        assert to_csv(table).startswith("# Simulated GPU")
+        assert "Simulated GPU" in to_latex(table)
+    assert all("simulated" in c.note for c in compared if c.agreement is not Agreement.NOT_MEASURED)
+
+
+def test_the_paper_agrees_differs_or_was_not_measured(whole) -> None:
+    compared = paper.compare(whole[0], whole[2])
+    by_text = {(c.finding.text, c.case_label.split()[0], c.mode): c for c in compared}
+
+    def of(start: str, case: str) -> paper.FindingCheck:
+        (found,) = [c for (text, label, _), c in by_text.items() if text.startswith(start) and label == case]
+        return found
+
+    seven = of("throughput of seven small models", "resnet26_cifar10")
+    assert seven.agreement is Agreement.DIFFERS
+    assert seven.difference == f"{100 * (1 - seven.ours.median / 3.9):.0f} % lower"
+    assert "H100 80GB HBM3 instead of an A100" in seven.note and "synthetic data" in seven.note
+    assert of("seven large models run out of memory", "resnet152_imagenet").agreement is Agreement.AGREES
+    assert of("a medium model with one or two", "M+2S").agreement is Agreement.AGREES
+    assert of("three medium models and a small one", "3M+S").agreement is Agreement.NOT_MEASURED
+    assert of("a 7g instance with a single job", "any").agreement is Agreement.NOT_MEASURED
+    gains = [c for c in compared if c.finding.text.startswith("MPS gains up to 80 %")]
+    assert {(c.case_label.split()[0], c.degree): c.agreement for c in gains} == {
+        **{("resnet26_cifar10", degree): Agreement.AGREES for degree in (2, 3, 7)},
+        **{("resnet50_imagenet64", degree): Agreement.AGREES for degree in (2, 3)},
+        ("resnet50_imagenet64", 7): Agreement.DIFFERS,
+    }
+    memory = [c for c in compared if c.finding.text.startswith("memory grows")]
+    assert {c.degree for c in memory} == {7} and len(memory) == 4
+    assert {c.finding for c in compared} == {f for publication in publications() for f in publication.findings}
+    assert "CUDA graph" not in " ".join(c.case_label for c in compared)
+
+
+def test_a_publication_speaks_of_what_there_is() -> None:
+    for publication in publications():
+        for finding in publication.findings:
+            assert set(finding.modes) <= MODES.keys(), finding.text
+            assert finding.kind in paper.CHECKS and set(finding.workloads) <= set(publication.workloads), finding.text
+            assert (finding.quantity in METRICS) == (finding.kind == "quantity"), finding.text
+            assert (finding.against in MODES) == (finding.kind == "against"), finding.text
+            assert (finding.low, finding.high) != (None, None) or finding.kind in ("out_of_memory", "fastest")
+            assert bool(finding.mixes) or finding.kind != "fastest"
+    assert "robroek" in {path.stem for path in FOLDER.glob("*.yaml")}
+
+
+def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
+    found = study(*collocation_study())
+    table = report_tables.result_table(found, whole[0])
+    lines = list(csv.DictReader(line for line in io.StringIO(to_csv(table)) if not line.startswith("#")))
+    assert len(lines) == len(whole[0])
+    oom = next(line for line in lines if line["result"] == "oom")
+    assert oom["speed-up against serial"] == "" and "0.0" not in oom.values()
+    names = [t.name for t in report_tables.every_table(found, *whole, paper.compare(whole[0], whole[2]))]
+    assert names == [
+        *("winners", "verdicts", "speed", "fairness", "utilisation", "energy", "results", "endings", "paper"),
+        *("drift", "mixes", "blocks"),
+    ]
+    tex = to_latex(next(t for t in report_tables.every_table(found, *whole, []) if t.name == "speed"))
+    assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
+    assert re.search(r"MPS & ok & \d+ \(\d+ to \d+\) & ", tex)
+    endings = report_tables.ending_table(found, whole[0])
+    assert [row[3] for row in endings.rows] == ["oom", "wrong_results", "skipped"]
+    wrong = next(row for row in endings.rows if row[3] == "wrong_results")
+    assert wrong[5] == pytest.approx(7 * 2000 / 12000, rel=0.1)
+
+
+def test_a_serial_run_with_wrong_results_is_not_among_the_fastest() -> None:
+    rows = [copies(mode, 2, rate, block) for block in range(1, 7) for mode, rate in (("naive", 400.0), ("mps", 410.0))]
+    endings = [Result.WRONG_RESULTS, *[Result.OK] * 5]
+    rows += [copies("serial", 1, 1000.0, block, result=result) for block, result in enumerate(endings, start=1)]
+    cells = evaluated.cells(study(*rows))
+    (winner,) = verdicts.winners(cells, verdicts.verdicts(cells))
+    assert winner.mode == "MPS" and winner.tied == ("MPS",)
+
+
+def test_a_baseline_without_samples_has_no_drift() -> None:
+    rows = [copies("serial", 1, rate, block) for block, rate in enumerate((0.0, 100.0, 101.0), start=1)]
+    (row,) = report_tables.drift_table(study(*rows)).rows
+    assert row[2:5] == (2, 2, 3)
+
+
+def test_drift_is_first_against_last() -> None:
+    rows = [copies("serial", 1, rate, block) for block, rate in enumerate((100.0, 101.0, 110.0), start=1)]
+    (row,) = report_tables.drift_table(study(*rows)).rows
+    assert row[1:6] == ("samples/s", 3, 1, 3, pytest.approx(10.0))
+    assert row[7:] == (100.0, 110.0)
+
+
+def test_latex_prints_text_as_it_stands() -> None:
+    assert escape("50 % of a_b & c#$^~{}\\") == (
+        r"50 \% of a\_b \& c\#\$\textasciicircum{}\textasciitilde{}\{\}\textbackslash{}"
+    )
+    table = Table(
+        name="a b", title="x_y", columns=("what", "%"), rows=(("[0]", 1.23456), ("two\nlines", None)), note="50 %"
+    )
+    text = to_latex(table)
+    assert r"{[}0] & 1.235 \\" in text and r"two lines & - \\" in text
+    assert r"\begin{tabular}{lr}" in text and r"\label{tab:a-b}" in text and r"\toprule" in text
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert all(len(re.findall(r"(?<!\\)&", line)) == 1 for line in body)
+    assert not re.search(r"(?<!\\)[%_#]", text.replace("tab:a-b", ""))
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+
+
+def test_csv_has_numbers_in_full() -> None:
+    table = Table(name="t", title="t", columns=("a,b", "c"), rows=((1 / 3, None), (Result.OK.value, 2)))
+    assert to_csv(table) == '"a,b",c\n0.3333333333333333,\nok,2\n'

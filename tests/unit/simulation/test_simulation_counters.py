@@ -1,0 +1,325 @@
+"""The counters of a simulated GPU, which have no values: GPM of its library, its dcgmi, and the listeners on both."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from listeners.base import ThreadedListener
+from listeners.dcgm import DcgmListener
+from listeners.gpm import GpmListener
+from pipeline.base.errors import ListenerError
+from pipeline.base.records import Slot
+from pipeline.prepare.device import nvml
+from pipeline.simulation import dcgmi
+from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.nvml.library import NvmlLibrary
+from pipeline.simulation.smi import program as nvidia_smi
+from tests.conftest import DATA
+from tests.listener_contract import Collected, OneDevice
+
+Dcgmi = Callable[..., tuple[int, str]]
+NO_ENGINE = "Unable to connect to host engine"
+
+
+@pytest.fixture
+def state_file(tmp_path: Path) -> StateFile:
+    file = StateFile(tmp_path / "machine.json")
+    file.create(["h100_80gb"])
+    return file
+
+
+@pytest.fixture
+def run_dcgmi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Dcgmi:
+    """Run the program in this process: its exit status and what it printed, errors last."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        status = dcgmi.main(["--state-file", str(state_file.path), *arguments])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    return call
+
+
+def _partition(state_file: StateFile, profiles: str, *, gpu: str = "0", is_old: bool = True) -> None:
+    """Make instances; old ones were made so long ago that the host engine has seen them."""
+    for arguments in (["-i", gpu, "-mig", "1"], ["mig", "-i", gpu, "-cgi", profiles, "-C"]):
+        assert nvidia_smi.main(["--state-file", str(state_file.path), *arguments]) == 0
+    if is_old:
+        _age(state_file, 60)
+
+
+def _age(state_file: StateFile, seconds: float) -> None:
+    with state_file.changing() as cell:
+        for index, gpu in enumerate(cell.state.gpus):
+            older = tuple(replace(instance, made_s=instance.made_s - seconds) for instance in gpu.instances)
+            cell.state = cell.state.with_gpu(index, replace(gpu, instances=older))
+
+
+def _observe(
+    listener: ThreadedListener, state_file: StateFile, folder: Path, *gi_ids: int, seconds: float = 0.0
+) -> Collected:
+    programs = write_programs(folder / "bin", state_file.path)
+    with installed(state_file.path):
+        (device,) = nvml.list_devices()
+        watch, sink = OneDevice(), Collected()
+        watch.device = replace(
+            device, kind="simulated", programs=tuple((name, str(path)) for name, path in programs.items())
+        )
+        watch.slots = tuple(Slot(visible_devices="", gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
+        with listener.observe(watch, sink):
+            time.sleep(seconds)
+        return sink
+
+
+# GPM
+
+
+def test_counters_are_those_of_the_architecture(state_file: StateFile) -> None:
+    state_file.create(["a100_40gb", "h100_80gb", "b200_180gb"])
+    with installed(state_file.path):
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(3)]
+        assert [pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice for handle in handles] == [0, 1, 1]
+        sample = pynvml.nvmlGpmSampleAlloc()
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlGpmSampleGet(handles[0], sample)
+        pynvml.nvmlGpmSampleGet(handles[1], sample)
+        pynvml.nvmlGpmSampleFree(sample)
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlGpmSampleFree(sample)
+
+
+def _query(handle: object, *, version: int = 1, apart_s: float = 0.11, gi_id: int | None = None) -> object:
+    """Answer of one query of two metrics, over two samples that far apart."""
+    samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+    for sample in samples:
+        if gi_id is None:
+            pynvml.nvmlGpmSampleGet(handle, sample)
+        else:
+            pynvml.nvmlGpmMigSampleGet(handle, gi_id, sample)
+        time.sleep(apart_s)
+    request = pynvml.c_nvmlGpmMetricsGet_t(version=version, numMetrics=2, sample1=samples[0], sample2=samples[1])
+    request.metrics[0].metricId, request.metrics[1].metricId = 1, 2
+    request.metrics[2].nvmlReturn = 77
+    return pynvml.nvmlGpmMetricsGet(request)
+
+
+def test_every_metric_is_not_supported_and_has_no_value(state_file: StateFile) -> None:
+    _partition(state_file, "9")
+    with installed(state_file.path):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for gi_id in (None, 2):
+            answer = _query(handle, gi_id=gi_id)
+            assert [metric.nvmlReturn for metric in answer.metrics[:3]] == [3, 3, 77], "no more than were asked for"
+            assert [metric.value for metric in answer.metrics[:2]] == [0.0, 0.0], "left as it was given"
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            _query(handle, gi_id=1)
+
+
+def test_a_query_that_nvml_would_refuse_is_refused(state_file: StateFile) -> None:
+    with installed(state_file.path) as library:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        with pytest.raises(pynvml.NVMLError) as caught:
+            _query(handle, version=2)
+        assert caught.value.value == codes.VERSION_MISMATCH == 25
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            _query(handle, apart_s=0.0)
+        untaken = pynvml.c_nvmlGpmMetricsGet_t(
+            version=1, sample1=pynvml.nvmlGpmSampleAlloc(), sample2=pynvml.nvmlGpmSampleAlloc()
+        )
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlGpmMetricsGet(untaken)
+        support = pynvml.c_nvmlGpmSupport_t(version=9)
+        assert isinstance(library, NvmlLibrary)
+        assert library.nvmlGpmQueryDeviceSupport(handle, ctypes.byref(support)) == codes.VERSION_MISMATCH
+
+
+def test_listener_gpm_runs_without_a_value_and_says_so(
+    state_file: StateFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _partition(state_file, "9,9")
+    assert _observe(GpmListener(200), state_file, tmp_path, 1, 2, seconds=0.5) == []
+    messages = [record.message for record in caplog.records]
+    assert messages == [
+        "listener gpm: the simulated NVIDIA H100 80GB HBM3 has no readings for it; they are absent",
+    ]
+
+
+def test_listener_gpm_is_refused_where_the_real_gpu_has_no_counters(state_file: StateFile, tmp_path: Path) -> None:
+    state_file.create(["a100_40gb"])
+    with pytest.raises(ListenerError, match=r"A100-SXM4-40GB has no GPM counters.*listeners\.gpm\.required=false"):
+        _observe(GpmListener(200), state_file, tmp_path)
+
+
+# dcgmi
+
+
+@pytest.mark.parametrize("kind", ["l", "c"])
+def test_discovery_is_laid_out_as_that_of_dcgm(state_file: StateFile, run_dcgmi: Dcgmi, kind: str) -> None:
+    """The same machine as in the file: two A100s with two instances each."""
+    state_file.create(["a100_40gb", "a100_40gb"])
+    _partition(state_file, "9,9")
+    _partition(state_file, "14,14", gpu="1")
+    first, second = state_file.read().gpus
+    expected = (DATA / f"dcgmi_discovery_{kind}.txt").read_text()
+    expected = expected.replace("GPU-11199999-2222-3333-4444-666666666666", first.uuid)
+    expected = expected.replace("GPU-11111111-2222-3333-4444-555555555555", second.uuid)
+    expected = expected.replace("07:00.0 ", "00:06.0 ").replace("0F:00.0 ", "00:07.0 ")
+    status, text = run_dcgmi("discovery", f"-{kind}")
+    # Which ids NVML gives to instances of other sizes is not what is compared here.
+    plain, recorded = (re.sub(r" +", " ", re.sub(r"I 1/\d+", "I 1/N", each)) for each in (text, expected))
+    assert (status, plain) == (0, recorded)
+    assert {len(line) for line in text.splitlines()} == {len(line) for line in expected.splitlines()}
+
+
+def test_entities_are_counted_by_dcgm_and_asked_for_by_either_number(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
+    state_file.create(["h100_80gb", "h100_80gb"])
+    _partition(state_file, "9,19", gpu="1")
+    hierarchy = run_dcgmi("discovery", "-c")[1]
+    # Counted as NVML lists them, the smallest profile first; shown by NVML's ids. A GPU without instances is not there.
+    assert re.findall(r"-> (C?I \S+) .*EntityID: (\d)", hierarchy) == [
+        ("I 1/2", "8"),
+        ("CI 1/2/0", "8"),
+        ("I 1/7", "7"),
+        ("CI 1/7/0", "7"),
+    ]
+    assert "GPU 0 " not in hierarchy
+    for targets, labels in {
+        "gpu:1,i:8": ["GPU 1", "GPU-I 8"],
+        "instance:7,1/2,i:8,gpu:1": ["GPU 1", "GPU-I 8", "GPU-I 7"],
+        "1/*": ["GPU-I 8", "GPU-I 7"],
+        "*": ["GPU 0", "GPU 1"],
+    }.items():
+        status, text = run_dcgmi("dmon", "-e", "1001", "-i", targets, "-d", "1", "-c", "1")
+        assert (status, [line[:16].strip() for line in text.splitlines()[2:]]) == (0, labels)
+    status, text = run_dcgmi("dmon", "-e", "1001", "-i", "i:2", "-c", "1")
+    assert (status, text) == (255, "Error: the host engine knows no entity i:2.\n")
+
+
+def test_an_instance_is_seen_a_second_after_it_was_made(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
+    _partition(state_file, "9", is_old=False)
+    assert "GPU Instance" not in run_dcgmi("discovery", "-c")[1]
+    assert run_dcgmi("dmon", "-e", "1001", "-i", "i:0", "-c", "1")[0] == 255
+    # Later; and on a kept machine, after the computer was started again, whose clock began anew.
+    for seconds in (1.0, -1e6):
+        _age(state_file, seconds)
+        assert "-> I 0/2" in run_dcgmi("discovery", "-c")[1]
+        assert run_dcgmi("dmon", "-e", "1001", "-i", "i:0", "-c", "1")[0] == 0
+
+
+def test_dmon_is_laid_out_as_that_of_dcgm_and_has_no_reading(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
+    _partition(state_file, "9")
+    recorded = (DATA / "dcgmi_dmon_v4.txt").read_text().splitlines()
+    fields = ",".join(str(number) for number in range(1001, 1013))
+    status, text = run_dcgmi("dmon", "-e", fields, "-i", "gpu:0,i:0", "-d", "0", "-c", "31")
+    lines = text.splitlines()
+    assert (status, lines[:2]) == (0, recorded[:2])
+    assert {len(line) for line in lines} == {len(recorded[0])}
+    assert lines[2].split() == ["GPU", "0", *["N/A"] * 12]
+    assert lines[3].split() == ["GPU-I", "0", *["N/A"] * 8], "what an instance has none of is blank"
+    # After 15 rounds, then after 14, of two rows each; the two lines of a header are between.
+    headers = [number for number, line in enumerate(lines) if line.startswith("#")]
+    assert (headers, len(lines)) == ([0, 2 + 30, 2 + 30 + 2 + 28], 31 * 2 + 3 * 2)
+    assert not re.search(r"\d", "".join(line[16:] for line in lines if line.startswith("GPU")))
+
+
+def test_one_field_that_is_refused_refuses_all(
+    state_file: StateFile, run_dcgmi: Dcgmi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state_file.create(["h100_80gb"], [Fault(function="dcgmWatchFields:1006", code=codes.NOT_SUPPORTED, times=None)])
+    header = "#Entity         GRACT        FP64A        \nID                                        \n"
+    refusal = "Error setting watches. Result: -6: Feature not supported\n"
+    assert run_dcgmi("dmon", "-e", "1001,1006", "-c", "1") == (250, header + refusal)
+    dcgmi.main(["--state-file", str(state_file.path), "dmon", "-e", "1001,1006", "-c", "1"])
+    assert capsys.readouterr().err == refusal, "the table goes to one stream, the refusal to the other"
+    assert run_dcgmi("dmon", "-e", "1001", "-c", "1")[0] == 0
+
+
+def test_an_engine_that_is_down_answers_nothing(state_file: StateFile, run_dcgmi: Dcgmi, tmp_path: Path) -> None:
+    state_file.create(["h100_80gb"], [Fault(function="dcgmConnect", code=codes.NOT_FOUND, times=None)])
+    for arguments in (["discovery", "-l"], ["dmon", "-e", "1001"], ["profile", "-l"]):
+        status, text = run_dcgmi(*arguments)
+        assert (status, NO_ENGINE in text) == (235, True)
+    with pytest.raises(ListenerError, match=f"{NO_ENGINE}.*nv-hostengine"):
+        _observe(DcgmListener(1000), state_file, tmp_path)
+
+
+@pytest.mark.parametrize(("model", "groups"), [("a100_40gb", {"A", "B", "C", "D", "E"}), ("h100_80gb", {"A"})])
+def test_the_profiling_fields_are_listed(state_file: StateFile, run_dcgmi: Dcgmi, model: str, groups: set[str]) -> None:
+    state_file.create([model])
+    status, text = run_dcgmi("profile", "-l")
+    rows = re.findall(r"^\| ([A-E])\.\d +\| (\d+) +\| \w+ +\|$", text, re.M)
+    assert (status, {int(number) for _, number in rows}) == (0, set(range(1001, 1013)))
+    assert {group for group, _ in rows} == groups
+
+
+def test_the_profiling_fields_are_those_of_the_gpu_that_is_asked_for(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
+    state_file.create(["h100_80gb", "a100_40gb"])
+    assert run_dcgmi("profile", "-l", "-i", "1")[1].splitlines()[3].startswith("| A.1 ")
+    assert run_dcgmi("profile", "-l", "-i", "0")[1].splitlines()[3].startswith("| A.0 ")
+    status, text = run_dcgmi("profile", "-l")
+    assert (status, "not the same SKU" in text) == (233, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["group", "-l"],
+        ["discovery"],
+        ["dmon"],
+        ["dmon", "-e", "x"],
+        ["dmon", "-e", "1001,155"],
+        ["dmon", "-e", "1001", "-d", "soon"],
+        ["discovery", "-l", "-e", "1001"],
+        ["-v"],
+    ],
+)
+def test_what_the_program_does_not_know_is_refused(run_dcgmi: Dcgmi, arguments: list[str]) -> None:
+    status, text = run_dcgmi(*arguments)
+    assert status == 255
+    assert "simulated dcgmi does not know" in text
+
+
+def test_dmon_ends_with_its_reader(state_file: StateFile, tmp_path: Path) -> None:
+    program = write_programs(tmp_path / "bin", state_file.path)["dcgmi"]
+    with subprocess.Popen([program, "dmon", "-e", "1001", "-d", "20"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().split() for _ in range(4)][2:] == [["GPU", "0", "N/A"]] * 2
+        process.stdout.close()
+        assert process.wait(5) == 1
+
+
+def test_a_machine_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dcgmi.main(["--state-file", str(tmp_path / "none.json"), "discovery", "-l"]) == 1
+    assert "simulated machine" in capsys.readouterr().out
+    assert dcgmi.main(["discovery", "-l"]) == 1
+
+
+def test_listener_dcgm_runs_without_a_value_and_says_so(
+    state_file: StateFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On instances that have just been made, and with a field that is refused."""
+    state_file.create(["h100_80gb"], [Fault(function="dcgmWatchFields:1006", code=codes.NOT_SUPPORTED, times=None)])
+    _partition(state_file, "9,9", is_old=False)
+    assert _observe(DcgmListener(200), state_file, tmp_path, 1, 2, seconds=0.5) == []
+    messages = [record.message for record in caplog.records]
+    assert messages == [
+        "listener dcgm: DCGM refuses field 1006 (FP64A), which is left out: "
+        "Error setting watches. Result: -6: Feature not supported",
+        "listener dcgm: the simulated NVIDIA H100 80GB HBM3 has no readings for it; they are absent",
+    ]

@@ -1,0 +1,380 @@
+"""The simulated library beneath pynvml, compared with what a real H100 answered, and under the project's own reader."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from pipeline.prepare.device import nvml
+from pipeline.prepare.mig import profiles
+from pipeline.simulation.install import installed
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.nvml.library import NvmlLibrary
+from tests.conftest import DATA
+
+MIB = 2**20
+RECORDING = (DATA / "h100" / "nvml_mps.txt").read_text().splitlines()
+# The three processes of the recording, in the order in which they came. Their memory there is from two instants.
+PROCESSES = ((538, "python3", 900, "M+C"), (539, "python3", 900, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
+
+
+@pytest.fixture
+def state_file(tmp_path: Path) -> StateFile:
+    file = StateFile(tmp_path / "machine.json")
+    file.create(["h100_80gb"])
+    return file
+
+
+@pytest.fixture
+def library(state_file: StateFile) -> Iterator[NvmlLibrary]:
+    with installed(state_file.path) as simulated:
+        yield simulated
+
+
+@pytest.fixture
+def handle(library: NvmlLibrary) -> object:
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def _recorded(start: str) -> list[list[str]]:
+    """What follows the name in each recorded line that begins with it."""
+    return [line.split(" ", 3)[1:] for line in RECORDING if line.startswith(start + " ")]
+
+
+def _fields(structure: object) -> dict[str, object]:
+    names = [field[0] for field in structure._fields_]  # type: ignore[attr-defined]
+    values = {name: getattr(structure, name) for name in names}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+@pytest.mark.parametrize(("enum", "version", "expected"), _recorded("profile"))
+def test_profiles_are_the_recorded_ones(handle: object, enum: str, version: str, expected: str) -> None:
+    info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, int(enum), version=int(version))
+    assert _fields(info) == ast.literal_eval(expected)
+
+
+def test_other_profiles_are_refused_as_there(handle: object) -> None:
+    answers: dict[int, type[Exception] | None] = {}
+    for enum in range(19):
+        try:
+            pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=1)
+        except pynvml.NVMLError as error:
+            answers[enum] = type(error)
+    missing = dict.fromkeys((5, 6, 8, *range(10, 17)), pynvml.NVMLError_NotSupported)
+    assert answers == {**missing, **dict.fromkeys((17, 18), pynvml.NVMLError_InvalidArgument)}
+
+
+@pytest.mark.parametrize(("profile_id", "count", "places"), _recorded("nvmlDeviceGetGpuInstancePossiblePlacements"))
+def test_placements_are_the_recorded_ones(handle: object, profile_id: str, count: str, places: str) -> None:
+    number = ctypes.c_uint(0)
+    query = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+    query(handle, int(profile_id), None, ctypes.byref(number))
+    room = (pynvml.c_nvmlGpuInstancePlacement_t * number.value)()
+    query(handle, int(profile_id), room, ctypes.byref(number))
+    assert number.value == int(count)
+    assert [(place.start, place.size) for place in room] == ast.literal_eval(places)
+
+
+@pytest.mark.parametrize(("profile_id", "count"), _recorded("nvmlDeviceGetGpuInstanceRemainingCapacity"))
+def test_capacities_are_the_recorded_ones(handle: object, profile_id: str, count: str) -> None:
+    assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, int(profile_id)) == int(count)
+
+
+@pytest.mark.parametrize(
+    ("enum", "profile_id", "count", "multiprocessors", "memory_mib", "starts", "size"),
+    [
+        (0, 19, 7, 16, 9984, [0, 1, 2, 3, 4, 5, 6], 1),
+        (1, 14, 3, 32, 20096, [0, 2, 4], 2),
+        (2, 9, 2, 60, 40448, [0, 4], 4),
+        (3, 5, 1, 64, 40448, [0], 4),
+        (4, 0, 1, 132, 81152, [0], 8),
+        (7, 20, 1, 16, 9984, [0, 1, 2, 3, 4, 5, 6], 1),
+        (9, 15, 4, 26, 20096, [0, 2, 4, 6], 2),
+    ],
+)
+def test_every_profile_has_the_measured_size_places_and_capacity(
+    handle: object,
+    enum: int,
+    profile_id: int,
+    count: int,
+    multiprocessors: int,
+    memory_mib: int,
+    starts: list[int],
+    size: int,
+) -> None:
+    """What nvidia-smi and NVML told of an H100 80GB HBM3, MIG mode off, beyond what the recording of NVML has."""
+    info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=1)
+    told = (info.id, info.instanceCount, info.multiprocessorCount, info.memorySizeMB)
+    assert told == (profile_id, count, multiprocessors, memory_mib)
+    assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, profile_id) == count
+    room, number = (pynvml.c_nvmlGpuInstancePlacement_t * 8)(), ctypes.c_uint(8)
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(number))
+    assert [(place.start, place.size) for place in room[: number.value]] == [(start, size) for start in starts]
+
+
+def test_instances_take_capacity_and_no_possible_placement(handle: object) -> None:
+    """Placements are told whether or not they are taken; what is left is the capacity."""
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
+    left = {each: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, each) for each in (19, 14, 9, 5, 0, 20, 15)}
+    assert left == {19: 4, 14: 2, 9: 1, 5: 1, 0: 0, 20: 1, 15: 2}
+    number = ctypes.c_uint(0)
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 9, None, ctypes.byref(number))
+    assert number.value == 2
+
+
+def test_process_lists_are_the_recorded_ones(state_file: StateFile, handle: object) -> None:
+    uuid = state_file.read().gpus[0].uuid
+    for pid, name, memory_mib, kind in PROCESSES:
+        Clients(state_file).hold(uuid, pid, name, memory_mib, kind, never_ends=True)
+    compared = 0
+    for line in RECORDING:
+        function, _, expected = line.partition(" ")
+        if function.endswith("RunningProcesses"):
+            entries = getattr(pynvml, f"{function}_v3")(handle)
+            assert [(entry.pid, entry.usedGpuMemory) for entry in entries] == ast.literal_eval(expected)
+            assert all(entry.gpuInstanceId == 0xFFFFFFFF for entry in entries)
+            compared += 1
+    assert compared == 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetName", "nvmlDeviceGetMaxMigDeviceCount"],
+)
+def test_plain_answers_are_the_recorded_ones(handle: object, function: str) -> None:
+    (line,) = (line for line in RECORDING if line.startswith(function + " "))
+    assert str(getattr(pynvml, function)(handle)) == line.partition(" ")[2]
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetUtilizationRates"]
+)
+def test_what_only_hardware_knows_is_not_supported(handle: object, function: str) -> None:
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        getattr(pynvml, function)(handle)
+
+
+def test_the_project_sees_the_device_as_it_sees_a_real_one(state_file: StateFile, library: NvmlLibrary) -> None:
+    (device,) = nvml.list_devices()
+    assert (device.name, device.memory_mib, device.mig_enabled) == ("NVIDIA H100 80GB HBM3", 81559, False)
+    assert device.uuid == state_file.read().gpus[0].uuid
+    assert dict(device.details) == {
+        "driver_version": "580.159.04",
+        "cuda_version": "13.0",
+        "pci_bus_id": "00000000:00:06.0",
+        "compute_capability": "9.0",
+        "multiprocessors": "132",
+        "persistence_mode": "enabled",
+        "compute_mode": "default",
+        "mig_mode_current": "disabled",
+        "mig_mode_pending": "disabled",
+    }
+    with nvml.session():
+        quantities = nvml.GpuReader(device.uuid).quantities()
+    assert set(quantities) == {f"nvmlDeviceGetMemoryInfo_v2.{name}" for name in ("total", "reserved", "free", "used")}
+    assert library.num_open == 0
+
+
+@pytest.mark.parametrize("name", ["a100_40gb", "rtxpro6000_96gb"])
+def test_profiles_read_through_nvml_are_those_of_the_table(state_file: StateFile, name: str) -> None:
+    state_file.create([name])
+    with installed(state_file.path):
+        assert profiles.read_gpu().profiles == profiles.load_model(name).profiles
+
+
+def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: object) -> None:
+    assert pynvml.nvmlDeviceSetMigMode(handle, 1) == 0
+    assert pynvml.nvmlDeviceGetMigMode(handle) == [1, 1]
+    assert pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) == 7
+    place = pynvml.c_nvmlGpuInstancePlacement_t(start=4, size=4)
+    gi = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, 9, ctypes.byref(place))
+    info = pynvml.nvmlGpuInstanceGetInfo(gi)
+    assert (info.id, info.profileId, info.placement.start, info.placement.size) == (2, 9, 4, 4)
+    ci = pynvml.nvmlGpuInstanceCreateComputeInstance(gi, 2)
+    assert pynvml.nvmlComputeInstanceGetInfo(ci).placement.size == 3
+    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gi, 0) == 0
+
+    mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
+    uuid = pynvml.nvmlDeviceGetUUID(mig)
+    assert uuid.startswith("MIG-")
+    assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
+    assert pynvml.nvmlDeviceGetName(mig) == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+    assert (pynvml.nvmlDeviceGetGpuInstanceId(mig), pynvml.nvmlDeviceGetComputeInstanceId(mig)) == (2, 0)
+    attributes = pynvml.nvmlDeviceGetAttributes(mig)
+    assert (attributes.multiprocessorCount, attributes.memorySizeMB) == (60, 40448)
+    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)
+    assert pynvml.nvmlDeviceGetUUID(parent) == pynvml.nvmlDeviceGetUUID(handle)
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 1)
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        Clients(state_file).hold(uuid, process.pid, "sleep", 500)
+        (entry,) = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(mig)
+        assert (entry.pid, entry.gpuInstanceId, entry.computeInstanceId) == (process.pid, 2, 0)
+        assert pynvml.nvmlDeviceGetMemoryInfo(mig).used == 500 * MIB
+        assert nvml.processes(pynvml.nvmlDeviceGetUUID(handle))[0].memory_mib == 500
+        with pytest.raises(pynvml.NVMLError) as caught:
+            pynvml.nvmlComputeInstanceDestroy(ci)
+        assert caught.value.value == codes.IN_USE
+        assert "In use by another client" in str(caught.value)
+        process.kill()
+    pynvml.nvmlComputeInstanceDestroy(ci)
+    pynvml.nvmlGpuInstanceDestroy(gi)
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlDeviceGetUUID(mig)
+
+
+def test_instances_are_listed_by_profile(handle: object) -> None:
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    for profile_id in (14, 19, 19):
+        pynvml.nvmlDeviceCreateGpuInstance(handle, profile_id)
+    count = ctypes.c_uint(7)
+    room = (pynvml.c_nvmlGpuInstance_t * 7)()
+    pynvml.nvmlDeviceGetGpuInstances(handle, 19, room, ctypes.byref(count))
+    starts = [pynvml.nvmlGpuInstanceGetInfo(room[position]).placement.start for position in range(count.value)]
+    assert starts == [0, 6]
+
+
+def test_nothing_answers_before_the_first_session(library: NvmlLibrary) -> None:
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        pynvml.nvmlDeviceGetCount()
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() == 1
+
+
+def test_a_session_that_was_left_open_is_closed_at_the_end(state_file: StateFile) -> None:
+    with installed(state_file.path):
+        pynvml.nvmlInit()
+        pynvml.nvmlInit()
+        (session,) = state_file.read().sessions
+        assert session.num_open == 2
+    assert state_file.read().sessions == ()
+
+
+def test_pynvml_is_afterwards_as_it_was(state_file: StateFile) -> None:
+    before = pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache)
+    with pytest.raises(RuntimeError), installed(state_file.path):
+        pynvml.nvmlInit()
+        raise RuntimeError
+    assert (pynvml.nvmlLib, pynvml._nvmlGetFunctionPointer_cache) == before
+
+
+def test_reads_fail_as_injected(state_file: StateFile) -> None:
+    state_file.create(["h100_80gb"], [Fault(function="nvmlDeviceGetUUID", code=codes.NO_PERMISSION)])
+    with installed(state_file.path):
+        with pytest.raises(nvml.NvmlError, match="UUID"):
+            nvml.list_devices()
+        assert len(nvml.list_devices()) == 1
+
+
+def test_a_version_that_is_not_asked_right_is_refused(handle: object, library: NvmlLibrary) -> None:
+    memory = pynvml.c_nvmlMemory_v2_t(version=1)
+    assert library.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)) == codes.VERSION_MISMATCH
+    with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+        pynvml.nvmlDeviceGetSerial(handle)
+
+
+def test_compute_instances_are_queried_placed_and_listed(handle: object) -> None:
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    gi = pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
+    full = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 2, 0)
+    assert (full.id, full.sliceCount, full.instanceCount, full.multiprocessorCount) == (2, 3, 1, 60)
+    part = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 0, 0, version=1)
+    # How many multiprocessors a part of an H100's 3g has is not known, and not made up.
+    assert (part.id, part.instanceCount, part.multiprocessorCount) == (0, 3, 0xFFFFFFFF)
+    assert full.name in (b"MIG 3g.40gb", "MIG 3g.40gb")
+    for enum, error in ((3, pynvml.NVMLError_NotSupported), (9, pynvml.NVMLError_InvalidArgument)):
+        with pytest.raises(error):
+            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, enum, 0)
+
+    count = ctypes.c_uint(8)
+    places = (pynvml.c_nvmlComputeInstancePlacement_t * 8)()
+    pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(gi, 0, places, ctypes.byref(count))
+    assert [(place.start, place.size) for place in places[: count.value]] == [(0, 1), (1, 1), (2, 1)]
+    place = pynvml.c_nvmlComputeInstancePlacement_t(start=2, size=1)
+    ci = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(gi, 0, ctypes.byref(place))
+    info = pynvml.nvmlComputeInstanceGetInfo(ci)
+    assert (info.id, info.profileId, info.placement.start, info.placement.size) == (0, 0, 2, 1)
+    assert pynvml.nvmlGpuInstanceGetInfo(info.gpuInstance).profileId == 9
+    assert pynvml.nvmlDeviceGetName(info.device).endswith(" MIG 1c.3g.40gb")
+
+    found = (pynvml.c_nvmlComputeInstance_t * 8)()
+    count.value = 8
+    pynvml.nvmlGpuInstanceGetComputeInstances(gi, 0, found, ctypes.byref(count))
+    assert [pynvml.nvmlComputeInstanceGetInfo(each).id for each in found[: count.value]] == [0]
+    assert pynvml.nvmlComputeInstanceGetInfo(pynvml.nvmlGpuInstanceGetComputeInstanceById(gi, 0)).id == 0
+    pynvml.nvmlComputeInstanceDestroy(ci)
+    for gone in (lambda: pynvml.nvmlComputeInstanceGetInfo(ci), lambda: pynvml.nvmlComputeInstanceDestroy(ci)):
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            gone()
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlGpuInstanceGetComputeInstanceById(gi, 0)
+
+
+def test_gpu_instances_and_profiles_are_found_by_id(handle: object) -> None:
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
+    assert pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(handle, 2)).placement.start == 4
+    assert pynvml.nvmlDeviceGetGpuInstanceProfileInfoById(handle, 9).name in (b"MIG 3g.40gb", "MIG 3g.40gb")
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlDeviceGetGpuInstanceById(handle, 1)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetGpuInstanceProfileInfoById(handle, 77)
+    count = ctypes.c_uint(1)
+    room = (pynvml.c_nvmlGpuInstancePlacement_t * 1)()
+    with pytest.raises(pynvml.NVMLError_InsufficientSize):
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 9, room, ctypes.byref(count))
+
+
+def test_a_device_is_found_by_every_name_it_has(state_file: StateFile) -> None:
+    first, second = state_file.create(["h100_80gb", "a100_40gb"]).gpus
+    with installed(state_file.path):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(second.bus_id)
+        assert pynvml.nvmlDeviceGetUUID(handle) == second.uuid
+        assert (pynvml.nvmlDeviceGetIndex(handle), pynvml.nvmlDeviceGetArchitecture(handle)) == (1, 7)
+        assert pynvml.nvmlDeviceGetPciInfo(handle).device == 7
+        assert pynvml.nvmlDeviceIsMigDeviceHandle(handle).value == 0
+        pynvml.nvmlDeviceSetComputeMode(handle, 3)
+        assert [gpu.compute_mode for gpu in state_file.read().gpus] == [0, 3]
+        for unknown in (
+            lambda: pynvml.nvmlDeviceGetHandleByUUID("GPU-0"),
+            lambda: pynvml.nvmlDeviceGetHandleByPciBusId("0"),
+            lambda: pynvml.nvmlSystemGetProcessName(1),
+        ):
+            with pytest.raises(pynvml.NVMLError_NotFound):
+                unknown()
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlDeviceGetHandleByIndex(2)
+    assert first.uuid != second.uuid
+
+
+def test_a_fault_of_one_gpu_spares_the_other(state_file: StateFile) -> None:
+    fault = Fault(function="nvmlDeviceGetMigMode", code=codes.NOT_SUPPORTED, times=None, gpu=1)
+    state_file.create(["h100_80gb", "h100_80gb"], [fault])
+    with installed(state_file.path):
+        modes = [dict(device.details).get("mig_mode_current") for device in nvml.list_devices()]
+    assert modes == ["disabled", None]
+
+
+def test_a_handle_of_the_wrong_kind_is_an_invalid_argument(handle: object) -> None:
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    gi = pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
+    pynvml.nvmlGpuInstanceCreateComputeInstance(gi, 2)
+    mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetMigMode(mig)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetAttributes(handle)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetName(pynvml.c_nvmlDevice_t())

@@ -1,0 +1,477 @@
+"""The simulated nvidia-smi, compared with recordings of a real H100, and its traps."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from listeners.nvml import NvmlListener
+from listeners.smi import SmiListener
+from pipeline.base.command import run
+from pipeline.base.records import Sample
+from pipeline.prepare.device import nvml
+from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.smi import program as nvidia_smi
+from tests.conftest import DATA
+
+RECORDINGS = DATA / "h100"
+PROCESSES = ((538, "python3", 744, "M+C"), (539, "python3", 744, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
+Smi = Callable[..., tuple[int, str]]
+
+# What may differ: instants, UUIDs, and what only hardware knows. There the simulated one says that it is not available.
+_MASKS = (
+    (re.compile(r"^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4} {7}$", re.M), "<now>"),
+    (re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}"), "<now>"),
+    (re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<uuid>"),
+)
+# What an H100 with MIG off answers whatever else it does.
+IDLE = (
+    "mig_lci.txt",
+    "mig_lcip.txt",
+    "mig_lcipp.txt",
+    "mig_lgi.txt",
+    "mig_lgip.txt",
+    "mig_lgip_i0.txt",
+    "mig_lgip_i9.txt",
+    "mig_lgipp.txt",
+    "query_bad.txt",
+    "query_i9.txt",
+    "smi_L.txt",
+)
+# Columns of the recorded query that are readings.
+_READINGS = frozenset(range(6, 11)) | frozenset(range(14, 20)) | {23}
+
+
+@pytest.fixture
+def state_file(tmp_path: Path) -> StateFile:
+    file = StateFile(tmp_path / "machine.json")
+    file.create(["h100_80gb"])
+    return file
+
+
+@pytest.fixture
+def smi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Smi:
+    """Run the program in this process: its exit status and what it printed."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        status = nvidia_smi.main(["--state-file", str(state_file.path), *arguments])
+        return status, capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """PID of a real process."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def _masked(text: str) -> str:
+    for pattern, name in _MASKS:
+        text = pattern.sub(name, text)
+    return text
+
+
+def _recording(name: str) -> tuple[list[str], str, int]:
+    """Arguments, output and exit status."""
+    command, *lines = (RECORDINGS / name).read_text().splitlines(keepends=True)
+    arguments = shlex.split(command.removeprefix("$ nvidia-smi"))
+    return arguments, "".join(lines[:-1]), int(lines[-1].removeprefix("exit "))
+
+
+def _without_readings(overview: str) -> str:
+    """The overview with the readings of each GPU, and the ECC errors, taken out of their columns."""
+    lines = overview.splitlines()
+    for position, line in enumerate(lines):
+        if re.match(r"\|   \d  NVIDIA ", line):
+            lines[position] = line[:67] + "|"
+            below = lines[position + 1]
+            lines[position + 1] = below[:2] + below[41:67] + below[76:]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", [*IDLE, "apps_mps.txt", "smi_after.txt"])
+def test_a_recorded_command_answers_as_recorded(state_file: StateFile, smi: Smi, name: str) -> None:
+    if name == "apps_mps.txt":
+        _start_processes(state_file)
+    arguments, text, status = _recording(name)
+    assert (smi(*arguments)[0], _masked(smi(*arguments)[1])) == (status, _masked(text))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", IDLE)
+def test_a_real_h100_still_answers_as_recorded(name: str) -> None:
+    program = shutil.which("nvidia-smi")
+    devices = run([program, "-L"], timeout_s=60).stdout.splitlines() if program else []
+    if program is None or len(devices) != 1 or "NVIDIA H100 80GB HBM3" not in devices[0]:
+        pytest.skip("this machine has not one H100 80GB HBM3, as the one that was recorded")
+    arguments, text, status = _recording(name)
+    answer = run([program, *arguments], timeout_s=60, check=False)
+    assert (answer.status, _masked(answer.stdout + answer.stderr)) == (status, _masked(text))
+
+
+def _start_processes(state_file: StateFile) -> None:
+    uuid = state_file.read().gpus[0].uuid
+    for pid, name, memory_mib, kind in PROCESSES:
+        Clients(state_file).hold(uuid, pid, name, memory_mib, kind, never_ends=True)
+
+
+@pytest.mark.parametrize("name", ["smi.txt", "smi_mps.txt"])
+def test_the_overview_is_the_recorded_one_but_for_readings(state_file: StateFile, smi: Smi, name: str) -> None:
+    recorded = _recording(name)[1]
+    if name == "smi_mps.txt":
+        _start_processes(state_file)
+        # Beside what its clients have, the real driver held 10 MiB more.
+        recorded = recorded.replace("1564MiB", "1554MiB")
+    assert _without_readings(_masked(smi()[1])) == _without_readings(_masked(recorded)).removesuffix("\n")
+
+
+@pytest.mark.parametrize("name", ["query.txt", "query_nounits.txt"])
+def test_a_query_is_the_recorded_one_and_invents_no_reading(smi: Smi, name: str) -> None:
+    arguments, recorded, _ = _recording(name)
+    status, text = smi(*arguments)
+    assert status == 0
+    lines, expected = (_masked(each).splitlines() for each in (text, recorded))
+    assert lines[:-1] == expected[:-1]
+    cells, recorded_cells = lines[-1].split(", "), expected[-1].split(", ")
+    assert len(cells) == len(recorded_cells)
+    for position, (cell, recorded_cell) in enumerate(zip(cells, recorded_cells, strict=True)):
+        assert cell == ("[N/A]" if position in _READINGS else recorded_cell)
+
+
+def test_a_loop_is_the_recorded_one_and_invents_no_reading(state_file: StateFile, tmp_path: Path) -> None:
+    command, *recorded, status = (RECORDINGS / "query_loop.txt").read_text().splitlines()
+    program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]
+    arguments = shlex.split(command.removeprefix("$ timeout 2 nvidia-smi "))
+    done = run(["timeout", "1", str(program), *arguments], timeout_s=20, check=False)
+    lines = _masked(done.stdout).splitlines()
+    assert f"exit {done.status}" == status
+    assert len(lines) >= 2
+    expected = {re.sub(r", [\d.]+,", ", [N/A],", _masked(line)) for line in recorded}
+    assert set(lines) == expected
+
+
+def test_a_loop_prints_its_header_once_and_ends_with_its_reader(state_file: StateFile, tmp_path: Path) -> None:
+    program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]
+    argv = [str(program), "--query-gpu=timestamp,memory.used", "--format=csv", "-lms", "20"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        assert lines[0] == "timestamp, memory.used [MiB]\n"
+        assert all(line.endswith(", 0 MiB\n") for line in lines[1:])
+        process.stdout.close()
+        process.wait(5)
+    assert state_file.read().sessions == ()
+
+
+def test_the_listeners_of_the_project_run_on_it(state_file: StateFile, tmp_path: Path, sleeper: int) -> None:
+    program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]
+    samples: list[Sample] = []
+    with installed(state_file.path):
+        (device,) = nvml.list_devices()
+        Clients(state_file).hold(device.uuid, sleeper, "sleep", 300)
+        watch = SimpleNamespace(device=device, slots=(), pids=lambda: {0: sleeper})
+        sink = SimpleNamespace(put=samples.append)
+        for listener in (SmiListener(interval_ms=200, program=str(program)), NvmlListener(interval_ms=200)):
+            with listener.observe(watch, sink):
+                pass
+    values = {(sample.source, sample.job): sample.values for sample in samples}
+    assert values[("smi", None)] == {"memory_used_mib": 300.0}
+    assert values[("nvml", None)] == {"memory_used_mib": 300.0}
+    assert values[("nvml", 0)] == {"process_memory_mib": 300.0}
+
+
+def test_instances_are_made_listed_and_destroyed(smi: Smi, state_file: StateFile) -> None:
+    assert smi("-i", "0", "-mig", "1") == (0, "Enabled MIG Mode for GPU 00000000:00:06.0\nAll done.\n")
+    assert smi("mig", "-lgi") == (6, "No GPU instances found: Not Found\n")
+    assert smi("mig", "-i", "0", "-cgi", "3g.40gb:4,19:0", "-C") == (
+        0,
+        "Successfully created GPU instance ID  2 on GPU  0 using profile MIG 3g.40gb (ID  9)\n"
+        "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2 using profile MIG 3g.40gb (ID  2)\n"
+        "Successfully created GPU instance ID  7 on GPU  0 using profile MIG 1g.10gb (ID 19)\n"
+        "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  7 using profile MIG 1g.10gb (ID  0)\n",
+    )
+    assert smi("mig", "-i", "0", "-lgi") == (
+        0,
+        "+---------------------------------------------------------+\n"
+        "| GPU instances:                                          |\n"
+        "| GPU   Name               Profile  Instance   Placement  |\n"
+        "|                            ID       ID       Start:Size |\n"
+        "|=========================================================|\n"
+        "|   0  MIG 1g.10gb           19        7          0:1     |\n"
+        "+---------------------------------------------------------+\n"
+        "|   0  MIG 3g.40gb            9        2          4:4     |\n"
+        "+---------------------------------------------------------+\n",
+    )
+    listed = [line for line in smi("mig", "-lci")[1].splitlines() if " MIG " in line]
+    assert listed == [
+        "|   0      7       MIG 1g.10gb          0         0          0:1     |",
+        "|   0      2       MIG 3g.40gb          2         0          0:3     |",
+    ]
+    assert re.sub("MIG-[0-9a-f-]{36}", "<uuid>", smi("-L")[1]).splitlines()[1:] == [
+        "  MIG 3g.40gb     Device  0: (UUID: <uuid>)",
+        "  MIG 1g.10gb     Device  1: (UUID: <uuid>)",
+    ]
+    assert smi("mig", "-i", "0", "-gi", "2", "-dgi") == (
+        codes.IN_USE,
+        "Unable to destroy GPU instance ID  2 from GPU  0: In use by another client\n"
+        "Failed to destroy GPU instances: In use by another client\n",
+    )
+    assert smi("mig", "-i", "0", "-dci", "-ci", "0", "-gi", "2") == (
+        0,
+        "Successfully destroyed compute instance ID  0 from GPU  0 GPU instance ID  2\n",
+    )
+    assert smi("mig", "-i", "0", "-dgi", "-gi", "2") == (0, "Successfully destroyed GPU instance ID  2 from GPU  0\n")
+    (left,) = state_file.read().gpus[0].instances
+    assert left.id == 7
+
+
+def test_the_overview_shows_mig_devices_and_where_processes_run(smi: Smi, state_file: StateFile, sleeper: int) -> None:
+    smi("-mig", "1")
+    assert "|  No MIG devices found" in smi()[1]
+    smi("mig", "-cgi", "3g.40gb", "-C")
+    uuid = smi("-L")[1].rsplit("UUID: ", 1)[1].rstrip(")\n")
+    Clients(state_file).hold(uuid, sleeper, "sleep", 44)
+    lines = smi()[1].splitlines()
+    assert len({len(line) for line in lines[1:] if line}) == 1
+    assert "|  0    2   0   0  |              44MiB / 40448MiB    | 60    N/A |  3   0    3    0    3 |" in lines
+    assert f"|    0     2    0{sleeper:>16}      C   sleep{'':<31}     44MiB |" in lines
+    assert f"{sleeper}, sleep, 44 MiB\n" in smi("--query-compute-apps=pid,name,used_memory", "--format=csv")[1]
+
+
+def test_compute_instances_divide_a_gpu_instance(smi: Smi) -> None:
+    smi("-mig", "1")
+    smi("mig", "-cgi", "9")
+    assert smi("mig", "-i", "0", "-gi", "2", "-cci", "0,1c.3g.40gb") == (
+        0,
+        "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2 "
+        "using profile MIG 1c.3g.40gb (ID  0)\n"
+        "Successfully created compute instance ID  1 on GPU  0 GPU instance ID  2 "
+        "using profile MIG 1c.3g.40gb (ID  0)\n",
+    )
+    overview = smi()[1].splitlines()
+    position = overview.index(
+        "|  0    2   0   0  |               0MiB / 40448MiB    |N/A    N/A |  3   0    3    0    3 |"
+    )
+    assert overview[position + 2 : position + 4] == [
+        "+------------------+                                  +-----------+-----------------------+",
+        "|  0    2   1   1  |                                  |N/A    N/A |  3   0    3    0    3 |",
+    ]
+    rows = [line for line in smi("mig", "-lcip")[1].splitlines() if " MIG " in line]
+    assert [re.findall(r"MIG (\S+) +(\S+) +(\d/\d) ", row)[0] for row in rows] == [
+        ("1c.3g.40gb", "0", "1/3"),
+        ("2c.3g.40gb", "1", "0/1"),
+        ("3g.40gb", "2*", "0/1"),
+    ]
+    assert {len(line) for line in smi("mig", "-lcip")[1].splitlines()} == {88}
+    assert smi("mig", "-lcipp")[1].splitlines()[0] == "GPU  0 GI  2 Profile ID  0 Placements: {0,1,2}:1"
+    assert smi("mig", "-gi", "2", "-cci")[0] == codes.INSUFFICIENT_RESOURCES
+    assert smi("mig", "-gi", "5", "-cci") == (6, "No GPU instances found: Not Found\n")
+
+
+def test_a_list_is_worked_off_until_it_fails(smi: Smi, state_file: StateFile) -> None:
+    smi("-mig", "1")
+    status, text = smi("mig", "-i", "0", "-cgi", "9,9,19")
+    assert status == codes.INSUFFICIENT_RESOURCES
+    assert text.splitlines() == [
+        "Successfully created GPU instance ID  2 on GPU  0 using profile MIG 3g.40gb (ID  9)",
+        "Successfully created GPU instance ID  1 on GPU  0 using profile MIG 3g.40gb (ID  9)",
+        "Unable to create a GPU instance on GPU  0 using profile 19: Insufficient Resources",
+        "Failed to create GPU instances: Insufficient Resources",
+    ]
+    assert len(state_file.read().gpus[0].instances) == 2
+
+
+@pytest.mark.parametrize("item", ["8g.80gb", "99", "9:1", "9:x"])
+def test_an_unknown_profile_or_start_is_an_invalid_argument(smi: Smi, state_file: StateFile, item: str) -> None:
+    smi("-mig", "1")
+    status, text = smi("mig", "-cgi", item)
+    assert (status, text.splitlines()[-1]) == (2, "Failed to create GPU instances: Invalid Argument")
+    assert state_file.read().gpus[0].instances == ()
+
+
+def test_without_i_a_command_acts_on_every_gpu(smi: Smi, state_file: StateFile) -> None:
+    state_file.create(["h100_80gb", "h100_80gb"])
+    smi("-i", "0,1", "-mig", "1")
+    smi("mig", "-cgi", "19")
+    assert [len(gpu.instances) for gpu in state_file.read().gpus] == [1, 1]
+    smi("mig", "-i", "1", "-dgi")
+    assert [len(gpu.instances) for gpu in state_file.read().gpus] == [1, 0]
+    smi("mig", "-dgi")
+    assert smi("mig", "-dgi") == (6, "No GPU instances found: Not Found\n")
+    assert smi("mig", "-dci") == (6, "No compute instances found: Not Found\n")
+    assert smi("-i", state_file.read().gpus[1].uuid, "-mig", "0")[0] == 0
+    assert [gpu.mig_current for gpu in state_file.read().gpus] == [True, False]
+
+
+@pytest.mark.parametrize("command", [["-cgi", "19"], ["-cci"], ["-dci"], ["-dgi"]])
+def test_with_mig_off_a_command_does_nothing_and_ends_with_0(smi: Smi, command: list[str]) -> None:
+    assert smi("mig", *command) == (0, "No MIG-enabled devices found.\n")
+
+
+def test_all_done_with_the_mode_pending(smi: Smi, state_file: StateFile, sleeper: int) -> None:
+    state_file.create(["a100_40gb"])
+    Clients(state_file).hold(state_file.read().gpus[0].uuid, sleeper, "sleep", 10)
+    status, text = smi("-i", "0", "-mig", "1")
+    assert (status, text.splitlines()[-1]) == (0, "All done.")
+    assert text.startswith(
+        "Warning: MIG mode is in pending enable state for GPU 00000000:00:06.0:In use by another client\n"
+    )
+    query = ["--query-gpu=mig.mode.current,mig.mode.pending", "--format=csv,noheader"]
+    assert smi(*query)[1] == "Disabled, Enabled\n"
+    assert "            Disabled* |" in smi()[1]
+    assert smi("--gpu-reset", "-i", "0")[0] == codes.IN_USE
+    Clients(state_file).release(sleeper)
+    assert smi("--gpu-reset", "-i", "0") == (0, "GPU 00000000:00:06.0 was successfully reset.\nAll done.\n")
+    assert smi(*query)[1] == "Enabled, Enabled\n"
+
+
+def test_a_missing_permission_ends_with_4(smi: Smi, state_file: StateFile) -> None:
+    state_file.create(["h100_80gb"], [Fault(function="nvmlDeviceSetMigMode", code=codes.NO_PERMISSION)])
+    status, text = smi("-mig", "1")
+    assert (status, text.splitlines()[0]) == (
+        4,
+        "Unable to enable MIG Mode for GPU 00000000:00:06.0: Insufficient Permissions",
+    )
+    assert "All done." not in text
+
+
+def test_a_compute_instance_in_use_stays(smi: Smi, state_file: StateFile, sleeper: int) -> None:
+    smi("-mig", "1")
+    smi("mig", "-cgi", "0", "-C")
+    uuid = smi("-L")[1].rsplit("UUID: ", 1)[1].rstrip(")\n")
+    Clients(state_file).hold(uuid, sleeper, "sleep", 1)
+    assert smi("mig", "-i", "0", "-dci") == (
+        codes.IN_USE,
+        "Unable to destroy compute instance ID  0 from GPU  0 GPU instance ID  0: In use by another client\n"
+        "Failed to destroy compute instances: In use by another client\n",
+    )
+    Clients(state_file).release(sleeper)
+    assert smi("mig", "-i", "0", "-dci")[0] == 0
+
+
+def test_a_machine_that_is_not_there_is_no_driver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "none.json", tmp_path / "no_folder" / "none.json"):
+        assert nvidia_smi.main(["--state-file", str(path), "-L"]) == 9
+        assert "simulated machine" in capsys.readouterr().out
+    assert nvidia_smi.main(["-L"]) == 2
+
+
+def test_a_driver_that_is_not_loaded_ends_with_9(smi: Smi, state_file: StateFile) -> None:
+    state_file.create(["h100_80gb"], [Fault(function="nvmlInitWithFlags", code=9)])
+    status, text = smi("-L")
+    assert (status, text.split(".")[0]) == (
+        9,
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+    )
+
+
+def test_the_compute_mode_is_set_and_told(smi: Smi, state_file: StateFile) -> None:
+    query = ["--query-gpu=compute_mode", "--format=csv,noheader"]
+    done = "Set compute mode to EXCLUSIVE_PROCESS for GPU 00000000:00:06.0.\nAll done.\n"
+    assert smi("-i", "0", "-c", "EXCLUSIVE_PROCESS") == (0, done)
+    assert smi(*query)[1] == "Exclusive_Process\n"
+    assert "  E. Process |" in smi()[1]
+    assert smi("-c", "0")[0] == 0
+    assert smi(*query)[1] == "Default\n"
+    smi("-mig", "1")
+    assert smi("-c", "3")[0] == codes.NOT_SUPPORTED
+    assert state_file.read().gpus[0].compute_mode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--frobnicate"],
+        ["-i"],
+        ["mig", "-q"],
+        ["mig"],
+        ["mig", "-cgi"],
+        ["mig", "-dgi", "-gi", "x"],
+        ["-mig", "2"],
+        ["-c", "1"],
+        ["-lms", "soon"],
+        ["--query-gpu=name"],
+        ["-q"],
+        ["dmon", "-c", "1"],
+    ],
+)
+def test_what_the_program_does_not_know_is_refused_with_2(
+    smi: Smi, state_file: StateFile, arguments: list[str]
+) -> None:
+    before = state_file.read()
+    assert smi(*arguments)[0] == 2
+    assert state_file.read() == before
+
+
+def test_unknown_figures_are_not_made_up(smi: Smi, state_file: StateFile) -> None:
+    state_file.create(["gb300"])
+    assert "|   0  MIG 1g.35gb         19     7/7        34.75      No     N/A    N/A   0   |" in smi("mig", "-lgip")[1]
+
+
+def test_the_program_needs_no_environment_and_can_reach_no_real_one(state_file: StateFile, tmp_path: Path) -> None:
+    """A decoy stands first on PATH under every name that leads to a real driver; PYTHONPATH has another package."""
+    decoys = tmp_path / "decoys"
+    (decoys / "pipeline").mkdir(parents=True)
+    (decoys / "pipeline" / "__init__.py").write_text("raise SystemExit(99)")
+    touched = tmp_path / "touched"
+    for name in ("nvidia-smi", "dcgmi", "sudo", "python", "python3", "sh", "exec"):
+        (decoys / name).write_text(f"#!/bin/sh\necho {name} >> {touched}\n")
+        (decoys / name).chmod(0o755)
+    programs = write_programs(tmp_path / "bin", state_file.path)
+    program, dcgmi = str(programs["nvidia-smi"]), str(programs["dcgmi"])
+    assert Path(program).is_absolute()
+    hostile = {"PATH": str(decoys), "PYTHONPATH": str(decoys)}
+    for environ in (hostile, {}):
+        for arguments in (["-L"], ["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"]):
+            assert run([program, *arguments], timeout_s=20, environ=environ).status == 0
+        assert run([dcgmi, "discovery", "-c"], timeout_s=20, environ=environ).status == 0
+    assert not touched.exists()
+
+
+def test_no_line_of_the_simulation_starts_a_program_or_loads_a_library(state_file: StateFile) -> None:
+    """Python's own audit events tell, while the program writes and the library is used through pynvml."""
+    script = """
+import sys
+seen = []
+def note(event, arguments):
+    if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"):
+        seen.append(event)
+    if event == "ctypes.dlopen" and arguments[0]:
+        seen.append(arguments[0])
+sys.addaudithook(note)
+from pathlib import Path
+from pipeline.simulation import dcgmi, install, nvidia_smi
+for arguments in (["-L"], ["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"], ["-c", "0"]):
+    assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0
+for arguments in (["discovery", "-c"], ["dmon", "-e", "1001", "-c", "1"]):
+    assert dcgmi.main(["--state-file", sys.argv[1], *arguments]) == 0
+with install.installed(Path(sys.argv[1])):
+    from pipeline.gpu import nvml
+    assert nvml.list_devices()
+assert not seen, seen
+"""
+    argv = [sys.executable, "-c", script, str(state_file.path)]
+    assert run(argv, timeout_s=30, environ={**os.environ, "PYTHONPATH": str(Path.cwd())}).status == 0
+
+
+def test_a_command_answers_quickly(state_file: StateFile, tmp_path: Path) -> None:
+    program = str(write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"])
+    began_s = time.monotonic()
+    run([program, "-L"], timeout_s=20)
+    assert time.monotonic() - began_s < 5

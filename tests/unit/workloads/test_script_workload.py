@@ -1,0 +1,139 @@
+"""Any script as a job: started with the group, measured from outside, its end our end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from tests.job_server import JobServer, wait_until
+
+SCRIPT_WORKLOAD = PROJECT_DIR / "workloads" / "script.py"
+
+
+@pytest.fixture
+def server() -> Iterator[JobServer]:
+    with JobServer() as running:
+        yield running
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a user's script and return its path."""
+
+    def write_script(code: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(code)
+        return path
+
+    return write_script
+
+
+def test_the_script_sees_what_it_would_see_by_itself(server, write, tmp_path):
+    script = write("""
+import json, os, sys, time
+environ = [os.environ.get(name) for name in ("COLLOCATION_JOB", "MINE")]
+print(json.dumps([sys.argv, sys.path[0], os.getcwd(), environ, os.getpgid(0), time.monotonic_ns()]))
+""")
+    server.start(SCRIPT_WORKLOAD, script, "--epochs", "3", cwd=tmp_path, environ={"MINE": "1"})
+    start_ns = server.go(delay_s=0.1)
+    assert server.receive() == {"type": "bye", "status": "ok"}
+    status, output, _ = server.end()
+    *seen, t_ns = json.loads(output)
+    assert status == 0
+    assert seen == [[str(script), "--epochs", "3"], str(tmp_path), str(tmp_path), [None, "1"], server.process.pid]
+    assert t_ns > start_ns
+    assert [phase["name"] for phase in server.events("phase")] == ["setup", "ready", "train"]
+
+
+def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
+    script = write("import sys; sys.exit(3)")
+    server.start(SCRIPT_WORKLOAD, script)
+    server.go()
+    assert server.receive() == {"type": "bye", "status": "error"}
+    assert server.end()[0] == 3
+    (error,) = server.events("error")
+    assert (error["type"], error["message"]) == ("ScriptError", f"{script} ended with status 3")
+
+
+def test_a_killed_script_is_told_from_one_that_failed(server, write):
+    script = write("import os; os.kill(os.getpid(), 9)")
+    server.start(SCRIPT_WORKLOAD, script)
+    server.go()
+    assert server.end()[0] == 128 + 9
+    assert server.events("error")[0]["message"] == f"{script} was killed by signal 9"
+
+
+def test_a_missing_script_is_an_error_before_the_job_is_ready(server, tmp_path):
+    server.start(SCRIPT_WORKLOAD, tmp_path / "nothing.py")
+    assert server.receive() == {"type": "bye", "status": "error"}
+    assert server.end()[0] == 1
+    (error,) = server.events("error")
+    assert error["type"] == "FileNotFoundError"
+    assert "nothing.py: no such script" in error["message"]
+
+
+WAITS = """
+import signal, sys, time
+def end(number, frame):
+    sys.exit(40 + number)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, end)
+print("waiting", flush=True)
+time.sleep(60)
+"""
+
+
+def test_stop_ends_the_script(server, write):
+    server.start(SCRIPT_WORKLOAD, write(WAITS))
+    server.go()
+    assert server.process.stdout.readline() == "waiting\n"
+    server.send(type="stop")
+    assert server.end()[0] == 40 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_are_passed_on(server, write, number):
+    server.start(SCRIPT_WORKLOAD, write(WAITS))
+    server.go()
+    assert server.process.stdout.readline() == "waiting\n"
+    server.process.send_signal(number)
+    assert server.end()[0] == 40 + number
+
+
+def test_no_signal_stays_blocked_in_the_script(server, write):
+    script = write("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))")
+    server.start(SCRIPT_WORKLOAD, script)
+    server.go()
+    assert server.end()[1] == "set()\n"
+
+
+def test_a_dead_orchestrator_takes_the_script_along(server, write):
+    server.start(SCRIPT_WORKLOAD, write(WAITS.replace("sys.exit(40 + number)", "pass")))
+    server.go()
+    server.process.stdout.readline()
+    server.hang_up()
+    assert server.end()[0] == -signal.SIGKILL  # its output is closed by every process that could write to it
+
+
+def test_by_hand_it_runs_the_script_and_ends_with_its_status(write):
+    done = subprocess.run([sys.executable, SCRIPT_WORKLOAD, write("print('hi'); raise SystemExit(5)")],
+                          capture_output=True, text=True)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (5, "hi\n", "")
+    assert subprocess.run([sys.executable, SCRIPT_WORKLOAD], capture_output=True).returncode == 2
+
+
+def test_waiting_costs_no_processor_time(server, write):
+    server.start(SCRIPT_WORKLOAD, write(WAITS))
+    server.go()
+    server.process.stdout.readline()
+    stat = Path(f"/proc/{server.process.pid}/stat")
+    before = stat.read_text().split()[13:15]
+    assert not wait_until(lambda: server.process.poll() is not None, timeout_s=0.5)
+    assert stat.read_text().split()[13:15] == before

@@ -1,0 +1,288 @@
+"""Training really trains, its losses depend on the seed alone, and its flags are the configuration's keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import workloads
+from tests.job_server import JobServer, wait_until
+from workloads import client, train_timm
+from workloads.training import canary
+from workloads.training.epochs import NonFiniteLossError
+from workloads.training.steps import LossRecord, StepClock, compiled_step
+
+TRAIN = PROJECT_DIR / "workloads" / "train_timm.py"
+DATA = ["--dataset", "digits", "--image-px", "8", "--num-classes", "10", "--batch-size", "100"]
+MODEL = ["--model", "resnetv2_50", "--model-args", "layers=[1,1]", "channels=[8,16]", "stem_chs=8", "stem_type="]
+SMALL = [*MODEL, *DATA, "--loader-workers", "0", "--threads", "1", "--no-channels-last", "--device", "cpu"]
+
+
+class Notebook(client.NullJob):
+    """A job by hand that remembers what it was told, and can be told to stop after some steps."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.losses: list[float] = []
+        self.epochs: list[tuple[int, float, dict[str, float]]] = []
+        self.metrics: dict[str, tuple[float, int]] = {}
+        self.steps: list[tuple[int, int | None, int | None]] = []
+        self.phases: list[str] = []
+        self.canary: dict[str, float] = {}
+        self.wrongs: list[str] = []
+        self._stop_after = stop_after
+
+    @property
+    def stopping(self):
+        return self._stop_after is not None and len(self.steps) >= self._stop_after
+
+    def until_stop(self, items):
+        for item in items:
+            if self.stopping:
+                return
+            yield item
+
+    def phase(self, name):
+        self.phases.append(name)
+
+    def metric(self, name, value, step=0):
+        if name == "first_loss":
+            assert step == len(self.losses)
+            self.losses.append(value)
+        elif name.startswith("canary"):
+            self.canary[name] = value
+        else:
+            self.metrics[name] = (value, step)
+
+    def wrong(self, what):
+        self.wrongs.append(what)
+
+    def step(self, samples, epoch=None, t_ns=None):
+        self.steps.append((samples, epoch, t_ns))
+
+    def epoch(self, number, seconds, **metrics):
+        self.epochs.append((number, seconds, metrics))
+
+
+def train(*flags: str, stop_after: int | None = None) -> Notebook:
+    """Train in this process; return what it reported."""
+    job = Notebook(stop_after)
+    threads = torch.get_num_threads()
+    try:
+        train_timm.run(train_timm.parse([*SMALL, *flags]), job)
+    finally:
+        torch.set_num_threads(threads)
+    return job
+
+
+def test_the_flags_are_the_keys_of_the_configuration():
+    added = {field.name for field in dataclasses.fields(workloads.TrainTimmConfig)}
+    added -= {field.name for field in dataclasses.fields(workloads.WorkloadConfig)}
+    actions = {action.dest: action for action in train_timm.build_parser()._actions}
+    assert set(actions) == added | {"seed", "device", "epochs", "help"}
+    enums = {"dataset": workloads.Dataset, "source": workloads.DataSource}
+    enums |= {"step_mode": workloads.StepMode, "precision": workloads.Precision}
+    for name, members in enums.items():
+        assert actions[name].choices == [member.name for member in members]
+    defaults = {field.name: field.default for field in dataclasses.fields(workloads.TrainTimmConfig)}
+    for name in ("learning_rate", "channels_last", "loader_workers", "warmup_steps", "validate", "samples", "threads"):
+        assert actions[name].default == defaults[name], name
+
+
+def test_model_arguments_are_json_or_text():
+    flags = ["--model-args", "layers=[1,2]", "act_layer=silu", "x=", 'y=""', "--model-args", "bias=false", "z=null"]
+    args = train_timm.parse([*DATA, "--model", "m", *flags])
+    assert args.model_args == {"layers": [1, 2], "act_layer": "silu", "x": "", "y": "", "bias": False, "z": None}
+    assert train_timm.parse([*DATA, "--model", "m"]).model_args == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model-args", "layers"], "'layers' is not KEY=VALUE"),
+        (["--step-mode", "cuda_graph", "--precision", "fp16"], "excludes --precision fp16"),
+        (["--step-mode", "cuda_graph", "--device", "cpu"], "needs a GPU"),
+        (["--samples", "100"], "--samples is for synthetic data"),
+        (["--batch-size", "0"], "not positive"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2(flags, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        train_timm.parse([*DATA, "--model", "m", *flags])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+    assert message in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("flags", [["--device", "cuda"], ["--device", "auto", "--step-mode", "cuda_graph"]])
+def test_a_missing_gpu_is_refused(flags, capsys):
+    with pytest.raises(SystemExit) as caught:
+        train(*flags)
+    assert caught.value.code == 2
+    assert "torch finds" in capsys.readouterr().err
+
+
+def test_by_hand_an_endless_run_is_refused_and_help_answers_at_once():
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, TRAIN, *SMALL, "--epochs", "0"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--epochs 0 trains until told to stop" in done.stderr
+    subprocess.run([sys.executable, TRAIN, "--help"], capture_output=True, check=True)
+    assert time.monotonic() - begin < 1.5  # importing torch alone takes longer
+
+
+def test_warm_up_leaves_no_trace():
+    none, some, many = (train("--warmup-steps", str(steps), "--epochs", "2") for steps in (0, 1, 20))
+    assert len(none.losses) == 10
+    assert none.losses == some.losses == many.losses
+    assert [figures for *_, figures in none.epochs] == [figures for *_, figures in many.epochs]
+    assert train("--seed", "7", "--warmup-steps", "1").losses != none.losses
+
+
+def test_a_fixed_number_of_epochs():
+    job = train("--epochs", "5", "--validate", "--learning-rate", "0.05", "--warmup-steps", "2")
+    assert [number for number, *_ in job.epochs] == [1, 2, 3, 4, 5]
+    assert [(samples, epoch) for samples, epoch, _ in job.steps] == [(100, 1 + step // 15) for step in range(75)]
+    stamps = [t_ns for *_, t_ns in job.steps]
+    assert stamps == sorted(stamps)
+    first, last = job.epochs[0][2], job.epochs[-1][2]
+    assert last["loss"] < 0.5 * first["loss"]
+    assert last["accuracy_ratio"] > 0.8
+    assert job.phases == ["import", "build", "warmup", "train", *["validate", "train"] * 5]
+    # Time per epoch ends with its last step and begins after the last step and the validation of the epoch before.
+    seconds = job.epochs[1][1]
+    assert (stamps[29] - stamps[15]) / 1e9 < seconds < (stamps[29] - stamps[14]) / 1e9
+    assert job.metrics == {}
+
+
+def test_an_endless_run_ends_at_the_stop_without_its_last_epoch():
+    job = train("--epochs", "0", "--validate", stop_after=40)
+    assert len(job.steps) == 40
+    assert [number for number, *_ in job.epochs] == [1, 2]
+    assert list(job.epochs[0][2]) == ["loss"]
+    assert job.metrics["accuracy_ratio"][1] == 2
+    assert 0 < job.metrics["accuracy_ratio"][0] <= 1
+
+
+def test_a_stop_within_the_first_epoch_still_reports_the_first_losses():
+    job = train("--epochs", "0", stop_after=4)
+    assert (len(job.steps), len(job.losses), job.epochs, job.metrics) == (4, 4, [], {})
+
+
+def test_the_canary_checks_a_step_leaves_no_trace_and_can_be_left_out():
+    checked, unchecked = train("--epochs", "1"), train("--epochs", "1", "--no-canary")
+    assert checked.canary["canary_checked_count"] > 5
+    assert checked.canary["canary_left_out_count"] == 0
+    assert checked.wrongs == []
+    assert unchecked.canary == {}
+    assert checked.losses == unchecked.losses
+
+
+def test_a_job_says_what_it_computes_wrong_and_goes_on(monkeypatch):
+    monkeypatch.setattr(canary, "_TOLERANCE", -1.0)
+    job = train("--epochs", "1")
+    assert len(job.wrongs) == job.canary["canary_checked_count"]
+    assert any(what.startswith("convolution of ") for what in job.wrongs)
+    assert len(job.epochs) == 1
+
+
+@pytest.mark.parametrize("stop_after", [None, 8])
+def test_a_loss_that_is_not_finite_fails_the_job(stop_after):
+    with pytest.raises(NonFiniteLossError, match="epoch 1"):
+        train("--learning-rate", "1e30", "--epochs", "0", stop_after=stop_after)
+
+
+def test_synthetic_data_is_not_validated():
+    job = train("--source", "synthetic_device", "--samples", "300", "--validate")
+    assert [list(figures) for *_, figures in job.epochs] == [["loss"]]
+
+
+@pytest.mark.parametrize("flags", [["--precision", "bf16"], ["--precision", "tf32"], ["--channels-last"]])
+def test_other_arithmetic_and_layout_learn_the_same(flags):
+    plain, other = train("--learning-rate", "0.01"), train("--learning-rate", "0.01", *flags)
+    assert other.losses == pytest.approx(plain.losses, rel=0.03)
+
+
+def test_compiling_does_not_ask_the_model_for_its_length():
+    training = train_timm._build(train_timm.parse(SMALL), torch.device("cpu"))
+    assert callable(compiled_step(training))
+
+
+def test_as_a_job_it_runs_until_told_to_stop():
+    with JobServer() as server:
+        server.start(TRAIN, *SMALL, "--epochs", "0", "--warmup-steps", "1")
+        start_ns = server.go(delay_s=0.1)
+        assert wait_until(lambda: len(server.events("epoch")) >= 2, timeout_s=60)
+        server.send(type="stop")
+        assert server.receive() == {"type": "bye", "status": "ok"}
+        status, output, _ = server.end()
+        assert status == 0
+        assert output.startswith("epoch 1: ")
+        steps = server.events("step")
+        assert steps[0]["t_ns"] > start_ns
+        assert [step["total"] for step in steps] == [100 * (1 + number) for number in range(len(steps))]
+        assert [phase["name"] for phase in server.events("phase")] == [
+            "setup",
+            "import",
+            "build",
+            "warmup",
+            "ready",
+            "train",
+        ]
+        params = {key: value for event in server.events("param") for key, value in event["params"].items()}
+        assert params["torch"] == torch.__version__
+        assert params["model"] == "resnetv2_50"
+        assert int(params["parameters"]) > 1000
+        assert "gpu_name" not in params
+        assert len([metric for metric in server.events("metric") if metric["name"] == "first_loss"]) == 10
+
+
+def test_a_diverged_job_is_recorded_as_such():
+    with JobServer() as server:
+        server.start(TRAIN, *SMALL, "--epochs", "1", "--warmup-steps", "0", "--learning-rate", "1e30")
+        server.go()
+        assert server.receive() == {"type": "bye", "status": "error"}
+        assert server.events("error")[0]["type"] == "NonFiniteLossError"
+
+
+def test_the_mean_of_no_losses_is_missing():
+    record = LossRecord(torch.device("cpu"))
+    assert record.take_mean() is None
+    for loss in (1.0, 2.0):
+        record.add(torch.tensor(loss))
+    assert (record.take_mean(), record.take_mean(), record.first()) == (1.5, None, [1.0, 2.0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_step_is_stamped_when_it_is_complete():
+    stamps: list[int] = []
+    clock = StepClock(torch.device("cuda"), lambda samples, epoch, t_ns: stamps.append(t_ns))
+    matrix = torch.randn(8192, 8192, device="cuda")
+    begin = time.monotonic_ns()
+    for _ in range(5):
+        for _ in range(5):
+            matrix = matrix @ matrix * 1e-3
+        clock.issued(1, 1)
+    num_before_drain = len(stamps)
+    clock.drain()
+    torch.cuda.synchronize()
+    assert (num_before_drain, len(stamps)) == (3, 5)
+    assert (time.monotonic_ns() - stamps[-1]) < 0.05 * (stamps[-1] - begin)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("mode", ["cuda_graph", "compile"])
+def test_on_a_gpu_every_step_mode_loses_the_same(mode):
+    eager = train("--device", "cuda", "--learning-rate", "0.01")
+    for steps in ("0", "5"):
+        other = train("--device", "cuda", "--learning-rate", "0.01", "--step-mode", mode, "--warmup-steps", steps)
+        assert other.losses == pytest.approx(eager.losses, rel=1e-3)
+        assert other.metrics["memory_allocated_peak_mib"][0] > 0

@@ -1,0 +1,1 @@
+"""Image data and models for training programs."""

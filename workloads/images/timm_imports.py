@@ -1,0 +1,11 @@
+"""Everything that `train_timm` imports, in one module: what a fork server loads for it (docs/warm_start.md)."""
+
+from workloads.images import image_data
+from workloads.images.vision import import_torchvision
+from workloads.training import canary, epochs, steps
+
+import_torchvision()
+
+import timm  # noqa: E402  it imports torchvision itself
+
+__all__ = ["canary", "epochs", "image_data", "steps", "timm"]

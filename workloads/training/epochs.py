@@ -1,0 +1,108 @@
+"""Epochs of training: steps, times, losses and accuracies, reported to the orchestrator and to a log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+import torch
+
+from workloads import client
+from workloads.images.image_data import Batches, TrainingData
+from workloads.training.steps import LossRecord, Step, StepClock, Training
+
+_log = logging.getLogger(__name__)
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The mean loss of an epoch is infinite or not a number."""
+
+
+class Trainer:
+    """Trains for a number of epochs, or until told to stop.
+
+    Args:
+        epochs: how many; 0 goes on until told to stop.
+        validates: measure the accuracy: after each epoch of a fixed number, else once, after the stop.
+    """
+
+    def __init__(
+        self,
+        job: client.NullJob,
+        training: Training,
+        data: TrainingData,
+        step: Step,
+        *,
+        epochs: int,
+        validates: bool,
+    ) -> None:
+        self._job, self._training, self._data, self._step = job, training, data, step
+        self._epochs = epochs
+        self._validation = data.validation if validates else None
+        self._clock = StepClock(training.device, lambda samples, epoch, t_ns: job.step(samples, epoch, t_ns))
+        self._losses = LossRecord(training.device)
+        self._first_losses_sent = False
+
+    def train(self) -> None:
+        """Train to the end.
+
+        Raises:
+            NonFiniteLossError: the mean loss of an epoch, or of the part done when told to stop, is not finite.
+        """
+        done = 0
+        while not self._job.stopping and (self._epochs == 0 or done < self._epochs):
+            started_ns = time.monotonic_ns()
+            complete = self._issue_epoch(done + 1)
+            self._clock.drain()
+            seconds = (self._clock.last_ns - started_ns) / 1e9
+            loss = self._check_loss(done + 1)
+            if not complete or loss is None:
+                break
+            done += 1
+            self._report(done, seconds, loss)
+        if self._epochs == 0 and self._validation is not None:
+            accuracy = self._validate(self._validation)
+            self._job.metric("accuracy_ratio", accuracy, step=done)
+            _log.info("accuracy %.4f after %d whole epochs", accuracy, done)
+
+    def _issue_epoch(self, number: int) -> bool:
+        """Issue the steps of one epoch; return whether all were, or a stop came before."""
+        num_steps = 0
+        for images, labels in self._job.until_stop(self._data.train.epoch(number)):
+            self._losses.add(self._step(images, labels))
+            self._clock.issued(len(labels), number)
+            num_steps += 1
+        return num_steps == self._data.train.num_batches
+
+    def _check_loss(self, number: int) -> float | None:
+        if not self._first_losses_sent:
+            for index, loss in enumerate(self._losses.first()):
+                self._job.metric("first_loss", loss, step=index)
+            self._first_losses_sent = True
+        mean = self._losses.take_mean()
+        if mean is not None and not math.isfinite(mean):
+            raise NonFiniteLossError(f"the mean loss is {mean} in epoch {number}")
+        return mean
+
+    def _report(self, number: int, seconds: float, loss: float) -> None:
+        figures = {"loss": loss}
+        if self._epochs > 0 and self._validation is not None:
+            self._job.phase("validate")
+            figures["accuracy_ratio"] = self._validate(self._validation)
+            self._job.phase("train")
+        self._job.epoch(number, seconds, **figures)
+        text = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        _log.info("epoch %d: %.3f s, %s", number, seconds, text)
+
+    def _validate(self, batches: Batches) -> float:
+        """Return the share of images whose most likely class is right, by the model as it is, not compiled."""
+        model = self._training.model.eval()
+        right = torch.zeros((), dtype=torch.int64, device=self._training.device)
+        total = 0
+        with torch.no_grad():
+            for images, labels in batches.epoch(0):
+                right += (self._training.forward(model, images).argmax(1) == labels).sum()
+                total += len(labels)
+        model.train()
+        return float(right.item()) / total
