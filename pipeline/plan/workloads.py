@@ -180,7 +180,7 @@ class TrainTimmConfig(WorkloadConfig):
     canary: bool = True
     validate: bool = False
 
-    def check(self, device: Device, *, device_was_chosen: bool) -> None:  # noqa: D102
+    def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)
         for key in ("batch_size", "image_px", "num_classes", "samples", "threads"):
             if (value := getattr(self, key)) is not None and value < 1:
@@ -216,7 +216,7 @@ class TrainTimmConfig(WorkloadConfig):
                 "scaling reads the device in every step; use bf16"
             )
 
-    def check_data(self) -> None:  # noqa: D102
+    def check_data(self) -> None:
         if self.source is not DataSource.disk or self.dataset not in _FOLDERS:
             return
         name, folder = self.dataset.name, _FOLDERS[self.dataset]
