@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from pipeline.base.errors import ConfigError, ListenerError
 from pipeline.base.protocols import Sink, Watch
-from pipeline.base.records import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
 
 _log = logging.getLogger(__name__)
 MEMORY_IN_USE = Chart(panel="memory", title="memory in use")

@@ -20,7 +20,8 @@ from listeners.program import Program, ProgramListener
 from pipeline.base import command
 from pipeline.base.errors import CommandError, ListenerError
 from pipeline.base.protocols import Watch
-from pipeline.base.records import Device, Field, Sample
+from pipeline.base.records import Device
+from pipeline.base.samples import Field, Sample
 
 _log = logging.getLogger(__name__)
 _MIB = 2**20

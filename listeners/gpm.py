@@ -15,7 +15,7 @@ from typing import Any
 from listeners.base import PollingListener, activity_fields, scaled
 from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
-from pipeline.base.records import Field, Sample
+from pipeline.base.samples import Field, Sample
 from pipeline.prepare.device import nvml
 
 _log = logging.getLogger(__name__)

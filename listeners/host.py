@@ -14,7 +14,7 @@ from pathlib import Path
 
 from listeners.base import PollingListener, scaled
 from pipeline.base.protocols import Watch
-from pipeline.base.records import Chart, Field, Sample, Summary
+from pipeline.base.samples import Chart, Field, Sample, Summary
 
 _MIB = 2**20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

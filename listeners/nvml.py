@@ -10,7 +10,7 @@ from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, PollingListener, scal
 from listeners.host import job_of
 from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
-from pipeline.base.records import Chart, Field, Sample, Summary
+from pipeline.base.samples import Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
 
 _MIB = 2**20

@@ -15,7 +15,7 @@ from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scaled
 from listeners.program import Program, ProgramListener
 from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
-from pipeline.base.records import Chart, Field, Sample
+from pipeline.base.samples import Chart, Field, Sample
 
 _log = logging.getLogger(__name__)
 _INVALID_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')

@@ -21,7 +21,7 @@ from pipeline.base import factory, interrupts, layout, programs
 from pipeline.base.errors import CollocationError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.base.records import Device, Group, GroupResult, Job, ListenerSpec, Required, Slot
+from pipeline.base.records import Device, Group, Job, ListenerSpec, Required, Slot
 from pipeline.base.tags import Tag, listener_tag
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
@@ -30,6 +30,7 @@ from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import endings, measure, phases, sampled
 from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.observe.sinks import History, Tee

@@ -19,13 +19,14 @@ from pipeline.base import factory, host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
-from pipeline.base.records import Device, Group, GroupResult, Plan, Result
+from pipeline.base.records import Device, Group, Plan, Result
 from pipeline.base.words import counted, duration
 from pipeline.clean.journal import Journal, Step, replay
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import phases
 from pipeline.observe.compare import Comparison
 from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress
 from pipeline.observe.table import table
 from pipeline.observe.view import make_view

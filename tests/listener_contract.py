@@ -21,7 +21,8 @@ from listeners.base import ThreadedListener
 from listeners.host import read_process
 from pipeline.base.errors import ConfigError, ListenerError
 from pipeline.base.protocols import Listener
-from pipeline.base.records import Device, Sample
+from pipeline.base.records import Device
+from pipeline.base.samples import Sample
 from tests.nvml_library import UUID
 
 CONF = Path(__file__).parent.parent / "conf" / "listeners"

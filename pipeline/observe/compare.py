@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pipeline.base.normalise import in_turn, normalise, rate_name
-from pipeline.base.records import Group, GroupResult, Result
+from pipeline.base.records import Group, Result
 from pipeline.base.tags import Tag
 from pipeline.observe import endings
+from pipeline.observe.group_result import GroupResult
 
 # How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
 # the largest difference between equal jobs that computed correctly: two models, four precisions, seven jobs at once on

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base import layout
-from pipeline.base.records import Group, GroupResult, Job, JobResult, Result, WindowKind
+from pipeline.base.records import Group, Job, Result, WindowKind
 from pipeline.launch.events import Events
 from pipeline.launch.state import Ending, JobState
+from pipeline.observe.group_result import GroupResult, JobResult
 
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")

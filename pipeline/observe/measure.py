@@ -12,12 +12,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from pipeline.base import layout
-from pipeline.base.records import Group, GroupResult, JobResult, Result, WindowKind
+from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.tags import Tag
 from pipeline.launch import events
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe import endings, phases, sampled
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 
 # Below this share of common running time, a steady row does not show collocation but its edges.

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.records import Device, Sample, Slot, Span
+from pipeline.base.records import Device, Slot
+from pipeline.base.samples import Sample
 from pipeline.launch.jobs import JobGroup
 from pipeline.launch.state import JobState
 from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import Span
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 
-from pipeline.base.records import Span
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
+from pipeline.observe.group_result import Span
 
 SETUP, LAUNCH, WINDOW, END, CLEANUP = "setup", "launch", "window", "end", "cleanup"
 _IN_WORDS = {WINDOW: "measuring", LAUNCH: "launching", END: "ending jobs", SETUP: "setting up", CLEANUP: "cleaning up"}

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.base.records import Sample, Summary
+from pipeline.base.samples import Sample, Summary
 from pipeline.observe.fields import ENERGY, POWER, Fields, figure_of
 
 Window = tuple[int, int]

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from pipeline.base.protocols import Sink
-from pipeline.base.records import Sample
+from pipeline.base.samples import Sample
 
 
 class SampleFile:

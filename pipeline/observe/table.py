@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.base.records import GroupResult, Result
+from pipeline.base.records import Result
 from pipeline.base.tags import Tag
 from pipeline.base.words import aligned
 from pipeline.observe.fields import Fields, figure_of
+from pipeline.observe.group_result import GroupResult
 
 # Head, figure and format of each column; those of samples stand between the two.
 _COLUMNS = (

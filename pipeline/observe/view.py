@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from pipeline.base import layout
 from pipeline.base.protocols import Watch
-from pipeline.base.records import Group, GroupResult, Sample, WindowKind
+from pipeline.base.records import Group, WindowKind
+from pipeline.base.samples import Sample
 from pipeline.base.words import duration, say
 from pipeline.launch import events
 from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import is_program
-from pipeline.base.records import MIN_INTERVAL_MS
+from pipeline.base.samples import MIN_INTERVAL_MS
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 
 _MAX_SEED = 2**32 - 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.base.records import Group, GroupResult, JobResult, Plan, Result
+from pipeline.base.records import Group, Plan, Result
 from pipeline.base.tags import Tag
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.measure import COMPARED
 
 

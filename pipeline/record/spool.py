@@ -16,11 +16,12 @@ from pathlib import Path
 from pipeline.base import layout, locks
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Group, GroupResult, Interpreter, Job, JobResult, Slot, Spec
+from pipeline.base.records import Group, Interpreter, Job, Slot, Spec
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.words import without_secrets
 from pipeline.clean import leftovers
 from pipeline.observe import endings
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.sinks import SampleFile
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base import layout
-from pipeline.base.records import GroupResult, JobResult, Sample, Span
+from pipeline.base.samples import Sample
 from pipeline.base.tags import Tag
 from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.observe.phases import WINDOW
 from pipeline.record import group_folder
 from pipeline.record.series import Series

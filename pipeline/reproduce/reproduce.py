@@ -16,7 +16,8 @@ from pipeline.base import layout
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
-from pipeline.base.records import GroupResult, Plan
+from pipeline.base.records import Plan
+from pipeline.observe.group_result import GroupResult
 from pipeline.plan import read
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config

@@ -14,23 +14,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.errors import LaunchError
-from pipeline.base.records import (
-    GroupResult,
-    Interpreter,
-    Job,
-    Limits,
-    Result,
-    Slot,
-    Spec,
-    Window,
-    WindowKind,
-    Workload,
-)
+from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
 from pipeline.clean import processes
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn, Starter
 from pipeline.launch.warm_start import ForkServer
 from pipeline.observe import measure
+from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.conftest import TOYS
 from tests.rows import group

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.base.records import Summary
+from pipeline.base.samples import Summary
 from pipeline.report.read.records import Row
 
 

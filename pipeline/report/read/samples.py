@@ -11,7 +11,8 @@ from pipeline.base import layout
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import SAMPLE_TABLES
 from pipeline.base.modes import MIG, MPS, NAIVE, Mode
-from pipeline.base.records import Field, Result
+from pipeline.base.records import Result
+from pipeline.base.samples import Field
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.series import Origin, Series, read_table

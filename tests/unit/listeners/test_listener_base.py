@@ -12,7 +12,7 @@ import pytest
 from listeners.base import PollingListener, StopSignal, ticks
 from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
-from pipeline.base.records import Field, Sample
+from pipeline.base.samples import Field, Sample
 from tests.listener_contract import CPU, GPU, Collected, OneDevice, thread_of, wait_until
 
 

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from pipeline.base.records import GroupResult, JobResult, Plan, Result, WindowKind
+from pipeline.base.records import Plan, Result, WindowKind
 from pipeline.observe.compare import Comparison, loss_difference
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
 from tests.rows import group
 

@@ -7,9 +7,11 @@ import itertools
 
 import pytest
 
-from pipeline.base.records import GroupResult, JobResult, Result, Sample, WindowKind
+from pipeline.base.records import Result, WindowKind
+from pipeline.base.samples import Sample
 from pipeline.launch.state import Ending
 from pipeline.observe import compare, fields, measure, sampled
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from tests.rows import FIELDS, S, group, state, steps
 

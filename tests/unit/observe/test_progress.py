@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from pipeline import outcome
-from pipeline.base.records import GroupResult, Result, WindowKind
+from pipeline.base.records import Result, WindowKind
 from pipeline.base.words import counted, duration
+from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress
 from pipeline.observe.view import PlainView
 from tests.rows import group

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from pipeline.base.records import Field, FieldTable, GroupResult, Result, Sample, Summary, WindowKind
+from pipeline.base.records import Result, WindowKind
+from pipeline.base.samples import Field, FieldTable, Sample, Summary
 from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table
 from tests.rows import FIELDS, group
 

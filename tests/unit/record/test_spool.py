@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipeline.base.records import GroupResult, JobResult, Result, Sample, Slot
+from pipeline.base.records import Result, Slot
+from pipeline.base.samples import Sample
 from pipeline.clean import leftovers
+from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
 from tests.rows import group

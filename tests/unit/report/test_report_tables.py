@@ -7,7 +7,8 @@ import re
 import pytest
 
 from listeners.nvml import NvmlListener
-from pipeline.base.records import Field, FieldTable, Result, Summary, WindowKind
+from pipeline.base.records import Result, WindowKind
+from pipeline.base.samples import Field, FieldTable, Summary
 from pipeline.observe.fields import Fields
 from pipeline.report.evaluate import cells
 from pipeline.report.evaluate.cells import Cell

@@ -18,7 +18,7 @@ import pytest
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
 from pipeline.base.command import run
-from pipeline.base.records import Sample
+from pipeline.base.samples import Sample
 from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
