@@ -43,13 +43,11 @@ class StopSignal:
         self._is_set = False
 
     def set(self) -> None:
-        """Wake every waiting thread, now and from now on."""
         if not self._is_set:
             self._is_set = True
             os.close(self._writer)
 
     def is_set(self) -> bool:
-        """Whether the end was asked for."""
         return self._is_set
 
     def wait(self, timeout_s: float) -> bool:
@@ -111,11 +109,9 @@ class ThreadedListener(ABC):
 
     @property
     def table(self) -> FieldTable:
-        """Its quantities as a record."""
         return FieldTable(source=self.name, fields=self.fields, rank=self.rank, of_machine=self.of_machine)
 
     def pids(self) -> tuple[int, ...]:
-        """The helper programs that it runs now, so that their CPU time can be accounted for."""
         return ()
 
     @contextmanager
@@ -151,7 +147,6 @@ class PollingListener(ThreadedListener):
         """Open the source; give the function that reads it once; close it on exit."""
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        """One batch at once, then one every tick."""
         with self.source(watch) as read:
             for _ in ticks(stop, self.interval_ms * 1_000_000):
                 yield read()

@@ -94,12 +94,6 @@ class DcgmListener(ProgramListener):
         self._program = program
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        """One sample a line: of the GPU, or of one GPU instance.
-
-        Raises:
-            ListenerError: the device is no GPU, dcgmi is missing, its host engine does not answer or refuses every
-                field, or dcgmi ends or falls silent.
-        """
         dcgmi = _dcgmi(self._program, watch.device)
         entities = _find(dcgmi, watch, stop)
         fields = list(self.fields)
@@ -207,7 +201,6 @@ class _Table:
 
 
 def _dcgmi(program: str | None, device: Device) -> str:
-    """The program to ask about a device."""
     if not device.is_gpu:
         raise ListenerError(f"listener dcgm cannot observe {device.name}: it is not a GPU")
     if device.is_simulated:  # what PATH finds would ask about real ones

@@ -61,11 +61,6 @@ class GpmListener(PollingListener):
 
     @contextmanager
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
-        """Open the GPU and take the first sample of everything that answers.
-
-        Raises:
-            ListenerError: the device is no GPU, has no GPM counters, or does not let us read them.
-        """
         device = watch.device
         if not device.is_gpu:
             raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")

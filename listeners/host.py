@@ -239,7 +239,6 @@ class HostListener(PollingListener):
 
     @contextmanager
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
-        """Nothing to open: every file of /proc is opened for its reading and closed again."""
         processes, machine = JobProcesses(), _Machine()
         trees: dict[int, _JobTree] = {}
 
@@ -264,7 +263,6 @@ class _JobTree:
     pss_due_ns: int = 0
 
     def read(self, t_ns: int, members: Mapping[int, Process], num_jobs: int) -> dict[str, float]:
-        """Readings of the job by source id."""
         readings = self._rates(t_ns, members)
         self.t_ns, self.members = t_ns, members
         alive = [process for process in members.values() if not process.is_zombie]
@@ -306,7 +304,6 @@ class _Machine:
         self._interfaces = _with_device(Path("/sys/class/net"))
 
     def read(self, t_ns: int) -> dict[str, float]:
-        """Readings by source id."""
         memory = {line.split(b":")[0]: int(line.split()[1]) for line in _read("/proc/meminfo").splitlines()}
         readings: dict[str, float] = {
             "/proc/loadavg.1": float(_read("/proc/loadavg").split()[0]),

@@ -97,11 +97,6 @@ class NvmlListener(PollingListener):
 
     @contextmanager
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
-        """Open the GPU.
-
-        Raises:
-            ListenerError: the device is no GPU.
-        """
         device = watch.device
         if not device.is_gpu:
             raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")

@@ -69,7 +69,6 @@ class ProgramListener(ThreadedListener):
 
     @contextmanager
     def started(self, argv: Sequence[str]) -> Iterator[Program]:
-        """Run the program until the context ends (`running`)."""
         with running(argv) as program:
             self._running = (program.pid,)
             try:

@@ -54,11 +54,6 @@ class SmiListener(ProgramListener):
         self._program = program
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        """One sample a line.
-
-        Raises:
-            ListenerError: the device is no GPU, or nvidia-smi is missing, ends, or falls silent.
-        """
         device = watch.device
         if not device.is_gpu:
             raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")
@@ -105,8 +100,6 @@ class SmiListener(ProgramListener):
 
 
 class _InvalidColumnError(Exception):
-    """This nvidia-smi cannot be asked for a column."""
-
     def __init__(self, column: str) -> None:
         super().__init__(column)
         self.column = column

@@ -55,53 +55,40 @@ class NullJob:
     attached = False
 
     def __enter__(self) -> NullJob:
-        """Nothing to connect to."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Let exceptions through."""
+    ) -> None: ...
 
     @property
     def stopping(self) -> bool:
-        """Whether the orchestrator has said stop: never, by hand."""
         return False
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Return at once: by hand nobody says stop."""
         return False
 
     def ready(self) -> int:
-        """Return at once, with the present instant."""
         return time.monotonic_ns()
 
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Go on at once: by hand there are no others."""
         yield
 
     def until_stop(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield every item."""
         yield from items
 
-    def phase(self, name: str) -> None:
-        """Do nothing."""
+    def phase(self, name: str) -> None: ...
 
-    def param(self, **params: object) -> None:
-        """Do nothing."""
+    def param(self, **params: object) -> None: ...
 
-    def metric(self, name: str, value: float, step: int = 0) -> None:
-        """Do nothing."""
+    def metric(self, name: str, value: float, step: int = 0) -> None: ...
 
-    def wrong(self, what: str) -> None:
-        """Do nothing."""
+    def wrong(self, what: str) -> None: ...
 
-    def step(self, samples: int, epoch: int | None = None, t_ns: int | None = None) -> None:
-        """Do nothing."""
+    def step(self, samples: int, epoch: int | None = None, t_ns: int | None = None) -> None: ...
 
-    def epoch(self, number: int, seconds: float, **metrics: float) -> None:
-        """Do nothing."""
+    def epoch(self, number: int, seconds: float, **metrics: float) -> None: ...
 
 
 class Job(NullJob):
@@ -129,7 +116,6 @@ class Job(NullJob):
         self._total = 0
 
     def __enter__(self) -> NullJob:
-        """Connect, say hello, and watch the orchestrator from now on."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(self._address)
         self._send(type="hello", index=self._index, pid=os.getpid(), protocol=PROTOCOL)
@@ -141,7 +127,6 @@ class Job(NullJob):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Report how the work ended; an exception is recorded and goes on."""
         self._leaving = True
         if error is None or kind is None or (isinstance(error, SystemExit) and not error.code):
             self._send(type="bye", status="ok")
@@ -156,7 +141,6 @@ class Job(NullJob):
 
     @property
     def stopping(self) -> bool:
-        """Whether the orchestrator has said stop."""
         return self._stop.is_set()
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
@@ -192,7 +176,6 @@ class Job(NullJob):
             os.close(jobs)
 
     def until_stop(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield items until they end or the orchestrator says stop."""
         for item in items:
             if self._stop.is_set():
                 return

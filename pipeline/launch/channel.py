@@ -84,7 +84,6 @@ class Channel:
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, index)
 
     def send(self, index: int, **message: object) -> None:
-        """Send one message to one job, if it is connected."""
         if index in self._connections:
             self._connections[index].send(**message)
 
@@ -104,7 +103,6 @@ class Channel:
         return True
 
     def close(self) -> None:
-        """Close everything and remove the socket."""
         for key in list(self._selector.get_map().values()):
             self._selector.unregister(key.fileobj)
             if isinstance(key.data, Connection):

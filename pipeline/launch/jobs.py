@@ -154,7 +154,6 @@ class JobGroup:
 
     @property
     def went_wrong(self) -> bool:
-        """Whether any job did."""
         return any(state.went_wrong for state in self.states)
 
     def _stop(self) -> None:

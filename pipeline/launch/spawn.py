@@ -73,7 +73,6 @@ class Spawn:
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
     ) -> Process:
-        """Start a program in a session of its own (see `Starter`)."""
         command = [*self.prefix, str(self.interpreter.python), *argv]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             try:
@@ -94,8 +93,6 @@ class Spawn:
 
 
 class _Spawned:
-    """A child of this process."""
-
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 

@@ -88,7 +88,6 @@ class JobState:
 
     @property
     def pid(self) -> int | None:
-        """Its leading process."""
         return None if self.started is None else self.started.process.pid
 
     @property
@@ -98,7 +97,6 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
         return self.ended.status is not None
 
     @property

@@ -41,13 +41,11 @@ class WarmStart:
         self._servers: dict[tuple[Interpreter, str], ForkServer | None] = {}
 
     def __enter__(self) -> WarmStart:
-        """Nothing runs before `begin`."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the servers."""
         for server in self._servers.values():
             if server is not None:
                 server.close()
@@ -134,7 +132,6 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the server."""
         return self._process.pid
 
     def wait_ready(self) -> None:
@@ -157,7 +154,6 @@ class ForkServer:
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
     ) -> Process:
-        """Fork a job (see `pipeline.launch.spawn.Starter`)."""
         assert len(environ[processes.MARK_VARIABLE]) == len(_NO_MARK)
         answer = self._ask(
             argv=list(argv), environ=dict(environ), stdout=str(stdout), stderr=str(stderr), cpus=list(cpus)
@@ -167,15 +163,9 @@ class ForkServer:
         return _Forked(self, answer["pid"])
 
     def status(self, pid: int) -> int:
-        """How a job ended.
-
-        Raises:
-            LaunchError: the server is gone, and with it the knowledge.
-        """
         return int(self._ask(status=pid)["status"])
 
     def reap(self, pid: int) -> None:
-        """Let a job's number go."""
         with contextlib.suppress(LaunchError):  # without a server, the system did
             self._ask(reap=pid)
 
@@ -219,8 +209,6 @@ class ForkServer:
 
 
 class _Forked:
-    """A child of a fork server."""
-
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self._pid = server, pid
 

@@ -77,7 +77,6 @@ class Comparison:
         return changed
 
     def latest(self, row: GroupResult) -> GroupResult:
-        """The row with every figure that is known now."""
         return self._rows.get(row.group.digest, row)
 
     def _usable(self, row: GroupResult) -> list[Baseline]:

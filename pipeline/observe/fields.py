@@ -34,7 +34,6 @@ class Fields:
         self._of_machine = {table.source for table in self.tables if table.of_machine}
 
     def __iter__(self) -> Iterator[tuple[str, Field]]:
-        """Every quantity with the listener that gives it."""
         return ((table.source, field) for table in self.tables for field in table.fields)
 
     def is_of_device(self, source: str, job: int | None) -> bool:
@@ -61,7 +60,6 @@ class Fields:
         return json.dumps(dict(reversed(found.items()))) if found else ""
 
     def as_json(self) -> str:
-        """For the file."""
         return json.dumps([dataclasses.asdict(table) for table in self.tables], indent=1) + "\n"
 
     def _live(self) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,6 @@ class Watched:
     running: JobGroup | None = None
 
     def pids(self) -> Mapping[int, int]:
-        """Job index to PID of its leading process, for the jobs that are alive now."""
         return self.running.pids() if self.running is not None else {}
 
 

@@ -39,7 +39,6 @@ class Phases:
         self._name, self._since_ns = name, time.monotonic_ns() if at_ns is None else at_ns
 
     def finish(self, at_ns: int | None = None) -> None:
-        """End the phase that runs, if one does."""
         if self._name is not None:
             now = time.monotonic_ns() if at_ns is None else at_ns
             self.spans.append(Span(name=self._name, start_ns=self._since_ns, end_ns=max(now, self._since_ns)))

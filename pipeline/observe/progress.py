@@ -50,16 +50,13 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Since this start began."""
         return self._clock() - self._begin_s
 
     def begin(self, group: Group) -> None:
-        """Note that a group begins."""
         assert self._left[0] is group
         self._group_begin_s = self._clock()
 
     def done(self, result: Result) -> None:
-        """Note how the group ended that began last."""
         assert self._group_begin_s is not None
         group, took_s = self._left.pop(0), self._clock() - self._group_begin_s
         self._group_begin_s = None

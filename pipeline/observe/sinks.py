@@ -19,14 +19,12 @@ class SampleFile:
         self._lock = threading.Lock()
 
     def put(self, sample: Sample) -> None:
-        """Store one sample."""
         line = json.dumps(dataclasses.asdict(sample)) + "\n"
         with self._lock:
             self._file.write(line)
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -37,7 +35,6 @@ class History:
         self.samples: list[Sample] = []
 
     def put(self, sample: Sample) -> None:
-        """Store one sample."""
         self.samples.append(sample)
 
 
@@ -48,6 +45,5 @@ class Tee:
         self._sinks = sinks
 
     def put(self, sample: Sample) -> None:
-        """Store one sample everywhere."""
         for sink in self._sinks:
             sink.put(sample)

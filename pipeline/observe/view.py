@@ -52,17 +52,14 @@ class PlainView:
         self.progress = progress
 
     def begin(self, group: Group) -> None:
-        """Say which group begins."""
         self.progress.begin(group)
         self._announce(group)
 
     @contextmanager
     def watch(self, group: Group, watched: Shown) -> Iterator[None]:
-        """Show the group while it runs."""
         yield
 
     def done(self, row: GroupResult) -> None:
-        """Say how it ended, and where the study is."""
         self.progress.done(row.result)
         rate = row.metrics.get("throughput_total_samples_per_s")
         figure = f", {rate:.1f} samples/s" if rate is not None else ""
@@ -78,7 +75,6 @@ class LiveView(PlainView):
 
     @contextmanager
     def watch(self, group: Group, watched: Shown) -> Iterator[None]:
-        """Show phase, epoch, samples/s and memory of each job until the group ends."""
         from rich.console import Console
         from rich.live import Live
 
@@ -102,7 +98,6 @@ class LiveView(PlainView):
         """Nothing: the live table says it."""
 
     def done(self, row: GroupResult) -> None:
-        """Leave the group and how it ended on the screen."""
         super()._announce(row.group)
         super().done(row)
 

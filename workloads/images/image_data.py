@@ -192,7 +192,6 @@ class LoaderBatches:
             raise ValueError(f"{request.dataset} holds less than one batch of {request.batch_size} images")
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch, the same ones each time it is asked for."""
         if self._order is not None:
             self._order.epoch = number
         if self._flip is not None:
@@ -228,7 +227,6 @@ class DeviceBatches:
         self._batches = list(zip(images.chunk(held), labels.chunk(held), strict=True))
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch, which is like every other."""
         for index in range(self.num_batches):
             yield self._batches[index % len(self._batches)]
 

@@ -207,7 +207,6 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def _norm(matrix: Tensor) -> Tensor:
-    """Length of each row."""
     length: Tensor = torch.linalg.vector_norm(matrix, dim=2, dtype=torch.float64)
     return length
 

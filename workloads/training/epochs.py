@@ -67,7 +67,6 @@ class Trainer:
             _log.info("accuracy %.4f after %d whole epochs", accuracy, done)
 
     def _issue_epoch(self, number: int) -> bool:
-        """Issue the steps of one epoch; return whether all were, or a stop came before."""
         num_steps = 0
         for images, labels in self._job.until_stop(self._data.train.epoch(number)):
             self._losses.add(self._step(images, labels))

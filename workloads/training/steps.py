@@ -51,7 +51,6 @@ class StepClock:
             self._wait_for_oldest()
 
     def drain(self) -> None:
-        """Wait for and report all steps issued so far."""
         while self._pending:
             self._wait_for_oldest()
 

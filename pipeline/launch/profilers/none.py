@@ -20,25 +20,19 @@ class NoProfiler:
             if value:
                 raise ConfigError(f"profiler.{key}={value} is for a profiler: choose profiler=nsys or profiler=ncu")
 
-    def check(self, group: Group) -> None:
-        """Nothing can be missing."""
+    def check(self, group: Group) -> None: ...
 
     def privileged(self, group: Group) -> Commands:
-        """No setting is changed."""
         return Commands()
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:
-        """Nothing has to be prepared."""
         return nullcontext()
 
     def notes(self, device: Device) -> tuple[str, ...]:
-        """There is nothing to say."""
         return ()
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
-        """Nothing is put before the job's command."""
         return ()
 
     def report(self, folder: Path) -> Path | None:
-        """No report is made."""
         return None

@@ -44,24 +44,16 @@ class _Nsight:
                 )
 
     def check(self, group: Group) -> None:
-        """Check that the profiler is there and can be run, and gets the counters of the GPU.
-
-        Raises:
-            ConfigError: it is not, or does not; says where it was looked for.
-        """
         self._found()
         dcgm.check(group, self.name)
 
     def privileged(self, group: Group) -> Commands:
-        """DCGM is paused meanwhile, where it needs the same counters."""
         return dcgm.commands(group)
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:
-        """DCGM is paused meanwhile, where it needs the same counters."""
         return dcgm.paused(group, self.name)
 
     def notes(self, device: Device) -> tuple[str, ...]:
-        """What a user should know of figures that were measured under this profiler."""
         cost = (
             f"profiler={self.name}: what the profiler costs is in every figure, so these groups are compared with "
             "each other only"
@@ -71,7 +63,6 @@ class _Nsight:
         return (cost, f"profiler={self.name}: no job computes on a GPU here, so its report holds no kernels")
 
     def report(self, folder: Path) -> Path | None:
-        """The report in a job's folder; `None` if there is none, or an empty one."""
         path = folder / f"{_REPORT}{self.suffix}"
         return path if path.is_file() and path.stat().st_size else None
 
@@ -113,7 +104,6 @@ class Nsys(_Nsight):
     own_options = ("-o", "--output", "-f", "--force-overwrite")
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
-        """What is put before the command of the job that keeps its files in this folder."""
         output = f"--output={_escaped(folder / _REPORT)}"
         return (self._found(), "profile", output, "--force-overwrite=true", *self._options)
 
@@ -132,7 +122,6 @@ class Ncu(_Nsight):
     own_options = ("-o", "--export", "-f", "--force-overwrite", "--target-processes")
 
     def notes(self, device: Device) -> tuple[str, ...]:
-        """What a user should know of figures that were measured under this profiler."""
         turns = (
             "profiler=ncu: each profiled kernel is repeated by itself, and those of several jobs take turns, so "
             "throughput and utilisation of these groups say nothing about running together"
@@ -140,7 +129,6 @@ class Ncu(_Nsight):
         return (*super().notes(device), turns)
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
-        """What is put before the command of the job that keeps its files in this folder."""
         output = ("--export", _escaped(folder / _REPORT), "--force-overwrite")
         return (self._found(), "--target-processes", "all", *output, *self._options)
 
