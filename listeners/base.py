@@ -13,23 +13,31 @@ import select
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
 from pipeline.base.errors import ConfigError, ListenerError
 from pipeline.base.protocols import Sink, Watch
+from pipeline.base.records import Device
 from pipeline.base.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
 
 _log = logging.getLogger(__name__)
+MIB = 2**20
 MEMORY_IN_USE = Chart(panel="memory", title="memory in use")
+# Name, title in the report, head in the table of a study, and whether it is drawn; only those with a title have a mean.
 _ACTIVITY = (
     ("gract_ratio", "GRACT", "GRACT", True),
     ("smact_ratio", "SMACT", "SMACT", True),
     ("smocc_ratio", "SM occupancy", "", False),
     ("tensor_active_ratio", "tensor core activity", "", False),
     ("dram_active_ratio", "DRAM activity", "", True),
+    ("fp64_active_ratio", "", "", False),
+    ("fp32_active_ratio", "", "", False),
+    ("fp16_active_ratio", "", "", False),
 )
+_TRAFFIC = ("pcie_tx_mib_per_s", "pcie_rx_mib_per_s", "nvlink_tx_mib_per_s", "nvlink_rx_mib_per_s")
+NUM_ACTIVITIES = len(_ACTIVITY)
 GPU_UTILISATION = Chart(panel="activity", title="GPU utilisation (NVML)", unless="gract_ratio")
 # A reading that is under way when the end comes may take this long; beyond it the source hangs.
 _STOP_LIMIT_S = 10.0
@@ -114,6 +122,16 @@ class ThreadedListener(ABC):
     def pids(self) -> tuple[int, ...]:
         return ()
 
+    def gpu(self, watch: Watch) -> Device:
+        """The device, for a listener of GPUs.
+
+        Raises:
+            ListenerError: it is none.
+        """
+        if not watch.device.is_gpu:
+            raise ListenerError(f"listener {self.name} cannot observe {watch.device.name}: it is not a GPU")
+        return watch.device
+
     @contextmanager
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
         """Sample until the context ends. The first sample is stored before entering returns.
@@ -125,7 +143,6 @@ class ThreadedListener(ABC):
                 exception of the body goes first and gets the listener's failure as a note.
         """
         observation = _Observation(self, watch, sink)
-        observation.start()
         try:
             observation.wait_first_sample()
             yield
@@ -167,26 +184,29 @@ def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
             return
 
 
-def activity_fields(source_ids: Iterable[str], scale: float = 1.0) -> tuple[Field, ...]:
-    """GRACT, SMACT, SM occupancy, tensor core and DRAM activity, of a source that has them under these names.
+def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: float = 1.0) -> tuple[Field, ...]:
+    """Activity of the GPU's units and traffic of its links, of a source that counts them: twelve, in this order.
 
     Args:
-        source_ids: how the source calls them, in this order.
-        scale: factor from the source's unit to a share between 0 and 1.
+        source_ids: GRACT, SMACT, SM occupancy, tensor cores, DRAM, FP64, FP32, FP16, PCIe out and in, NVLink likewise.
+        to_ratio: factor from the source's unit to a share between 0 and 1.
+        to_mib: factor from the source's unit to MiB/s.
     """
-    return tuple(
+    activities = (
         Field(
-            source_id=source_id,
-            name=name,
-            unit="ratio",
-            scale=scale,
-            summary=Summary.MEAN,
+            source_id,
+            name,
+            "ratio",
+            scale=to_ratio,
+            summary=Summary.MEAN if title else None,
             title=title,
             column=column,
             chart=Chart(panel="activity", title=title) if is_drawn else None,
         )
-        for source_id, (name, title, column, is_drawn) in zip(source_ids, _ACTIVITY, strict=True)
+        for source_id, (name, title, column, is_drawn) in zip(source_ids, _ACTIVITY, strict=False)
     )
+    links = zip(source_ids[NUM_ACTIVITIES:], _TRAFFIC, strict=True)
+    return (*activities, *(Field(source_id, name, "MiB/s", scale=to_mib) for source_id, name in links))
 
 
 def scaled(readings: Mapping[str, float], fields: Iterable[Field]) -> dict[str, float]:
@@ -201,21 +221,18 @@ class _Observation:
         self._listener, self._watch, self._sink = listener, watch, sink
         self._stop = StopSignal()
         self._started = threading.Event()
-        self._has_sample = self._is_without_readings = False
+        self._is_under_way = False
         self._failure: Exception | None = None
         # A daemon: a source that hangs in the driver must not keep the orchestrator from ending.
         self._thread = threading.Thread(target=self._sample, name=listener.name, daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
     def wait_first_sample(self) -> None:
         limit_s = self._listener.start_limit_s
         self._started.wait(limit_s)
-        failure = self._error()
-        if failure is not None:
+        if (failure := self._error()) is not None:
             raise failure
-        if not (self._has_sample or self._is_without_readings):
+        if not self._is_under_way:
             raise ListenerError(
                 f"listener {self._listener.name} gave no sample of {self._watch.device.name} within {limit_s:g} s"
             )
@@ -246,20 +263,13 @@ class _Observation:
         for sample in batch:
             if sample.values:
                 self._sink.put(sample)
-                self._has_sample = True
-            elif self._watch.device.is_simulated:
-                self._accept_nothing()
-        if self._has_sample or self._is_without_readings:
+                self._is_under_way = True
+            elif self._watch.device.is_simulated and not self._is_under_way:
+                said = "listener %s: the simulated %s has no readings for it; they are absent"
+                _log.warning(said, self._listener.name, self._watch.device.name)
+                self._is_under_way = True
+        if self._is_under_way:
             self._started.set()
-
-    def _accept_nothing(self) -> None:
-        """Go on without a reading, which on real hardware would be a failure."""
-        if not (self._has_sample or self._is_without_readings):
-            name = self._watch.device.name
-            _log.warning(
-                "listener %s: the simulated %s has no readings for it; they are absent", self._listener.name, name
-            )
-            self._is_without_readings = True
 
     def _error(self) -> ListenerError | None:
         if self._failure is None or isinstance(self._failure, ListenerError):

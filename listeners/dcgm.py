@@ -6,17 +6,13 @@ Reads the whole GPU and each GPU instance that a job runs in. Makes no DCGM grou
 from __future__ import annotations
 
 import logging
-import math
 import re
 import shutil
 import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
-from listeners.base import StopSignal, activity_fields, scaled
-from listeners.program import Program, ProgramListener
+from listeners.base import MIB, StopSignal, counter_fields, scaled
+from listeners.program import ProgramListener, TextTable
 from pipeline.base import command
 from pipeline.base.errors import CommandError, ListenerError
 from pipeline.base.protocols import Watch
@@ -24,7 +20,6 @@ from pipeline.base.records import Device
 from pipeline.base.samples import Field, Sample
 
 _log = logging.getLogger(__name__)
-_MIB = 2**20
 # Source: short names of dcgm_fields.cpp, DCGM 4.6, by field id.
 _COLUMNS = {
     "1001": "GRACT",
@@ -75,17 +70,8 @@ class DcgmListener(ProgramListener):
 
     name = "dcgm"
     rank = 4
-    fields = (
-        *activity_fields(("1001", "1002", "1003", "1004", "1005")),
-        Field(source_id="1006", name="fp64_active_ratio", unit="ratio"),
-        Field(source_id="1007", name="fp32_active_ratio", unit="ratio"),
-        Field(source_id="1008", name="fp16_active_ratio", unit="ratio"),
-        # Bytes in a second, in spite of their names in DCGM (DCGM_FI_PROF_PCIE_TX_BYTES ...).
-        Field(source_id="1009", name="pcie_tx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
-        Field(source_id="1010", name="pcie_rx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
-        Field(source_id="1011", name="nvlink_tx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
-        Field(source_id="1012", name="nvlink_rx_mib_per_s", unit="MiB/s", scale=1 / _MIB),
-    )
+    # Traffic in bytes in a second, in spite of the names in DCGM (DCGM_FI_PROF_PCIE_TX_BYTES ...).
+    fields = counter_fields(tuple(_COLUMNS), to_mib=1 / MIB)
     # Enough for an engine that has yet to load its profiling module, and for trying fields one by one.
     start_limit_s = 30.0
 
@@ -94,80 +80,63 @@ class DcgmListener(ProgramListener):
         self._program = program
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        dcgmi = _dcgmi(self._program, watch.device)
+        dcgmi = self._found(self.gpu(watch))
         entities = _find(dcgmi, watch, stop)
         fields = list(self.fields)
         while not stop.is_set():
-            try:
-                with self.started(_dmon(dcgmi, fields, entities, self.interval_ms)) as program:
-                    yield from self._samples(program, _Table(fields), entities, stop)
-            except _RefusedError as refusal:
-                fields = _accepted(dcgmi, fields, entities, str(refusal), stop)
+            table, has_rows = _Table(fields, entities), False
+            argv = _dmon(dcgmi, fields, entities, self.interval_ms)
+            with self.started(argv) as program:
+                for t_ns, (entity, readings) in self.rows(program, table.read, stop):
+                    has_rows = True
+                    values = scaled(readings, self.fields)
+                    yield (Sample(source=self.name, t_ns=t_ns, values=values, gi_id=entities[entity]),)
+                if stop.is_set():
+                    return
+                status = program.status()
+                # Without rows, a status of 0 proves nothing; below 0 it is a signal, which is no refusal.
+                if has_rows or status is None or status < 0:
+                    raise self.failure(argv, status, table.said)
+            fields = _accepted(dcgmi, fields, entities, table.said, stop)
 
-    def _samples(
-        self, program: Program, table: _Table, entities: Mapping[Entity, int | None], stop: StopSignal
-    ) -> Iterator[Iterable[Sample]]:
-        silence_s = self.start_limit_s + self.interval_ms / 1e3
-        last_ns, has_rows = time.monotonic_ns(), False
-        for t_ns, line in program.lines(stop, silence_s):
-            row = table.read(line)
-            if row is not None and row.entity in entities:
-                last_ns, has_rows = t_ns, True
-                values = scaled(row.readings, self.fields)
-                yield (Sample(source=self.name, t_ns=t_ns, values=values, gi_id=entities[row.entity]),)
-            elif t_ns - last_ns > silence_s * 1e9:
-                break  # it goes on about something else
-        if stop.is_set():
-            return
-        status = program.status()
-        # A status of 0 proves nothing; below 0 it is a signal, which is no refusal.
-        if status is not None and status >= 0 and not has_rows:
-            raise _RefusedError(table.said)
-        outcome = f"gave no row for {silence_s:g} s" if status is None else f"ended with status {status}"
-        raise ListenerError(f"listener {self.name}: `{' '.join(program.argv)}` {outcome}; it said: {table.said}")
-
-
-class _RefusedError(Exception):
-    """The host engine does not watch these fields of these entities."""
+    def _found(self, device: Device) -> str:
+        program = self._program
+        if device.is_simulated:  # what PATH finds would ask about real ones
+            program = dict(device.programs).get("dcgmi", "")
+            if not program:
+                raise ListenerError(f"listener dcgm: the simulated {device.name} has no dcgmi; leave dcgm out")
+        path = shutil.which(program or "dcgmi")
+        if path is None:
+            raise ListenerError(
+                f"listener dcgm needs {program or 'dcgmi, which is not on PATH'}: install NVIDIA DCGM (package "
+                "datacenter-gpu-manager) and start its host engine, or leave dcgm out"
+            )
+        return path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One line of values: DCGM field id to value, without what dcgmi calls not available."""
-
-    entity: Entity
-    readings: dict[str, float]
-
-
-class _Table:
+class _Table(TextTable):
     """The table of dmon. A header line says which column is which; it may come again, and change."""
 
-    def __init__(self, fields: Sequence[Field]) -> None:
+    def __init__(self, fields: Sequence[Field], entities: Iterable[Entity]) -> None:
+        super().__init__(DcgmListener.name)
         self._asked = {_COLUMNS[field.source_id]: field.source_id for field in fields}
+        self._entities = frozenset(entities)
         self._header: list[re.Match[str]] = []
-        self._complaints: deque[str] = deque(maxlen=5)
-        self._warned: set[str] = set()
 
-    @property
-    def said(self) -> str:
-        """The last lines that belong to no table."""
-        return " ".join(self._complaints) or "nothing"
-
-    def read(self, line: str) -> _Row | None:
-        """What a row holds; `None` for every other line."""
+    def read(self, line: str) -> tuple[Entity, dict[str, float]] | None:
+        """Entity, and field id to value without what dcgmi calls not available, of a row; `None` for other lines."""
         header, row = _HEADER.match(line), _ROW.match(line)
         if header is not None:
             self._header = list(_CELL.finditer(line, header.end()))
-            missing = self._asked.keys() - {cell[0] for cell in self._header}
-            for column in sorted(missing):
-                self._warn(column, f"dcgmi prints no column {column}, which is left out: {line.strip()}")
+            for column in sorted(self._asked.keys() - {cell[0] for cell in self._header}):
+                self.warn(column, f"dcgmi prints no column {column}, which is left out: {line.strip()}")
         elif row is not None and (cells := self._by_column(list(_CELL.finditer(line, row.end())))) is not None:
-            known = {self._asked[name]: cell for name, cell in cells.items() if name in self._asked}
-            values = {field_id: self._number(field_id, cell) for field_id, cell in known.items()}
-            readings = {field_id: value for field_id, value in values.items() if value is not None}
-            return _Row(entity=(row[1], int(row[2])), readings=readings)
+            entity = (row[1], int(row[2]))
+            values = {self._asked[name]: self._value(name, cell) for name, cell in cells.items() if name in self._asked}
+            if entity in self._entities:
+                return entity, {field_id: value for field_id, value in values.items() if value is not None}
         elif line.strip() and _UNITS.match(line) is None:
-            self._complaints.append(line.strip())
+            self.complaints.append(line.strip())
         return None
 
     def _by_column(self, cells: list[re.Match[str]]) -> dict[str, str] | None:
@@ -184,36 +153,9 @@ class _Table:
                 return {columns[edge(cell)]: cell[0] for cell in cells}
         return None
 
-    def _number(self, field_id: str, cell: str) -> float | None:
-        if cell == "N/A":
-            return None
-        with suppress(ValueError):
-            value = float(cell)
-            if math.isfinite(value):
-                return value if value < _BLANK else None
-        self._warn(field_id, f"{cell!r} in column {_COLUMNS[field_id]} is not a number and is left out")
-        return None
-
-    def _warn(self, key: str, message: str) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            _log.warning("listener dcgm: %s", message)
-
-
-def _dcgmi(program: str | None, device: Device) -> str:
-    if not device.is_gpu:
-        raise ListenerError(f"listener dcgm cannot observe {device.name}: it is not a GPU")
-    if device.is_simulated:  # what PATH finds would ask about real ones
-        program = dict(device.programs).get("dcgmi", "")
-        if not program:
-            raise ListenerError(f"listener dcgm: the simulated {device.name} has no dcgmi; leave dcgm out")
-    path = shutil.which(program or "dcgmi")
-    if path is None:
-        raise ListenerError(
-            f"listener dcgm needs {program or 'dcgmi, which is not on PATH'}: install NVIDIA DCGM (package "
-            "datacenter-gpu-manager) and start its host engine, or leave dcgm out"
-        )
-    return path
+    def _value(self, column: str, cell: str) -> float | None:
+        value = None if cell == "N/A" else self.number(column, cell)
+        return value if value is not None and value < _BLANK else None
 
 
 def _dmon(dcgmi: str, fields: Sequence[Field], entities: Iterable[Entity], interval_ms: int) -> list[str]:
@@ -305,7 +247,7 @@ def _refusal(dcgmi: str, field: Field, entities: Mapping[Entity, int | None]) ->
         done = command.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)
     except CommandError as error:
         return _flat(str(error))
-    table = _Table([field])
+    table = _Table([field], entities)
     rows = [table.read(line) for line in f"{done.stdout}\n{done.stderr}".splitlines()]
     return None if done.status == 0 and any(rows) else table.said
 

@@ -12,36 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from listeners.base import PollingListener, activity_fields, scaled
+from listeners.base import NUM_ACTIVITIES, PollingListener, counter_fields, scaled
 from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
-from pipeline.base.samples import Field, Sample
+from pipeline.base.samples import Sample
 from pipeline.prepare.device import nvml
 
 _log = logging.getLogger(__name__)
 # nvml.h wants the two samples that make a value more than 100 ms apart; by our clock, a little more to be sure.
 _APART_S = 0.11
 
-_OF_INSTANCES = (
-    *activity_fields(
-        (
-            "NVML_GPM_METRIC_GRAPHICS_UTIL",
-            "NVML_GPM_METRIC_SM_UTIL",
-            "NVML_GPM_METRIC_SM_OCCUPANCY",
-            "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
-            "NVML_GPM_METRIC_DRAM_BW_UTIL",
-        ),
-        scale=1e-2,
-    ),
-    Field(source_id="NVML_GPM_METRIC_FP64_UTIL", name="fp64_active_ratio", unit="ratio", scale=1e-2),
-    Field(source_id="NVML_GPM_METRIC_FP32_UTIL", name="fp32_active_ratio", unit="ratio", scale=1e-2),
-    Field(source_id="NVML_GPM_METRIC_FP16_UTIL", name="fp16_active_ratio", unit="ratio", scale=1e-2),
-)
-_OF_WHOLE_GPU = (
-    Field(source_id="NVML_GPM_METRIC_PCIE_TX_PER_SEC", name="pcie_tx_mib_per_s", unit="MiB/s"),
-    Field(source_id="NVML_GPM_METRIC_PCIE_RX_PER_SEC", name="pcie_rx_mib_per_s", unit="MiB/s"),
-    Field(source_id="NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC", name="nvlink_tx_mib_per_s", unit="MiB/s"),
-    Field(source_id="NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", name="nvlink_rx_mib_per_s", unit="MiB/s"),
+# In the order of `counter_fields`, each without `NVML_GPM_METRIC_`.
+_METRICS = (
+    *("GRAPHICS_UTIL", "SM_UTIL", "SM_OCCUPANCY", "ANY_TENSOR_UTIL", "DRAM_BW_UTIL"),
+    *("FP64_UTIL", "FP32_UTIL", "FP16_UTIL"),
+    *("PCIE_TX_PER_SEC", "PCIE_RX_PER_SEC", "NVLINK_TOTAL_TX_PER_SEC", "NVLINK_TOTAL_RX_PER_SEC"),
 )
 
 
@@ -57,13 +42,11 @@ class GpmListener(PollingListener):
 
     name = "gpm"
     rank = 3
-    fields = (*_OF_INSTANCES, *_OF_WHOLE_GPU)
+    fields = counter_fields([f"NVML_GPM_METRIC_{metric}" for metric in _METRICS], to_ratio=1e-2)
 
     @contextmanager
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
-        device = watch.device
-        if not device.is_gpu:
-            raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")
+        device = self.gpu(watch)
         with nvml.session(), ExitStack() as stack:
             try:
                 gpu = _pynvml().nvmlDeviceGetHandleByUUID(device.uuid)
@@ -81,18 +64,15 @@ class GpmListener(PollingListener):
 
 
 class _Counters:
-    """The counters of the whole GPU or of one GPU instance: a value is the difference of two samples.
-
-    Attributes:
-        gi_id: the GPU instance, or `None` for the whole GPU.
-        t_ns: monotonic instant of the latest sample.
-    """
+    """The counters of one GPU instance, or of the whole GPU without: a value is the difference of two samples."""
 
     def __init__(self, gpu: object, gi_id: int | None, stack: ExitStack) -> None:
         nvml_c = _pynvml()
         self.gi_id = gi_id
         self._gpu = gpu
-        self._names = [field.source_id for field in (_OF_INSTANCES if gi_id is not None else GpmListener.fields)]
+        # The traffic of links is known of the whole GPU only.
+        fields = GpmListener.fields if gi_id is None else GpmListener.fields[:NUM_ACTIVITIES]
+        self._names = [field.source_id for field in fields]
         self._before, self._now = (stack.enter_context(_sample()) for _ in range(2))
         self._request = nvml_c.c_nvmlGpmMetricsGet_t(
             version=nvml_c.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(self._names)

@@ -12,62 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from listeners.base import PollingListener, scaled
+from listeners.base import MIB, PollingListener, scaled
+from pipeline.base.host import ProcessReading, read_file, read_process
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import Chart, Field, Sample, Summary
 
-_MIB = 2**20
+MEAN, PEAK = Summary.MEAN, Summary.PEAK
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's own sector is
 # Reading PSS walks every page table of a process and holds its mmap lock: its share of one core stays below 1 %.
 _PSS_REST_FACTOR = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """One reading of /proc/PID/stat.
-
-    Attributes:
-        start_ticks: since boot; tells two processes of the same PID apart.
-        own_ticks: CPU time of all its threads, those that ended included, in clock ticks.
-        children_ticks: the same of its exited children that it waited for, and of theirs.
-        rss_pages: resident memory; the kernel's own approximation, a few pages a thread.
-        read_bytes, write_bytes: storage traffic, including waited-for children; `None` if not read, or not permitted.
-    """
-
-    pid: int
-    parent: int
-    session: int
-    start_ticks: int
-    own_ticks: int
-    children_ticks: int
-    num_threads: int
-    rss_pages: int
-    is_zombie: bool
-    read_bytes: int | None = None
-    write_bytes: int | None = None
-
-
-def read_process(pid: int) -> Process | None:
-    """The process as it is now, or `None` if it is gone or hidden. Source of the columns: proc_pid_stat(5)."""
-    try:
-        text = _read(f"/proc/{pid}/stat")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    # The second column is the program's name in parentheses, which may hold blanks and parentheses itself.
-    columns = text[text.rindex(b")") + 2 :].split()
-    return Process(
-        pid=pid,
-        parent=int(columns[1]),
-        session=int(columns[3]),
-        start_ticks=int(columns[19]),
-        own_ticks=int(columns[11]) + int(columns[12]),
-        children_ticks=int(columns[13]) + int(columns[14]),
-        num_threads=int(columns[17]),
-        rss_pages=int(columns[21]),
-        is_zombie=columns[0] in (b"Z", b"X"),
-    )
 
 
 def job_of(pid: int, jobs: Mapping[int, int]) -> int | None:
@@ -99,9 +54,9 @@ class JobProcesses:
     def __init__(self) -> None:
         self._jobs: dict[int, int] = {}
         self._foreign: set[int] = set()
-        self._members: dict[int, tuple[int, Process]] = {}
+        self._members: dict[int, tuple[int, ProcessReading]] = {}
 
-    def scan(self, jobs: Mapping[int, int]) -> dict[int, dict[int, Process]]:
+    def scan(self, jobs: Mapping[int, int]) -> dict[int, dict[int, ProcessReading]]:
         """Job index to its processes by PID, for the jobs that have any.
 
         Args:
@@ -116,8 +71,8 @@ class JobProcesses:
             listed = {int(entry.name) for entry in entries if entry.name.isdecimal()}
         self._foreign &= listed
         roots = {root: job for job, root in jobs.items()}
-        read: dict[int, Process] = {}
-        members: dict[int, tuple[int, Process]] = {}
+        read: dict[int, ProcessReading] = {}
+        members: dict[int, tuple[int, ProcessReading]] = {}
         # Parents before children: a child that is waited for after its parent was read keeps its last reading for one
         # round more, so that its CPU time is counted once, either as its own or as inherited by the parent.
         for pid in sorted(listed - self._foreign):
@@ -134,16 +89,18 @@ class JobProcesses:
             if process is None and pid in self._members:
                 members[pid] = self._members[pid]
         self._members = members
-        found: dict[int, dict[int, Process]] = {}
+        found: dict[int, dict[int, ProcessReading]] = {}
         for pid, (job, process) in members.items():
             found.setdefault(job, {})[pid] = process
         return found
 
-    def _owner(self, process: Process, read: Mapping[int, Process], roots: Mapping[int, int]) -> int | None:
+    def _owner(
+        self, process: ProcessReading, read: Mapping[int, ProcessReading], roots: Mapping[int, int]
+    ) -> int | None:
         known = self._members.get(process.pid)
         if known is not None and known[1].start_ticks == process.start_ticks and known[0] in self._jobs:
             return known[0]  # also after its parent is gone and it is a child of init
-        ancestor: Process | None = process
+        ancestor: ProcessReading | None = process
         while ancestor is not None:
             job = roots.get(ancestor.session, roots.get(ancestor.pid))
             if job is not None:
@@ -153,10 +110,10 @@ class JobProcesses:
 
 
 def growth(
-    before: Mapping[int, Process],
-    now: Mapping[int, Process],
-    own: Callable[[Process], int],
-    inherited: Callable[[Process], int],
+    before: Mapping[int, ProcessReading],
+    now: Mapping[int, ProcessReading],
+    own: Callable[[ProcessReading], int],
+    inherited: Callable[[ProcessReading], int],
 ) -> int:
     """How much a counter of a process tree grew, over processes that came and went in between.
 
@@ -203,38 +160,31 @@ class HostListener(PollingListener):
     name = "host"
     of_machine = True
     fields = (
-        Field(
-            source_id="stat.cpu_s_per_s",
-            name="cpu_pct",
-            unit="% of one core",
-            scale=100,
-            summary=Summary.MEAN,
-            figure="host_cpu_mean_pct",
-        ),
+        Field("stat.cpu_s_per_s", "cpu_pct", "% of one core", scale=100, summary=MEAN, figure="host_cpu_mean_pct"),
         # Shared pages count once in PSS, and once for each process in RSS.
         Field(
-            source_id="smaps_rollup.Pss",
-            name="pss_mib",
-            unit="MiB",
+            "smaps_rollup.Pss",
+            "pss_mib",
+            "MiB",
             scale=1 / 1024,
             summary=Summary.PEAK,
             figure="host_memory_peak_mib",
             is_live=True,
         ),
-        Field(source_id="stat.rss", name="rss_mib", unit="MiB", scale=_PAGE_BYTES / _MIB, is_live=True),
-        Field(source_id="stat", name="num_processes", unit="processes"),
-        Field(source_id="stat.num_threads", name="num_threads", unit="threads"),
-        Field(source_id="io.read_bytes_per_s", name="read_mib_per_s", unit="MiB/s", scale=1 / _MIB),
-        Field(source_id="io.write_bytes_per_s", name="write_mib_per_s", unit="MiB/s", scale=1 / _MIB),
-        Field(source_id="/proc/stat.busy_ratio", name="cpu_machine_pct", unit="% of all CPUs", scale=100),
-        Field(source_id="/proc/loadavg.1", name="load_1min", unit="processes, mean of 1 min"),
-        Field(source_id="MemTotal-MemAvailable", name="memory_used_mib", unit="MiB", scale=1 / 1024, chart=Chart()),
-        Field(source_id="MemAvailable", name="memory_available_mib", unit="MiB", scale=1 / 1024),
-        Field(source_id="SwapTotal-SwapFree", name="swap_used_mib", unit="MiB", scale=1 / 1024),
-        Field(source_id="diskstats.read", name="disk_read_mib_per_s", unit="MiB/s", scale=_SECTOR_BYTES / _MIB),
-        Field(source_id="diskstats.written", name="disk_write_mib_per_s", unit="MiB/s", scale=_SECTOR_BYTES / _MIB),
-        Field(source_id="net/dev.received", name="network_receive_mib_per_s", unit="MiB/s", scale=1 / _MIB),
-        Field(source_id="net/dev.sent", name="network_send_mib_per_s", unit="MiB/s", scale=1 / _MIB),
+        Field("stat.rss", "rss_mib", "MiB", scale=_PAGE_BYTES / MIB, is_live=True),
+        Field("stat", "num_processes", "processes"),
+        Field("stat.num_threads", "num_threads", "threads"),
+        Field("io.read_bytes_per_s", "read_mib_per_s", "MiB/s", scale=1 / MIB),
+        Field("io.write_bytes_per_s", "write_mib_per_s", "MiB/s", scale=1 / MIB),
+        Field("/proc/stat.busy_ratio", "cpu_machine_pct", "% of all CPUs", scale=100),
+        Field("/proc/loadavg.1", "load_1min", "processes, mean of 1 min"),
+        Field("MemTotal-MemAvailable", "memory_used_mib", "MiB", scale=1 / 1024, chart=Chart()),
+        Field("MemAvailable", "memory_available_mib", "MiB", scale=1 / 1024),
+        Field("SwapTotal-SwapFree", "swap_used_mib", "MiB", scale=1 / 1024),
+        Field("diskstats.read", "disk_read_mib_per_s", "MiB/s", scale=_SECTOR_BYTES / MIB),
+        Field("diskstats.written", "disk_write_mib_per_s", "MiB/s", scale=_SECTOR_BYTES / MIB),
+        Field("net/dev.received", "network_receive_mib_per_s", "MiB/s", scale=1 / MIB),
+        Field("net/dev.sent", "network_send_mib_per_s", "MiB/s", scale=1 / MIB),
     )
 
     @contextmanager
@@ -259,10 +209,10 @@ class _JobTree:
     """What was read of one job before, for its rates and for the next reading of its PSS."""
 
     t_ns: int | None = None
-    members: Mapping[int, Process] = field(default_factory=dict)
+    members: Mapping[int, ProcessReading] = field(default_factory=dict)
     pss_due_ns: int = 0
 
-    def read(self, t_ns: int, members: Mapping[int, Process], num_jobs: int) -> dict[str, float]:
+    def read(self, t_ns: int, members: Mapping[int, ProcessReading], num_jobs: int) -> dict[str, float]:
         readings = self._rates(t_ns, members)
         self.t_ns, self.members = t_ns, members
         alive = [process for process in members.values() if not process.is_zombie]
@@ -280,7 +230,7 @@ class _JobTree:
                 readings["smaps_rollup.Pss"] = pss_kib
         return readings
 
-    def _rates(self, t_ns: int, members: Mapping[int, Process]) -> dict[str, float]:
+    def _rates(self, t_ns: int, members: Mapping[int, ProcessReading]) -> dict[str, float]:
         if self.t_ns is None:
             return {}
         seconds = (t_ns - self.t_ns) / 1e9
@@ -304,9 +254,9 @@ class _Machine:
         self._interfaces = _with_device(Path("/sys/class/net"))
 
     def read(self, t_ns: int) -> dict[str, float]:
-        memory = {line.split(b":")[0]: int(line.split()[1]) for line in _read("/proc/meminfo").splitlines()}
+        memory = {line.split(b":")[0]: int(line.split()[1]) for line in read_file("/proc/meminfo").splitlines()}
         readings: dict[str, float] = {
-            "/proc/loadavg.1": float(_read("/proc/loadavg").split()[0]),
+            "/proc/loadavg.1": float(read_file("/proc/loadavg").split()[0]),
             "MemTotal-MemAvailable": memory[b"MemTotal"] - memory[b"MemAvailable"],
             "MemAvailable": memory[b"MemAvailable"],
             "SwapTotal-SwapFree": memory[b"SwapTotal"] - memory[b"SwapFree"],
@@ -325,15 +275,15 @@ class _Machine:
 
     def _counters(self) -> dict[str, int]:
         # user nice system idle iowait irq softirq steal; guest time is within user and nice
-        ticks = [int(column) for column in _read("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
+        ticks = [int(column) for column in read_file("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
         counters = {"cpu": sum(ticks), "busy": sum(ticks) - ticks[3] - ticks[4]}
         if self._disks:
-            rows = [line.split() for line in _read("/proc/diskstats").splitlines()]
+            rows = [line.split() for line in read_file("/proc/diskstats").splitlines()]
             rows = [row for row in rows if row[2] in self._disks]
             counters["diskstats.read"] = sum(int(row[5]) for row in rows)
             counters["diskstats.written"] = sum(int(row[9]) for row in rows)
         if self._interfaces:
-            lines = [line.split(b":", 1) for line in _read("/proc/net/dev").splitlines()[2:]]
+            lines = [line.split(b":", 1) for line in read_file("/proc/net/dev").splitlines()[2:]]
             rows = [columns.split() for name, columns in lines if name.strip() in self._interfaces]
             counters["net/dev.received"] = sum(int(row[0]) for row in rows)
             counters["net/dev.sent"] = sum(int(row[8]) for row in rows)
@@ -344,10 +294,10 @@ def _with_device(folder: Path) -> set[bytes]:
     return {path.parent.name.encode() for path in folder.glob("*/device")}
 
 
-def _with_traffic(process: Process) -> Process | None:
+def _with_traffic(process: ProcessReading) -> ProcessReading | None:
     """The process with its storage traffic, if we may read it; `None` if it is gone."""
     try:
-        lines = _read(f"/proc/{process.pid}/io").splitlines()
+        lines = read_file(f"/proc/{process.pid}/io").splitlines()
     except PermissionError:
         return process
     except (FileNotFoundError, ProcessLookupError):
@@ -356,27 +306,15 @@ def _with_traffic(process: Process) -> Process | None:
     return replace(process, read_bytes=int(counters[b"read_bytes"]), write_bytes=int(counters[b"write_bytes"]))
 
 
-def _pss_kib(processes: Iterable[Process]) -> int | None:
+def _pss_kib(processes: Iterable[ProcessReading]) -> int | None:
     """Sum of the proportional set sizes in KiB, without processes that just ended; `None` if one may not be read."""
     total = None
     for process in processes:
         try:
-            lines = _read(f"/proc/{process.pid}/smaps_rollup").splitlines()
+            lines = read_file(f"/proc/{process.pid}/smaps_rollup").splitlines()
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
             return None
         total = (total or 0) + sum(int(line.split()[1]) for line in lines if line.startswith(b"Pss:"))
     return total
-
-
-def _read(path: str) -> bytes:
-    # os.read takes two thirds of the time of open() for such files (9 us against 13 us), and there are dozens a sample.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        chunks = []
-        while chunk := os.read(descriptor, 65536):
-            chunks.append(chunk)
-        return b"".join(chunks)
-    finally:
-        os.close(descriptor)

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, PollingListener, scaled
+from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scaled
 from listeners.host import job_of
-from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
 
-_MIB = 2**20
+MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWTH
 
 
 class NvmlListener(PollingListener):
@@ -28,68 +27,33 @@ class NvmlListener(PollingListener):
     rank = 2
     fields = (
         Field(
-            source_id="nvmlDeviceGetMemoryInfo_v2.used",
-            name="memory_used_mib",
-            unit="MiB",
-            scale=1 / _MIB,
-            summary=Summary.PEAK,
+            "nvmlDeviceGetMemoryInfo_v2.used",
+            "memory_used_mib",
+            "MiB",
+            scale=1 / MIB,
+            summary=PEAK,
             figure="memory_peak_mib",
             title="peak memory of the GPU",
             column="GPU MiB",
             chart=MEMORY_IN_USE,
         ),
         Field(
-            source_id="nvmlDeviceGetPowerUsage",
-            name="power_w",
-            unit="W",
-            scale=1e-3,
-            summary=Summary.MEAN,
-            title="power of the GPU",
-            chart=Chart(),
+            "nvmlDeviceGetPowerUsage", "power_w", "W", scale=1e-3, summary=MEAN, title="power of the GPU", chart=Chart()
         ),
+        Field("nvmlDeviceGetTotalEnergyConsumption", "energy_j", "J", scale=1e-3, summary=GROWTH, figure="energy_j"),
+        Field("nvmlDeviceGetClockInfo(SM)", "sm_clock_mhz", "MHz", summary=MEAN, title="SM clock"),
+        Field("nvmlDeviceGetClockInfo(MEM)", "memory_clock_mhz", "MHz", summary=MEAN),
+        Field("nvmlDeviceGetTemperature", "temperature_c", "degrees Celsius", summary=MAX, title="highest temperature"),
+        Field("nvmlDeviceGetUtilizationRates.gpu", "utilization_gpu_pct", "%", summary=MEAN, chart=GPU_UTILISATION),
+        Field("nvmlDeviceGetUtilizationRates.memory", "utilization_memory_pct", "%"),
+        Field("nvmlDeviceGetCurrentClocksThrottleReasons", "throttle_reasons_bits", "bit mask of nvml.h"),
+        Field("nvmlDeviceGetPerformanceState", "pstate", "number of the performance state"),
         Field(
-            source_id="nvmlDeviceGetTotalEnergyConsumption",
-            name="energy_j",
-            unit="J",
-            scale=1e-3,
-            summary=Summary.GROWTH,
-            figure="energy_j",
-        ),
-        Field(
-            source_id="nvmlDeviceGetClockInfo(SM)",
-            name="sm_clock_mhz",
-            unit="MHz",
-            summary=Summary.MEAN,
-            title="SM clock",
-        ),
-        Field(source_id="nvmlDeviceGetClockInfo(MEM)", name="memory_clock_mhz", unit="MHz", summary=Summary.MEAN),
-        Field(
-            source_id="nvmlDeviceGetTemperature",
-            name="temperature_c",
-            unit="degrees Celsius",
-            summary=Summary.MAX,
-            title="highest temperature",
-        ),
-        Field(
-            source_id="nvmlDeviceGetUtilizationRates.gpu",
-            name="utilization_gpu_pct",
-            unit="%",
-            summary=Summary.MEAN,
-            chart=GPU_UTILISATION,
-        ),
-        Field(source_id="nvmlDeviceGetUtilizationRates.memory", name="utilization_memory_pct", unit="%"),
-        Field(
-            source_id="nvmlDeviceGetCurrentClocksThrottleReasons",
-            name="throttle_reasons_bits",
-            unit="bit mask of nvml.h",
-        ),
-        Field(source_id="nvmlDeviceGetPerformanceState", name="pstate", unit="number of the performance state"),
-        Field(
-            source_id="usedGpuMemory",
-            name="process_memory_mib",
-            unit="MiB",
-            scale=1 / _MIB,
-            summary=Summary.PEAK,
+            "usedGpuMemory",
+            "process_memory_mib",
+            "MiB",
+            scale=1 / MIB,
+            summary=PEAK,
             figure="memory_peak_mib",
             is_live=True,
         ),
@@ -97,9 +61,7 @@ class NvmlListener(PollingListener):
 
     @contextmanager
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
-        device = watch.device
-        if not device.is_gpu:
-            raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")
+        device = self.gpu(watch)
         with nvml.session():
             reader = nvml.GpuReader(device.uuid)
             yield lambda: self._read(reader, watch.pids())

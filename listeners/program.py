@@ -1,32 +1,31 @@
-"""A helper program that prints lines for as long as it runs, and that never outlives whoever reads them."""
+"""A listener whose source is one helper program that prints lines for as long as it samples, and never outlives us."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, cast
+from typing import IO, TypeVar, cast
 
 from listeners.base import StopSignal, ThreadedListener
+from pipeline.base.errors import ListenerError
 
+_log = logging.getLogger(__name__)
 _END_LIMIT_S = 2.0
+Row = TypeVar("Row")
 
 
 class Program:
-    """A program that runs. Made by `running`.
+    """A program that runs, in a session of its own."""
 
-    Attributes:
-        argv: its command line.
-        pid: of its process, which leads a session of its own.
-    """
-
-    def __init__(self, argv: Sequence[str], process: subprocess.Popen[bytes]) -> None:
-        self.argv = tuple(argv)
-        self.pid = process.pid
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def lines(self, stop: StopSignal, silence_s: float) -> Iterator[tuple[int, str]]:
@@ -57,6 +56,44 @@ class Program:
             return self._process.wait(_END_LIMIT_S)
         return None
 
+    def end(self) -> None:
+        """End it, and its whole process group if it does not obey."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.returncode is not None:
+                return
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_LIMIT_S)
+
+
+class TextTable:
+    """What a program prints: rows, which a subclass reads, and complaints."""
+
+    def __init__(self, listener: str) -> None:
+        self.complaints: deque[str] = deque(maxlen=5)
+        self._listener = listener
+        self._warned: set[str] = set()
+
+    @property
+    def said(self) -> str:
+        """The last lines that belong to no table."""
+        return " ".join(self.complaints) or "nothing"
+
+    def warn(self, column: str, message: str) -> None:
+        """Warn of a column, once."""
+        if column not in self._warned:
+            self._warned.add(column)
+            _log.warning("listener %s: %s", self._listener, message)
+
+    def number(self, column: str, cell: str) -> float | None:
+        """The finite number in a cell; for anything else, a warning and `None`."""
+        with suppress(ValueError):
+            if math.isfinite(value := float(cell)):
+                return value
+        self.warn(column, f"{cell!r} in column {column} is not a number and is left out")
+        return None
+
 
 class ProgramListener(ThreadedListener):
     """A listener whose source is one program that runs for as long as it samples."""
@@ -69,37 +106,44 @@ class ProgramListener(ThreadedListener):
 
     @contextmanager
     def started(self, argv: Sequence[str]) -> Iterator[Program]:
-        with running(argv) as program:
-            self._running = (program.pid,)
+        """Run a program until the context ends, and no longer.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        # One pipe for both streams: nobody has to drain a second one, and complaints stay in order. If this process is
+        # killed, the pipe has no reader any more and the program's next line ends it by SIGPIPE.
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process:
+            program = Program(process)
+            self._running = (process.pid,)
             try:
                 yield program
             finally:
                 self._running = ()
+                program.end()
 
+    def rows(self, program: Program, read: Callable[[str], Row | None], stop: StopSignal) -> Iterator[tuple[int, Row]]:
+        """What `read` makes of lines that are rows, with the instants of their arrival.
 
-@contextmanager
-def running(argv: Sequence[str]) -> Iterator[Program]:
-    """Run a program until the context ends; then end it, and its whole process group if it does not obey.
+        Ends when `stop` is set, when the program's output ends, and when there was no row for too long, although it
+        may go on complaining, as about a GPU that is lost.
+        """
+        last_ns = time.monotonic_ns()
+        for t_ns, line in program.lines(stop, self._silence_s):
+            row = read(line)
+            if row is not None:
+                last_ns = t_ns
+                yield t_ns, row
+            elif t_ns - last_ns > self._silence_s * 1e9:
+                return
 
-    Raises:
-        OSError: it could not be started.
-    """
-    # One pipe for both streams: nobody has to drain a second one, and complaints stay in order. If this process is
-    # killed, the pipe has no reader any more and the program's next line ends it by SIGPIPE.
-    with subprocess.Popen(
-        list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    ) as process:
-        try:
-            yield Program(argv, process)
-        finally:
-            _end(process)
+    def failure(self, argv: Sequence[str], status: int | None, said: str) -> ListenerError:
+        """What it means that the rows ended before the listener was told to stop."""
+        outcome = f"gave no row for {self._silence_s:g} s" if status is None else f"ended with status {status}"
+        return ListenerError(f"listener {self.name}: `{' '.join(argv)}` {outcome}; it said: {said}")
 
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_LIMIT_S)
+    @property
+    def _silence_s(self) -> float:
+        return self.start_limit_s + self.interval_ms / 1e3

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import shutil
-import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterable
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scaled
-from listeners.program import Program, ProgramListener
+from listeners.program import ProgramListener, TextTable
 from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
+from pipeline.base.records import Device
 from pipeline.base.samples import Chart, Field, Sample
 
 _log = logging.getLogger(__name__)
@@ -37,14 +34,14 @@ class SmiListener(ProgramListener):
     name = "smi"
     rank = 1
     fields = (
-        Field(source_id="power.draw", name="power_w", unit="W", chart=Chart()),
-        Field(source_id="memory.used", name="memory_used_mib", unit="MiB", chart=MEMORY_IN_USE),
-        Field(source_id="utilization.gpu", name="utilization_gpu_pct", unit="%", chart=GPU_UTILISATION),
-        Field(source_id="utilization.memory", name="utilization_memory_pct", unit="%"),
-        Field(source_id="clocks.current.sm", name="sm_clock_mhz", unit="MHz"),
-        Field(source_id="clocks.current.memory", name="memory_clock_mhz", unit="MHz"),
-        Field(source_id="temperature.gpu", name="temperature_c", unit="degrees Celsius"),
-        Field(source_id="pstate", name="pstate", unit="number of the performance state"),
+        Field("power.draw", "power_w", "W", chart=Chart()),
+        Field("memory.used", "memory_used_mib", "MiB", chart=MEMORY_IN_USE),
+        Field("utilization.gpu", "utilization_gpu_pct", "%", chart=GPU_UTILISATION),
+        Field("utilization.memory", "utilization_memory_pct", "%"),
+        Field("clocks.current.sm", "sm_clock_mhz", "MHz"),
+        Field("clocks.current.memory", "memory_clock_mhz", "MHz"),
+        Field("temperature.gpu", "temperature_c", "degrees Celsius"),
+        Field("pstate", "pstate", "number of the performance state"),
     )
     # Without persistence mode the first query initialises the GPU, which takes several seconds.
     start_limit_s = 15.0
@@ -54,9 +51,27 @@ class SmiListener(ProgramListener):
         self._program = program
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        device = watch.device
-        if not device.is_gpu:
-            raise ListenerError(f"listener {self.name} cannot observe {device.name}: it is not a GPU")
+        device = self.gpu(watch)
+        program = self._found(device)
+        columns = [field.source_id for field in self.fields]
+        while not stop.is_set():
+            if not columns:
+                raise ListenerError(f"listener {self.name}: {program} knows none of the requested columns")
+            query, every = f"--query-gpu={','.join(columns)}", str(self.interval_ms)
+            argv = [program, query, "--format=csv,nounits", "-i", device.uuid, "-lms", every]
+            table = _Table(columns)
+            with self.started(argv) as nvidia_smi:
+                for t_ns, readings in self.rows(nvidia_smi, table.read, stop):
+                    yield (Sample(source=self.name, t_ns=t_ns, values=scaled(readings, self.fields)),)
+                if stop.is_set():
+                    return
+                unknown = next((name for name in _INVALID_FIELD.findall(table.said) if name in columns), None)
+                if unknown is None:
+                    raise self.failure(argv, nvidia_smi.status(), table.said)
+            _log.warning("listener smi: %s does not know %s, which is left out", program, unknown)
+            columns.remove(unknown)
+
+    def _found(self, device: Device) -> str:
         # On a simulated GPU, what PATH finds would show real ones.
         wanted = dict(device.programs).get("nvidia-smi", "") if device.is_simulated else self._program
         program = shutil.which(wanted)
@@ -64,55 +79,16 @@ class SmiListener(ProgramListener):
             raise ListenerError(
                 f"listener {self.name} needs {self._program}, which is not on PATH: install it or leave smi out"
             )
-        columns = [field.source_id for field in self.fields]
-        while not stop.is_set():
-            if not columns:
-                raise ListenerError(f"listener {self.name}: {program} knows none of the requested columns")
-            query = f"--query-gpu={','.join(columns)}"
-            argv = [program, query, "--format=csv,nounits", "-i", device.uuid, "-lms", str(self.interval_ms)]
-            try:
-                with self.started(argv) as nvidia_smi:
-                    yield from self._samples(nvidia_smi, columns, stop)
-            except _InvalidColumnError as error:
-                _log.warning("listener smi: %s does not know %s, which is left out", program, error.column)
-                columns.remove(error.column)
-
-    def _samples(self, nvidia_smi: Program, columns: list[str], stop: StopSignal) -> Iterator[Iterable[Sample]]:
-        silence_s = self.start_limit_s + self.interval_ms / 1e3
-        table = _Table(columns)
-        last_ns = time.monotonic_ns()
-        for t_ns, line in nvidia_smi.lines(stop, silence_s):
-            readings = table.read(line)
-            if readings is not None:
-                last_ns = t_ns
-                yield (Sample(source=self.name, t_ns=t_ns, values=scaled(readings, self.fields)),)
-            elif t_ns - last_ns > silence_s * 1e9:
-                break  # it goes on complaining, as about a GPU that is lost
-        if stop.is_set():
-            return
-        said = " ".join(table.complaints) or "nothing"
-        for column in _INVALID_FIELD.findall(said):
-            if column in columns:
-                raise _InvalidColumnError(column)
-        status = nvidia_smi.status()
-        outcome = f"gave no row for {silence_s:g} s" if status is None else f"ended with status {status}"
-        raise ListenerError(f"listener {self.name}: {' '.join(nvidia_smi.argv)} {outcome}; it said: {said}")
+        return program
 
 
-class _InvalidColumnError(Exception):
-    def __init__(self, column: str) -> None:
-        super().__init__(column)
-        self.column = column
-
-
-class _Table:
+class _Table(TextTable):
     """The CSV of nvidia-smi. The first line that names a column which was asked for is the header."""
 
-    def __init__(self, columns: list[str]) -> None:
-        self.complaints: deque[str] = deque(maxlen=5)
-        self._columns = columns
+    def __init__(self, columns: Iterable[str]) -> None:
+        super().__init__(SmiListener.name)
+        self._columns = tuple(columns)
         self._header: list[str] = []
-        self._unreadable: set[str] = set()
 
     def read(self, line: str) -> dict[str, float] | None:
         """Column to value for a row, without what nvidia-smi calls not available; `None` for every other line."""
@@ -122,22 +98,15 @@ class _Table:
             self._header = names
             for column in self._columns:
                 if column not in names:
-                    _log.warning("listener smi: nvidia-smi prints no column %s, which is left out: %s", column, line)
+                    self.warn(column, f"nvidia-smi prints no column {column}, which is left out: {line}")
         elif self._header and len(cells) == len(self._header):
-            values = {column: self._number(column, cell) for column, cell in zip(self._header, cells, strict=True)}
+            values = {column: self._value(column, cell) for column, cell in zip(self._header, cells, strict=True)}
             return {column: value for column, value in values.items() if value is not None}
         elif line.strip():
             self.complaints.append(line.strip())
         return None
 
-    def _number(self, column: str, cell: str) -> float | None:
+    def _value(self, column: str, cell: str) -> float | None:
         if _NOT_AVAILABLE.fullmatch(cell):
             return None
-        with suppress(ValueError):
-            value = float(cell.removeprefix("P") if column == "pstate" else cell)
-            if math.isfinite(value):
-                return value
-        if column not in self._unreadable:
-            self._unreadable.add(column)
-            _log.warning("listener smi: %r in column %s is not a number and is left out", cell, column)
-        return None
+        return self.number(column, cell.removeprefix("P") if column == "pstate" else cell)

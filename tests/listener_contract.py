@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from listeners.base import ThreadedListener
-from listeners.host import read_process
 from pipeline.base.errors import ConfigError, ListenerError
+from pipeline.base.host import read_process
 from pipeline.base.protocols import Listener
 from pipeline.base.records import Device
 from pipeline.base.samples import Sample

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 MIN_INTERVAL_MS = 200
 """Between two readings of a listener: sensors do not change faster, and reading them costs what the jobs need."""
@@ -37,7 +37,7 @@ class Chart:
     unless: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """One quantity of a listener, and what becomes of its samples wherever they are shown.
 
@@ -57,6 +57,7 @@ class Field:
     source_id: str
     name: str
     unit: str
+    _: KW_ONLY
     scale: float = 1.0
     summary: Summary | None = None
     figure: str = ""

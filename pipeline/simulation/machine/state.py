@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
+from pipeline.base.host import read_process
 
 DRIVER_VERSION = "580.159.04"
 CUDA_VERSION = 13000
@@ -242,12 +243,8 @@ class StateFile:
 
 def start_ticks(pid: int) -> int | None:
     """When a process began, in the kernel's clock ticks; `None` if there is no such process, or only its zombie."""
-    try:
-        # The name of the program, in parentheses, may hold anything; the fields after it are numbers and one letter.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    process = read_process(pid)
+    return None if process is None or process.is_zombie else process.start_ticks
 
 
 def mig_uuid(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:

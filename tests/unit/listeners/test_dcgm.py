@@ -22,8 +22,8 @@ from listeners import dcgm, program
 from listeners.base import ThreadedListener
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
-from listeners.host import read_process
 from pipeline.base.errors import ListenerError
+from pipeline.base.host import read_process
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Device, Slot
 from tests.conftest import DATA

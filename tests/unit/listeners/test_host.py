@@ -14,7 +14,8 @@ import pytest
 
 from listeners import host
 from listeners.base import ThreadedListener
-from listeners.host import HostListener, JobProcesses, Process, growth, job_of, read_process
+from listeners.host import HostListener, JobProcesses, growth, job_of
+from pipeline.base.host import ProcessReading, read_process
 from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 
 
@@ -36,7 +37,7 @@ class TestHostListener(ListenerContract):
         def vanish(path: str) -> bytes:
             raise FileNotFoundError(path)
 
-        return lambda: monkeypatch.setattr(host, "_read", vanish)
+        return lambda: monkeypatch.setattr(host, "read_file", vanish)
 
     @pytest.fixture
     def kill_source(self, remove_source: Callable[[], None]) -> Callable[[ThreadedListener], None]:
@@ -148,14 +149,14 @@ class TestHostListenerOnJobs:
         assert sink[-1].job == 1 or sink[-2].job == 1
 
     def test_a_process_that_may_not_be_read_leaves_its_values_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        read = host._read
+        read = host.read_file
 
         def refuse(path: str) -> bytes:
             if path.endswith(("/io", "/smaps_rollup")):
                 raise PermissionError(path)
             return read(path)
 
-        monkeypatch.setattr(host, "_read", refuse)
+        monkeypatch.setattr(host, "read_file", refuse)
         watch, sink = OneDevice(CPU), Collected()
         watch.jobs = {0: os.getpid()}
         with HostListener(200).observe(watch, sink):
@@ -165,14 +166,14 @@ class TestHostListenerOnJobs:
             assert not {"pss_mib", "read_mib_per_s", "write_mib_per_s"} & sample.values.keys()
 
     def test_an_expensive_pss_is_read_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        read = host._read
+        read = host.read_file
 
         def slow(path: str) -> bytes:
             if path.endswith("/smaps_rollup"):
                 time.sleep(0.02)
             return read(path)
 
-        monkeypatch.setattr(host, "_read", slow)
+        monkeypatch.setattr(host, "read_file", slow)
         watch, sink = OneDevice(CPU), Collected()
         watch.jobs = {0: os.getpid()}
         with HostListener(200).observe(watch, sink):
@@ -197,14 +198,14 @@ class TestHostListenerOnJobs:
         assert 50 / count < max(sink.named("cpu_machine_pct")) <= 100
 
 
-def _process(pid: int, parent: int, own: int, children: int = 0, start: int = 1) -> Process:
-    return Process(
+def _process(pid: int, parent: int, own: int, children: int = 0, start: int = 1) -> ProcessReading:
+    return ProcessReading(
         pid=pid, parent=parent, session=1, start_ticks=start, own_ticks=own, children_ticks=children,
         num_threads=1, rss_pages=1, is_zombie=False,
     )  # fmt: skip
 
 
-def _growth(before: Iterable[Process], now: Iterable[Process]) -> int:
+def _growth(before: Iterable[ProcessReading], now: Iterable[ProcessReading]) -> int:
     return growth(
         {p.pid: p for p in before}, {p.pid: p for p in now}, lambda p: p.own_ticks, lambda p: p.children_ticks
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from listeners.base import ThreadedListener
-from listeners.host import read_process
 from listeners.smi import SmiListener
 from pipeline.base.errors import ListenerError
+from pipeline.base.host import read_process
 from tests.conftest import DATA
 from tests.listener_contract import CONF, CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
 from tests.nvml_library import UUID
