@@ -158,7 +158,7 @@ class TrainTimmConfig(WorkloadConfig):
     PATHS: ClassVar[frozenset[str]] = frozenset({"data_root", "cache_root"})
 
     script: str = "workloads/train_timm.py"
-    preload: str | None = "workloads.images.timm_imports"
+    preload: str | None = "workloads.timm_imports"
     model: str = MISSING
     model_args: dict[str, Any] = field(default_factory=dict)
     dataset: Dataset = MISSING

@@ -278,7 +278,7 @@ def test_losses_are_the_same_and_so_are_the_threads(tmp_path):
     script = str(PROJECT_DIR / "workloads" / "train_timm.py")
     words = "--model resnet10t --dataset cifar10 --source synthetic_host --image-px 32 --num-classes 10 --batch-size 8"
     more = "--samples 32 --epochs 2 --warmup-steps 1 --loader-workers 1 --device cpu --seed 5"
-    server = ForkServer(PYTHON, "workloads.images.timm_imports")
+    server = ForkServer(PYTHON, "workloads.timm_imports")
     try:
         server.wait_ready()
         for name, starter in (("cold", Spawn(PYTHON)), ("warm", server)):
@@ -298,7 +298,7 @@ def test_torch_gets_the_threads_that_it_would_have_had(tmp_path, monkeypatch, va
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     code = "import torch; print(torch.get_num_threads())"
-    server = ForkServer(PYTHON, "workloads.images.timm_imports")
+    server = ForkServer(PYTHON, "workloads.timm_imports")
     try:
         server.wait_ready()
         for cpus in ((), (0,)):

@@ -46,11 +46,13 @@ def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(ma
         assert resume.num_of_other_plans(after, stored(plan)) == 0
 
 
-@pytest.mark.parametrize("file", ["train_timm", "steps", "image_files", "client", "timm_imports", "__init__"])
+@pytest.mark.parametrize(
+    "file", ["train_timm", "training/steps", "images/image_files", "client", "timm_imports", "images/__init__"]
+)
 def test_what_a_program_imports_belongs_to_its_digest(make_plan, project, file):
     before = make_plan([]).groups[0].jobs[0].workload
-    with (project / f"workloads/{file}.py").open("a") as text:
-        text.write("\nCHANGED = 1\n")
+    path = project / f"workloads/{file}.py"
+    path.write_text(f"{path.read_text()}\nCHANGED = 1\n")
     after = make_plan([]).groups[0].jobs[0].workload
     assert after.digest != before.digest
 
