@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import re
@@ -17,6 +18,8 @@ README = PROJECT_DIR / "README.md"
 PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
+OURS = "pipeline|listeners|workloads|hydra_plugins|conf|tests|benchmarks"
+MODULE = r"(?<![\w./-])(?:pipeline|listeners|workloads)(?:\.(?!md\b)\w+)+"
 # Words that stand for something of the reader's: such a command cannot be planned as it is.
 PLACEHOLDERS = re.compile(r"\.\.\.|[A-Z]{3,}|--|\$|reproduce=|/opt/")
 
@@ -49,6 +52,30 @@ def test_links_lead_somewhere(page):
         assert target.exists(), path
         if anchor:
             assert anchor in anchors_of(TEXTS[target]), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, PROJECT_DIR / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_files_and_modules_that_a_page_names_are_there(page):
+    """Of a path that ends in a word of the reader's, as in `conf/env/NAME.yaml`, the folder."""
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(rf"(?<![\w./-])(?:{OURS})/[\w./-]*", text):
+        known = re.split(r"[A-Z]{3,}", path)[0]
+        assert (PROJECT_DIR / (known if known == path else known.rpartition("/")[0]).rstrip(".")).exists(), path
+    keys = {re.sub(r"^(listeners\.)\w+\.", r"\1NAME.", name): name for name in re.findall(MODULE, text)}
+    for name in keys.keys() - documented():
+        assert is_there(keys[name]), keys[name]
+
+
+def is_there(name):
+    """Whether a dotted name is that of a module, or of something in one."""
+    words = name.split(".")
+    for length in range(len(words), 1, -1):
+        file = PROJECT_DIR.joinpath(*words[:length])
+        if file.with_suffix(".py").exists() or file.is_dir():
+            if length == len(words):
+                return True
+            return hasattr(importlib.import_module(".".join(words[:length])), words[length])
+    return False
 
 
 def test_the_readme_shows_commands():
