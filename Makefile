@@ -8,7 +8,7 @@ run: $(VENV)/.installed
 	$(VENV)/bin/python run.py $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +35,12 @@ GPU = Device(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--rewrite-golden` writes what a test found where it would have compared it."""
     parser.addoption("--rewrite-golden", action="store_true", help="write golden files anew instead of comparing")
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and let what tests start hear it: a shell that starts pytest in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ A side effect is what the orchestrator does to the machine from the moment on wh
 starts or signals, a file or folder that it writes, renames or removes, a socket that it binds. At the k-th one it gets
 an exception, SIGTERM or SIGKILL, for k = 1, 2, ... until a study comes to its end unharmed. Then `pipeline.gpu clean`
 is the next start, and the simulated GPU must equal its snapshot, no process of the study may live, no folder be left,
-and in the end every MLflow run be terminal. Everything runs as a user runs it; only the audit hook is added.
+and in the end every MLflow run be terminal. Everything runs as a user runs it, but for the audit hook, and that the
+processes are forks (`tests/forks.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import uuid
 from pathlib import Path
 
 from pipeline.base.paths import PROJECT_DIR
+from tests import forks
 
 SCENARIOS = ("naive", "mps", "mig", "mig_mps")
 HOWS = ("exception", "sigterm", "sigkill")
@@ -99,14 +101,11 @@ class Bench:
         arguments = [f"scenario={scenario}", "degree=2", *_SHORT, "workload=toy", "listeners=[host,nvml]"]
         places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}", f"tracking.root={self.root}"]
         gpu = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "gpu=simulated_a100_40gb"]
-        return subprocess.run(
-            [sys.executable, str(self.folder / "child.py"), str(at), how, str(self.reached), *gpu, *arguments, *places],
-            cwd=PROJECT_DIR,
-            env=os.environ | {_VARIABLE: mark, "TMPDIR": str(self.folder)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        argv = [self.folder / "child.py", at, how, self.reached, *gpu, *arguments, *places]
+        with forks.start(*argv, env=os.environ | {_VARIABLE: mark, "TMPDIR": str(self.folder)}) as process:
+            self.sender_pid = process.sender_pid
+            out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
     @property
     def reached(self) -> Path:
@@ -126,7 +125,7 @@ class Bench:
     def clean(self) -> subprocess.CompletedProcess[str]:
         """The next start."""
         command = ["-m", "pipeline.gpu", "clean", "--machine", self.machine, "--lock-dir", self.folder / "locks"]
-        return subprocess.run([sys.executable, *map(str, command)], cwd=PROJECT_DIR, capture_output=True, text=True)
+        return forks.run(*command)
 
     def try_point(self, scenario: str, at: int, how: str, before: object, tally: Tally) -> bool:
         """Fail at one point and look; returns whether the study got as far as that."""
@@ -163,14 +162,13 @@ class Bench:
     def _living(self, mark: str) -> list[str]:
         """Processes of a study, once those that end by themselves had the time to."""
         deadline = time.monotonic() + _LAST_S
-        while (found := _marked(mark)) and time.monotonic() < deadline:
+        while (found := _marked(mark) + _alive(self.sender_pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
 
     def unfinished_runs(self) -> list[str]:
         """MLflow runs that are not terminal, after everything that waits in the spool was sent."""
-        flush = [sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(self.root)]
-        done = subprocess.run(flush, cwd=PROJECT_DIR, capture_output=True, text=True)
+        done = forks.run("-m", "pipeline.tracking", "flush", "--root", self.root)
         from mlflow import MlflowClient
 
         client = MlflowClient(f"sqlite:///{self.root}/mlflow.db")
@@ -194,6 +192,15 @@ def _marked(mark: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def _alive(pid: int) -> list[str]:
+    """A process whose environment does not tell, because it was forked."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return [f"{pid} the sender"] if command else []  # one that has ended and is not reaped has no command
 
 
 def fail_everywhere(bench: Bench, scenario: str, how: str, *, first: int = 1, stride: int = 1) -> Tally:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
+from tests import forks
+from tests.forks import Process
 
 
 @pytest.fixture
-def start(tmp_path, template_store) -> Callable[..., subprocess.Popen[str]]:
-    """Start run.py in a folder of its own, with a store that was made before."""
+def start(tmp_path, template_store) -> Callable[..., Process]:
+    """Start run.py in a folder of its own, with a store that was made before; as a fork, unless a real one is asked."""
     shutil.copytree(template_store, tmp_path / "mlruns")
 
-    def begin(*arguments: str, script: Path = PROJECT_DIR / "run.py") -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(script), *arguments, f"gpu.lock_dir={tmp_path}", "gpu=cpu"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def begin(*arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False) -> Process:
+        argv = [str(script), *arguments, f"gpu.lock_dir={tmp_path}", "gpu=cpu"]
+        return forks.start_real(*argv, cwd=tmp_path) if is_real else forks.start(*argv, cwd=tmp_path)
 
     return begin
 
@@ -34,7 +30,7 @@ def start(tmp_path, template_store) -> Callable[..., subprocess.Popen[str]]:
 def run(start) -> Callable[..., tuple[int, str, str]]:
     """Run run.py to its end: exit status, output, errors. Options are those of the module's own `start`."""
 
-    def to_the_end(*arguments: str, **options: str) -> tuple[int, str, str]:
+    def to_the_end(*arguments: str, **options: Any) -> tuple[int, str, str]:
         process = start(*arguments, **options)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err

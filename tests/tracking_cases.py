@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -16,6 +13,7 @@ from pipeline.base.layout import DATABASE
 from pipeline.record import group_folder
 from pipeline.record.group_folder import ChildRecord, Clock, Record, RunRecord
 from pipeline.record.store.local import database_uri
+from tests import forks
 
 PROJECT = Path(__file__).resolve().parent.parent
 EXPERIMENT = "collocation"
@@ -25,17 +23,11 @@ START = CLOCK.monotonic_ns
 
 
 class Serve:
-    """A real `python -m pipeline.tracking serve`."""
+    """`python -m pipeline.tracking serve`; as a fork, unless a real one is asked."""
 
-    def __init__(self, *arguments: object, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.tracking", "serve", *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=PROJECT,
-            env=os.environ | environ,
-        )
+    def __init__(self, *arguments: object, is_real: bool = False) -> None:
+        start = forks.start_real if is_real else forks.start
+        self.process = start("-m", "pipeline.tracking", "serve", *arguments, has_stdin=True)
 
     def ask(self, op: str, **request: object) -> dict[str, Any]:
         self.tell(op, **request)
@@ -48,8 +40,8 @@ class Serve:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        for file in (self.process.stdin, self.process.stdout, self.process.stderr):
+            file.close()
 
 
 def client(root: Path) -> Any:

@@ -36,8 +36,8 @@ def root(template_store: Path, tmp_path: Path) -> Path:
 def serve() -> Iterator[Callable[..., Serve]]:
     started: list[Serve] = []
 
-    def start(*arguments: object, **environ: str) -> Serve:
-        started.append(Serve(*arguments, **environ))
+    def start(*arguments: object, **options: bool) -> Serve:
+        started.append(Serve(*arguments, **options))
         return started[-1]
 
     yield start

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
+from tests import forks
 
 HOW_TO_WRITE_IT = (
     "an override is KEY=VALUE, with quotes around brackets, spaces and the like, as in 'mix=[S,M]' or "
@@ -17,14 +16,13 @@ HOW_TO_WRITE_IT = (
 )
 
 
-def run(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:
+def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) -> tuple[int, str]:
     """run.py in an empty folder: exit status and errors."""
-    argv = [sys.executable, str(PROJECT_DIR / "run.py"), *arguments]
-    done = subprocess.run(
-        argv, cwd=folder, env={**os.environ, **environ}, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+    start = forks.start_real if is_real else forks.start
+    with start(PROJECT_DIR / "run.py", *arguments, cwd=folder, env={**os.environ, **environ}) as process:
+        out, err = process.communicate(timeout=120)
+    assert out == ""
+    return process.returncode, err
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_a_mistake_is_one_line_that_says_what_to_give_instead(tmp_path, argument
 @pytest.mark.parametrize("argument", ["degre=1,2", "+degre=1,2"])
 def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     message = "degre: there is no such setting; did you mean degree?"
-    assert run(tmp_path, "-m", argument) == (2, f"error: {message}\n")
+    assert run(tmp_path, "-m", argument, is_real=argument.startswith("+")) == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -83,5 +81,5 @@ def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path)
 
 
 def test_hydra_tells_all_of_it_where_that_is_asked_for(tmp_path):
-    status, err = run(tmp_path, "degre=3", HYDRA_FULL_ERROR="1")
+    status, err = run(tmp_path, "degre=3", HYDRA_FULL_ERROR="1", is_real=True)
     assert status == 2 and "Traceback" in err and err.endswith("did you mean degree?\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
+from tests import forks
 from tests.packages import Channel, wheel
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -45,18 +44,14 @@ def run(tmp_path, template_store) -> Callable[..., tuple[int, str, str]]:
     shutil.copytree(template_store, tmp_path / "mlruns")
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def to_the_end(*arguments: str) -> tuple[int, str, str]:
+    def to_the_end(*arguments: str, is_real: bool = False) -> tuple[int, str, str]:
         here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "listeners=[host]"]
         if {"env=conda", "env=venv"} & set(arguments):
             here.append(f"env.cache_root={tmp_path}/cache")
-        done = subprocess.run(
-            [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, *here],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return done.returncode, done.stdout, done.stderr
+        start = forks.start_real if is_real else forks.start
+        with start(PROJECT_DIR / "run.py", *arguments, *here, cwd=tmp_path) as process:
+            out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
 
     return to_the_end
 
@@ -95,7 +90,7 @@ def printed(artifacts: dict[str, str]) -> dict[str, object]:
 def test_a_script_in_a_conda_environment_runs_with_its_packages_and_not_the_orchestrators(run, jobs, channel, tmp_path):
     channel.environment_yml(tmp_path / "environment.yml", "rich=0.1")
     arguments = ["workload=script", "workload.script=train.py", "env=conda", "env.file=environment.yml", "degree=1"]
-    status, _, err = run(*arguments)
+    status, _, err = run(*arguments, is_real=True)
     assert status == 0, err
     assert "conda environment of" in err and "is not built yet: py-rattler builds it" in err
     ((params, artifacts),) = jobs()

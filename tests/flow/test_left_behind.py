@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,8 @@ from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state import Fault
 from pipeline.simulation.mps.control import write_program
-from tests import simulated
+from tests import forks, simulated
+from tests.forks import Process
 from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -48,16 +48,11 @@ class Kept(simulated.Machine):
 
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def start(self, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, python: tuple[str, ...] = (), is_real: bool = False) -> Process:
         common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
-        return subprocess.Popen(
-            [sys.executable, *python, str(PROJECT_DIR / "run.py"), *TOY, *common, *arguments],
-            cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        argv = [*python, PROJECT_DIR / "run.py", *TOY, *common, *arguments]
+        environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ
+        return (forks.start_real if is_real else forks.start)(*argv, cwd=self.folder, env=environ)
 
     def run(self, *arguments: str, **options: Any) -> tuple[int, str]:
         process = self.start(*SHORT, *arguments, **options)
@@ -65,9 +60,7 @@ class Kept(simulated.Machine):
         return process.returncode, out + err
 
     def ask(self, command: str) -> tuple[int, str]:
-        argv = [sys.executable, "-m", "pipeline.gpu", command, "--machine", str(self.file.path)]
-        argv += ["--lock-dir", str(self.folder)]
-        done = subprocess.run(argv, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60)
+        done = forks.run("-m", "pipeline.gpu", command, "--machine", self.file.path, "--lock-dir", self.folder)
         return done.returncode, done.stdout + done.stderr
 
 
@@ -99,7 +92,7 @@ def foreign_daemon() -> Iterator[daemon.Control]:
             control.ask("quit")
 
 
-def wait_for(is_true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(is_true: Callable[[], bool], process: Process) -> None:
     deadline = time.monotonic() + 60
     while not is_true():
         assert process.poll() is None, process.communicate()
@@ -107,7 +100,7 @@ def wait_for(is_true: Callable[[], bool], process: subprocess.Popen[str]) -> Non
         time.sleep(0.05)
 
 
-def kill_with_its_sender(study: subprocess.Popen[str]) -> None:
+def kill_with_its_sender(study: Process) -> None:
     """As the out-of-memory killer or a container's end would; a sender that lives on clears up after its study."""
     study.send_signal(signal.SIGSTOP)
     for child in psutil.Process(study.pid).children():
@@ -121,7 +114,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreig
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
     a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)
-    study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
+    study = a100.start("scenario=mig", "degree=2", "window.seconds=60", is_real=True)
 
     def are_training() -> bool:
         events = [file.read_text() for file in a100.folder.glob("mlruns/spool/*/*/jobs/*/events.jsonl")]
@@ -221,7 +214,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
 
 def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
     before = a100.gpu
-    study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
+    study = a100.start("scenario=mig", "degree=2", "window.seconds=60", is_real=True)
     wait_for(lambda: len(a100.gpu.processes) == 2, study)
     kill_with_its_sender(study)
     assert a100.gpu.mig_current
@@ -235,20 +228,16 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
     shutil.copytree(template_store, tmp_path / "mlruns")
     common = [*TOY, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(PROJECT_DIR / "run.py"), *common, *arguments]
-        return subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
     def of_mps() -> list[int]:
         return [pid for mark in ours for pid in processes.marked(mark)]
 
     others = processes.marks()
-    study = start("scenario=mps", "degree=1", "window.seconds=60")
+    run = PROJECT_DIR / "run.py"
+    study = forks.start_real(run, *common, "scenario=mps", "degree=1", "window.seconds=60", cwd=tmp_path)
     wait_for(lambda: any(mark.startswith("mps:") for mark in processes.marks() - others), study)
     ours = {mark for mark in processes.marks() - others if mark.startswith("mps:")}
     kill_with_its_sender(study)
     assert of_mps()
-    following = start("scenario=naive", "degree=1", *SHORT)
-    _, err = following.communicate(timeout=60)
-    assert following.returncode == 0, err
+    following = forks.run(run, *common, "scenario=naive", "degree=1", *SHORT, cwd=tmp_path)
+    assert following.returncode == 0, following.stderr
     assert of_mps() == []

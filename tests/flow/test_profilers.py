@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,8 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.state import StateFile
+from tests import forks
+from tests.forks import Process
 from tests.trace_format import problems
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
@@ -40,19 +41,16 @@ def write_profilers(folder: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path, template_store, profilers) -> Callable[..., subprocess.Popen[str]]:
+def start(tmp_path, template_store, profilers) -> Callable[..., Process]:
     shutil.copytree(template_store, tmp_path / "mlruns")
 
-    def begin(*arguments: str, manner: str = "", path: str | None = None, gpu: str = "cpu") -> subprocess.Popen[str]:
+    def begin(
+        *arguments: str, manner: str = "", path: str | None = None, gpu: str = "cpu", is_real: bool = False
+    ) -> Process:
         environ = {"FAKE_PROFILER": manner, "PATH": f"{profilers}:{os.environ['PATH']}" if path is None else path}
-        return subprocess.Popen(
-            [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, f"gpu.lock_dir={tmp_path}", f"gpu={gpu}"],
-            cwd=tmp_path,
-            env=os.environ | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        argv = [PROJECT_DIR / "run.py", *arguments, f"gpu.lock_dir={tmp_path}", f"gpu={gpu}"]
+        begin_one = forks.start_real if is_real else forks.start
+        return begin_one(*argv, cwd=tmp_path, env=os.environ | environ)
 
     return begin
 
@@ -161,7 +159,8 @@ def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(
 
 @pytest.mark.parametrize("manner", ["", "ignores_term"])
 def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
-    process = start(*TOY, "window.seconds=60", "profiler=nsys", "listeners=[host]", manner=manner)
+    study = [*TOY, "window.seconds=60", "profiler=nsys", "listeners=[host]"]
+    process = start(*study, manner=manner, is_real=manner == "")
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) < 2 and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
@@ -214,9 +213,9 @@ def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, ru
 def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     assert run(*TOY, *SHORT, "degree=1")[0] == 0
     assert run(*TOY, *SHORT, "degree=2", "profiler=nsys")[0] == 0
-    argv = [sys.executable, "-m", "pipeline.timeline", "--root", str(tmp_path / "mlruns"), "--out", "all.json"]
+    argv = ["-m", "pipeline.timeline", "--root", str(tmp_path / "mlruns"), "--out", "all.json"]
     environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)}
-    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    done = forks.run(*argv, cwd=tmp_path, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 groups in all.json" in done.stdout
     trace = json.loads((tmp_path / "all.json").read_text())
@@ -224,6 +223,6 @@ def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     assert len({event["pid"] for event in trace["traceEvents"]}) == 2  # one a start
     names = [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"]
     assert names.count("measured") == 2 and "naive-1x-toy" in names and "naive-2x-toy-nsys" in names
-    done = subprocess.run([*argv, "--experiment", "nothing"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    done = forks.run(*argv, "--experiment", "nothing", cwd=tmp_path, env=environ)
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no finished group of experiment 'nothing'")

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.machine import codes
-from tests import simulated
+from tests import forks, simulated
 
 pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
@@ -35,9 +33,8 @@ has_no_gpu = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this ma
 
 def run(folder: Path, *command: str, **environ: str) -> tuple[int, str, str]:
     """Run Python to its end in a folder: exit status, output, errors."""
-    argv = [sys.executable, *command, f"gpu.lock_dir={folder}"]
     environment = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | environ
-    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = forks.run(*command, f"gpu.lock_dir={folder}", cwd=folder, env=environment)
     return done.returncode, done.stdout, done.stderr
 
 

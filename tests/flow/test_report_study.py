@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.report.evaluate import cells
 from pipeline.report.read import rows
+from tests import forks
 
 pytest_plugins = ["tests.tracking_fixtures"]
 
@@ -20,8 +19,7 @@ def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, temp
     shutil.copytree(template_store, tmp_path / "mlruns")
     overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.6", "window.settle_s=0.1"]
     toy = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "gpu=cpu", f"gpu.lock_dir={tmp_path}"]
-    argv = [sys.executable, str(PROJECT_DIR / "run.py"), "-m", *toy, *overrides]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = forks.run(PROJECT_DIR / "run.py", "-m", *toy, *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     study = rows.read([tmp_path / "mlruns"], "collocation")
     assert len(study.rows) == study.num_planned == 6

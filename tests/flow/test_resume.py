@@ -120,7 +120,7 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
 
 
 def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
-    process = start(*STUDY)
+    process = start(*STUDY, is_real=True)
     for line in process.stderr:
         if line.startswith("[2/4]"):
             break

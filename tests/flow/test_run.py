@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +13,14 @@ import pytest
 
 from pipeline.clean import processes
 from pipeline.record import group_folder
+from tests.forks import Process
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 
 
 @contextlib.contextmanager
-def when_training(tmp_path: Path, process: subprocess.Popen[str]) -> Iterator[str]:
+def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
     """Wait until the jobs of the first group train; gives the group's mark."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -35,7 +35,7 @@ def when_training(tmp_path: Path, process: subprocess.Popen[str]) -> Iterator[st
 
 
 def test_the_main_job_lands_in_the_store(run, client, tmp_path):
-    status, out, err = run("window.seconds=4", "window.settle_s=1")
+    status, out, err = run("window.seconds=4", "window.settle_s=1", is_real=True)
     assert status == 0, err
     assert "naive-2x-tiny" in out and "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db" in out
     ((parent, children),) = groups(client)
@@ -100,7 +100,7 @@ def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, clie
 def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        process = start(*TOY, "window.seconds=1")
+        process = start(*TOY, "window.seconds=1", is_real=True)
     finally:
         signal.signal(signal.SIGHUP, before)
     with when_training(tmp_path, process):
@@ -168,7 +168,7 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
-    process = start(*TOY, "window.seconds=60", "workload.args=[forks]")
+    process = start(*TOY, "window.seconds=60", "workload.args=[forks]", is_real=True)
     with when_training(tmp_path, process) as mark:
         process.send_signal(signum)
         process.communicate(timeout=60)
@@ -181,7 +181,7 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
 
 @pytest.mark.parametrize("also_the_sender", [False, True])
 def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, client, tmp_path, also_the_sender):
-    process = start(*TOY, "window.seconds=60", "workload.args=[forks]")
+    process = start(*TOY, "window.seconds=60", "workload.args=[forks]", is_real=True)
     with when_training(tmp_path, process) as mark:
         senders = _children(process.pid, "pipeline.tracking")
         process.kill()

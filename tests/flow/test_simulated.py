@@ -25,6 +25,7 @@ from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, StateFile
+from tests import forks
 from tests.conftest import GPU
 from tests.rows import Gone, group
 from tests.simulated import set_faults
@@ -60,15 +61,9 @@ def run(tmp_path, template_store, decoys) -> Callable[..., tuple[int, str, str]]
     }
 
     def to_the_end(*arguments: str, killed_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
-        argv = [sys.executable, str(PROJECT_DIR / "run.py"), *arguments, "gpu=simulated_a100_40gb"]
-        process = subprocess.Popen(
-            [*argv, f"gpu.lock_dir={tmp_path}"],
-            cwd=tmp_path,
-            env=os.environ | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        argv = [PROJECT_DIR / "run.py", *arguments, "gpu=simulated_a100_40gb", f"gpu.lock_dir={tmp_path}"]
+        start = forks.start if killed_when is None else forks.start_real
+        process = start(*argv, cwd=tmp_path, env=os.environ | environ)
         try:
             while killed_when is not None and process.poll() is None:
                 if killed_when():

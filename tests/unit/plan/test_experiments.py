@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from tests import forks
 
 
-def dry_run(tmp_path: Path, *overrides: str) -> list[str]:
+def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
     """The names of the groups that the command line plans, as a user starts it."""
-    command = [sys.executable, "run.py", *overrides, "dry_run=true", f"gpu.lock_dir={tmp_path}"]
-    done = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [line.split()[3] for line in done.stdout.splitlines() if " block " in line]
+    start = forks.start_real if is_real else forks.start
+    with start("run.py", *overrides, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return [line.split()[3] for line in out.splitlines() if " block " in line]
 
 
 def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
-    names = dry_run(tmp_path, "+experiment=robroek_quick", "gpu=simulated_h100_80gb", "workload.step_mode=eager")
+    names = dry_run(
+        tmp_path, "+experiment=robroek_quick", "gpu=simulated_h100_80gb", "workload.step_mode=eager", is_real=True
+    )
     blocks = 5
     assert len(names) == 33 * blocks  # 16 homogeneous, 2 solo, 3 through loaders, 12 of mixes
     assert Counter(names)["serial-M+S+S"] == blocks

@@ -20,6 +20,7 @@ from pipeline.base import layout
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.store.links import ui_hint, ui_link
+from tests import forks
 from tests.tracking_cases import (
     EXPERIMENT,
     PROJECT,
@@ -37,8 +38,7 @@ pytest_plugins = ["tests.tracking_fixtures"]
 
 
 def flush(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(root), *arguments]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    return forks.run("-m", "pipeline.tracking", "flush", "--root", root, *arguments)
 
 
 def of_a_group(plain: Record) -> Record:
@@ -164,7 +164,7 @@ def test_the_sender_finishes_the_group_of_an_orchestrator_that_died(root: Path, 
 
 
 def test_the_sender_answers_every_line_and_survives_ctrl_c(root: Path, serve) -> None:
-    sender = serve("--root", root)
+    sender = serve("--root", root, is_real=True)
     assert "unknown request" in sender.ask("dance")["error"]
     sender.process.stdin.write("not json\n")
     sender.process.stdin.flush()

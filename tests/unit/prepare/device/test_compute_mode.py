@@ -106,10 +106,11 @@ def test_what_cannot_be_is_refused_beforehand(machine, sharing, jobs, gpu, words
         sharing.check(machine.group(*jobs, **gpu))
 
 
-def test_a_job_alone_and_baselines_may_run(machine):
-    Naive().check(machine.group("a", mode="exclusive_process"))
-    alone = dataclasses.replace(machine.group("a", "b", mode="exclusive_process"), sequential=True)
-    Naive().check(alone)
+@pytest.mark.parametrize(("jobs", "is_sequential"), [("a", False), ("ab", True)])
+def test_a_job_alone_and_baselines_may_run(machine, tmp_path, jobs, is_sequential):
+    group = dataclasses.replace(machine.group(*jobs, mode="exclusive_process"), sequential=is_sequential)
+    with Naive().prepare(group.device, group, tmp_path) as slots:
+        assert [slot.visible_devices for slot in slots.slots] == [machine.device.uuid] * len(jobs)
 
 
 def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -21,6 +19,7 @@ from pipeline.gpu.__main__ import main
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.prepare.mig.partitions import Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
+from tests import forks
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/mig_profiles.json").read_text())["gpus"]
 MODELS = tuple(mig_table.models())
@@ -245,8 +244,8 @@ def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
 
 
 def test_the_command_lists_combinations_and_their_number() -> None:
-    command = [sys.executable, "-m", "pipeline.gpu", "partitions", "--gpu", "simulated_rtxpro6000_96gb", "--json"]
-    done = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60)
+    command = ["-m", "pipeline.gpu", "partitions", "--gpu", "simulated_rtxpro6000_96gb", "--json"]
+    done = forks.run(*command)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "gpu": "NVIDIA RTX PRO 6000 Blackwell Server Edition",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +16,7 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.prepare.mig import profiles
+from tests import forks
 from tests.nvml_library import OTHER_UUID, UUID, Gpu, NvmlLibrary, installed
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/mig_profiles.json").read_text())
@@ -227,8 +226,8 @@ def test_a_gpu_that_does_not_answer_is_no_refused_question(
 
 def test_the_command_marks_what_is_not_known() -> None:
     def ask(*arguments: str) -> str:
-        command = [sys.executable, "-m", "pipeline.gpu", "profiles", "--gpu", "simulated_b200_180gb", *arguments]
-        done = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60)
+        command = ["-m", "pipeline.gpu", "profiles", "--gpu", "simulated_b200_180gb", *arguments]
+        done = forks.run(*command)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

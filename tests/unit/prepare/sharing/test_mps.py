@@ -30,6 +30,7 @@ from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn
 from pipeline.prepare.mps import clients as mps_clients
 from pipeline.prepare.mps import daemon
+from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control import connect, write_program
 from tests.conftest import GPU
@@ -80,6 +81,21 @@ def prepared(folder: Path, group: Group, faults: tuple[str, ...] = (), sharing: 
     program = write_program(folder, device_name=GPU.name, faults=faults)
     with sharing(program=str(program), **options).prepare(group.device, group, folder) as slots:
         yield slots
+
+
+def control_of(slots: MpsSlots) -> daemon.Control:
+    """What a user would ask the daemon of the slots with."""
+    pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
+    return daemon.Control(program=str(pipes.parents[1] / daemon.CONTROL), pipes=pipes)
+
+
+def server_of(slots: MpsSlots) -> int:
+    (server,) = control_of(slots).list_pids("get_server_list")
+    return server
+
+
+def pid_of_daemon(slots: MpsSlots) -> int:
+    return int((control_of(slots).pipes / "nvidia-cuda-mps-control.pid").read_text())
 
 
 def of_folder(folder: Path) -> Programs:
@@ -156,16 +172,22 @@ def scripts(*names: str) -> tuple[Job, ...]:
     return tuple(Job(index=i, workload=workload(name, ends_by_itself=True)) for i, name in enumerate(names))
 
 
+def unseen(slots: MpsSlots) -> str:
+    """What is said of scripts that were not seen as clients so far."""
+    try:
+        slots.check_scripts()
+    except SharingError as error:
+        return str(error)
+    return ""
+
+
 def test_a_script_is_looked_for_while_it_runs(folder, monkeypatch):
     monkeypatch.setattr(mps_clients, "_WATCH_S", 0.05)
     group = group_in(folder, "a", jobs=scripts("a"))
     with prepared(folder, group) as slots, client(slots.slots[0], after_s=0.5, says=None) as pid:
         slots.verify({0: pid})
-        assert slots._unproved == {0: pid}  # at the barrier it is none yet
-        deadline = time.monotonic() + 10
-        while slots._unproved and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert slots._unproved == {}
+        assert f"0-a (pid {pid})" in unseen(slots)  # at the barrier it is none yet
+        wait_until(lambda: unseen(slots) == "")
 
 
 def test_a_script_that_never_was_a_client_is_an_error(folder, monkeypatch):
@@ -193,7 +215,7 @@ def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
 def test_a_server_that_died_is_an_error(folder):
     died = pytest.raises(SharingError, match=r"servers now: none.*server\.log ends with")
     with died, prepared(folder, group_in(folder, "a")) as slots:
-        os.kill(slots._servers[0].server, signal.SIGKILL)
+        os.kill(server_of(slots), signal.SIGKILL)
         wait_until(lambda: len(daemons(folder)) == 1)
         time.sleep(0.1)  # until the daemon has noticed
 
@@ -244,8 +266,9 @@ def test_a_daemon_that_does_not_quit_is_ended_by_signals(folder, monkeypatch):
 def test_the_server_of_a_killed_daemon_is_ended(folder):
     with pytest.raises(SharingError, match="the MPS daemon is gone"), prepared(folder, group_in(folder, "a")) as slots:
         pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
+        server = server_of(slots)
         os.kill(int((pipes / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
-        wait_until(lambda: daemons(folder) == [slots._servers[0].server])
+        wait_until(lambda: daemons(folder) == [server])
     assert daemons(folder) == []
 
 
@@ -288,10 +311,10 @@ def test_several_daemons_run_at_once(folder):
         journal = Journal(folder, "MIG-1")
         program = str(folder / "nvidia-cuda-mps-control")
         with daemon.daemon("MIG-1", folder / "mps1", program, journal) as second:
-            assert second.server != first._servers[0].server
+            assert second.server != server_of(first)
             assert any("MIG-1" in line for line in second.control.ask("device_query"))
         assert not journal.path.exists()
-        first._servers[0].check_health()
+        assert control_of(first).ask(f"get_server_status {server_of(first)}") == ["ACTIVE"]
 
 
 def run_killed(folder: Path, fatal: int | None) -> int:
@@ -430,11 +453,11 @@ def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monke
 
 
 def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monkeypatch):
-    program = write_program(folder, device_name=GPU.name)
+    write_program(folder, device_name=GPU.name)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     group = group_in(folder, "a")
     with Mps().prepare(GPU, group, folder) as slots:
-        assert slots._servers[0].control.program == str(program)
+        assert daemons(folder) == sorted([server_of(slots), pid_of_daemon(slots)])
     simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
     with pytest.raises(SharingError, match="needs the program"), Mps().prepare(simulated.device, simulated, folder):
         pass
@@ -480,8 +503,9 @@ def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere():
 def test_ending_the_jobs_of_a_group_does_not_end_its_daemon(folder, monkeypatch):
     monkeypatch.setenv(processes.MARK_VARIABLE, "group-1")
     with prepared(folder, group_in(folder, "a")) as slots:
+        before = daemons(folder)
         processes.end("group-1", grace_s=0.1)
-        slots._servers[0].check_health()
+        assert daemons(folder) == before == sorted([server_of(slots), pid_of_daemon(slots)])
 
 
 JOB = f"""
@@ -517,6 +541,6 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
             slots.verify(running.pids())
             running.measure(window)
         assert [state.ended_well for state in running.states] == [True] * 2
-        slots._servers[0].check_health()
+        assert control_of(slots).ask(f"get_server_status {server_of(slots)}") == ["ACTIVE"]
     assert processes.marked(folder.name) == []
     assert daemons(folder) == []

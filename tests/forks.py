@@ -1,0 +1,346 @@
+"""Python programs as forks of a process that has imported what they import.
+
+`start("run.py", ...)` stands for `subprocess.Popen([sys.executable, "run.py", ...])` with pipes: a process of its own
+with its folder, environment, signals and exit status, without the four seconds of CPU time that importing Hydra, the
+project and, in the process that talks to MLflow, MLflow takes. It differs in what comes from `exec`: the kernel shows
+the command line and the environment of the server, and a signal that pytest ignores is not ignored. Tests of those, and
+one of every kind of start, use real processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+_PROJECT_DIR = Path(__file__).resolve().parent.parent
+# What run.py, the process that talks to MLflow and the commands of the project import, sooner or later.
+_MODULES = (
+    *("hydra", "hydra.main", "hydra._internal.hydra", "pipeline.study", "pipeline.tracking", "pipeline.gpu.status"),
+    *("listeners.host", "listeners.nvml", "listeners.smi", "listeners.gpm", "listeners.dcgm", "rich.console"),
+    *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "pandas", "pyarrow.parquet"),
+)
+_WITHOUT_THREADS = {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+_SENDER = ["-m", "pipeline.tracking"]
+
+
+class Fork:
+    """A program that runs, with the part of the interface of `subprocess.Popen` that tests use.
+
+    Attributes:
+        sender_pid: the process that talks to MLflow for it, if it is run.py.
+    """
+
+    def __init__(self, replies: io.TextIOBase, stdin: IO[str] | None, stdout: IO[str], stderr: IO[str]) -> None:
+        self._replies = replies
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+        self.pid, self.sender_pid = map(int, replies.readline().split())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, if it has ended."""
+        return self._status_within(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, once it has ended."""
+        if (status := self._status_within(timeout)) is None:
+            raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
+        return status
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it writes until its end."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self.stdin is not None:
+            self.stdin.close()
+        said = {self.stdout: "", self.stderr: ""}
+        readers = [
+            threading.Thread(target=lambda file=file: said.update({file: file.read()}), daemon=True) for file in said
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(None if deadline is None else max(0, deadline - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
+        self.wait(timeout)
+        return said[self.stdout], said[self.stderr]
+
+    def send_signal(self, signum: int) -> None:
+        """Signal it, unless it is known to have ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        """End it, as `kill -9` does."""
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Fork:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for file in (self.stdin, self.stdout, self.stderr):
+            if file is not None:
+                file.close()
+        self.wait()
+
+    def _status_within(self, limit_s: float | None) -> int | None:
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._replies, selectors.EVENT_READ)
+                if selector.select(limit_s):
+                    # Nothing comes if the server is gone; then nobody knows how the program ended.
+                    self.returncode = int(self._replies.readline())
+                    self._replies.close()
+        return self.returncode
+
+
+Process = Fork | subprocess.Popen[str]
+
+
+def start(
+    *argv: object, cwd: Path = _PROJECT_DIR, env: Mapping[str, str] | None = None, has_stdin: bool = False
+) -> Fork:
+    """Start what `python ARGV` would: `SCRIPT ...`, `-m MODULE ...` or `-c CODE ...`, with pipes."""
+    with contextlib.ExitStack() as theirs:
+
+        def pipe(*, is_theirs_to_write: bool) -> tuple[int, int]:
+            """Our end and theirs."""
+            ends = os.pipe() if is_theirs_to_write else os.pipe()[::-1]
+            theirs.callback(os.close, ends[1])
+            return ends
+
+        ours, given = zip(*(pipe(is_theirs_to_write=True) for _ in range(3)), strict=True)
+        if has_stdin:
+            stdin, of_stdin = pipe(is_theirs_to_write=False)
+        else:
+            stdin, of_stdin = None, os.open(os.devnull, os.O_RDONLY)
+            theirs.callback(os.close, of_stdin)
+        request = {"argv": list(map(str, argv)), "cwd": str(cwd), "env": dict(os.environ if env is None else env)}
+        socket.send_fds(_server(), [json.dumps(request).encode()], [of_stdin, *given])
+    out, err, replies = map(open, ours)
+    return Fork(replies, None if stdin is None else open(stdin, "w"), out, err)
+
+
+def start_real(
+    *argv: object, cwd: Path = _PROJECT_DIR, env: Mapping[str, str] | None = None, has_stdin: bool = False
+) -> subprocess.Popen[str]:
+    """Start `python ARGV` from nothing, as a user does."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, argv)],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*argv: object, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    with start(*argv, **options) as fork:
+        try:
+            out, err = fork.communicate(timeout)
+        finally:
+            fork.kill()
+    return subprocess.CompletedProcess(argv, fork.wait(), out, err)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Our end of the socket of the process that forks. It starts with the first program and ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        argv = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
+        environ = os.environ | _WITHOUT_THREADS
+        server = subprocess.Popen(
+            argv, cwd=_PROJECT_DIR, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    return ours
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a program for each request, until the other side is closed, and say how each ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in _MODULES:
+        importlib.import_module(module)
+    from mlflow.tracking import MlflowClient  # noqa: F401
+
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in a fork"
+    gc.collect()
+    gc.freeze()
+    running: dict[int, tuple[int, int]] = {}  # of the descriptor of each process: its number, and who hears its end
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not control:
+                    selector.unregister(key.fd)
+                    pid, hears = running.pop(key.fd)
+                    os.close(key.fd)
+                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(hears, f"{status}\n".encode())
+                    os.close(hears)
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 4)
+                if not data:
+                    return
+                *standard, hears = descriptors
+                if (pid := os.fork()) == 0:
+                    selector.close()
+                    _become(json.loads(data), standard, hears)
+                watched = os.pidfd_open(pid)
+                running[watched] = pid, hears
+                selector.register(watched, selectors.EVENT_READ)
+                for descriptor in standard:
+                    os.close(descriptor)
+
+
+def _become(request: Mapping[str, Any], standard: Sequence[int], hears: int) -> None:
+    """Be the program that a request names; does not return."""
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    hears = os.dup2(hears, len(standard))
+    os.closerange(hears + 1, 1024)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["cwd"])
+    sender_pid = 0 if request["argv"][0] == "-m" else _prepare_sender()
+    os.write(hears, f"{os.getpid()} {sender_pid}\n".encode())
+    os.close(hears)
+    _run(request["argv"], request["env"])
+
+
+def _prepare_sender() -> int:
+    """Fork the process that will talk to MLflow now, as a child with nothing of our own state; its number.
+
+    The first `Popen` of a sender wakes it; if there is none, it ends when we do.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (pid := os.fork()) == 0:
+        ours.close()
+        data, standard, _, _ = socket.recv_fds(theirs, 1 << 20, 3)
+        if not data:
+            os._exit(0)
+        theirs.close()
+        for number, descriptor in enumerate(standard):
+            os.dup2(descriptor, number)
+        os.closerange(3, 1024)
+        request = json.loads(data)
+        if request["has_session"]:
+            os.setsid()
+        _run(request["argv"], request["env"])
+    theirs.close()
+    is_used = False
+
+    class Popen(subprocess.Popen[Any]):
+        def _execute_child(self, args: Any, *others: Any) -> None:
+            nonlocal is_used
+            is_sender = isinstance(args, list) and [sys.executable, *_SENDER] == args[:3]
+            if is_used or not is_sender:
+                super()._execute_child(args, *others)  # type: ignore[misc]
+                return
+            is_used = True
+            cwd, env, has_session = others[4], others[5], others[20]
+            reading, writing = others[9], others[12]
+            assert cwd is None and min(reading, writing) >= 0
+            sys.audit("subprocess.Popen", args[0], args, cwd, env)
+            request = {"argv": args[1:], "env": dict(env), "has_session": has_session}
+            with ours:
+                socket.send_fds(ours, [json.dumps(request).encode()], [reading, writing, 2])
+            self.pid = pid
+            self._child_created = True
+            os.close(reading)
+            os.close(writing)
+
+    subprocess.Popen = Popen  # type: ignore[misc]
+    return pid
+
+
+def _run(argv: list[str], environ: Mapping[str, str]) -> None:
+    """Run a program as the interpreter would; does not return."""
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None
+    first = {"-m": os.getcwd(), "-c": ""}.get(argv[0], str(Path(argv[0]).resolve().parent))
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [first, *paths, *_OWN_PATH]
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    try:
+        with _exit_status() as status:
+            if argv[0] == "-m":
+                sys.argv = argv[1:]
+                sys.modules.pop(argv[1], None)
+                runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+            elif argv[0] == "-c":
+                sys.argv = ["-c", *argv[2:]]
+                scope = {"__name__": "__main__", "__builtins__": builtins}
+                exec(compile(argv[1], "<string>", "exec"), scope)
+            else:
+                sys.argv = argv
+                runpy.run_path(argv[0], run_name="__main__")
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(status[0])  # taking down what the server imported would take longer than many a program
+
+
+@contextlib.contextmanager
+def _exit_status() -> Iterator[list[int]]:
+    """The exit status of the body, as the interpreter finds it."""
+    status = [1]
+    try:
+        yield status
+        status[0] = 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            status[0] = (end.code or 0) & 0xFF
+        else:
+            print(end.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001  an interpreter reports each
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+
+
+# The interpreter's own: without the folder of the program and what PYTHONPATH added.
+_OWN_PATH = [
+    path
+    for path in sys.path
+    if path not in {"", str(_PROJECT_DIR), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+]
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
