@@ -47,6 +47,7 @@ def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
     ]
 
 
+@pytest.mark.torch
 def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

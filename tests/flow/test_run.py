@@ -34,6 +34,7 @@ def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
     pytest.fail("the jobs never trained")
 
 
+@pytest.mark.torch
 def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     status, out, err = run("window.seconds=4", "window.settle_s=1", is_real=True)
     assert status == 0, err

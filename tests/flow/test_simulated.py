@@ -319,7 +319,7 @@ def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
         assert [device.uuid in line for device, line in zip(devices, listed.stdout.splitlines(), strict=True)]
         for wrong in ("2", devices[2].uuid, "GPU-", ""):
             (config,) = configs("a100_40gb", device=wrong)
-            with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER makes one with more"):
+            with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER makes a machine with more"):
                 simulated.find_device(config.gpu)
     with pytest.raises(ConfigError, match=r"gpu\.count=0"), rehearsal.prepared(configs("a100_40gb", count=0)):
         pass

@@ -272,6 +272,7 @@ time.sleep(60)
             processes.end(mark, 0.1)
 
 
+@pytest.mark.torch
 def test_losses_are_the_same_and_so_are_the_threads(tmp_path):
     """A real training, whose parallel operations would hang if the server had run one."""
     found = {}
@@ -293,6 +294,7 @@ def test_losses_are_the_same_and_so_are_the_threads(tmp_path):
     assert found["warm"] == found["cold"]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("variable", [None, "1"])
 def test_torch_gets_the_threads_that_it_would_have_had(tmp_path, monkeypatch, variable):
     if variable is not None:

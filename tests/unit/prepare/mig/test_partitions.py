@@ -21,7 +21,7 @@ from pipeline.prepare.mig.partitions import Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 from tests import forks
 
-TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/mig_profiles.json").read_text())["gpus"]
+TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text())["gpus"]
 MODELS = tuple(mig_table.models())
 A100 = profiles.load_model("a100_40gb")
 A100_R470 = profiles.load_model("a100_40gb", driver_branch=470)

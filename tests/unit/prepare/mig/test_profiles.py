@@ -19,7 +19,7 @@ from pipeline.prepare.mig import profiles
 from tests import forks
 from tests.nvml_library import OTHER_UUID, UUID, Gpu, NvmlLibrary, installed
 
-TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/mig_profiles.json").read_text())
+TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text())
 ROWS = [
     pytest.param(model, row, id=f"{key}-{row['name']}")
     for key, model in TABLE["gpus"].items()
