@@ -19,7 +19,7 @@ PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
 OURS = "pipeline|listeners|workloads|hydra_plugins|conf|tests|benchmarks"
-MODULE = r"(?<![\w./-])(?:pipeline|listeners|workloads)(?:\.(?!md\b)\w+)+"
+MODULE = r"(?<![\w./-])(?:pipeline|listeners|workloads)(?:\.(?!(?:md|py|[A-Z]{3,})\b)\w+)+"
 # Words that stand for something of the reader's: such a command cannot be planned as it is.
 PLACEHOLDERS = re.compile(r"\.\.\.|[A-Z]{3,}|--|\$|reproduce=|/opt/")
 
@@ -61,6 +61,9 @@ def test_files_and_modules_that_a_page_names_are_there(page):
     for path in re.findall(rf"(?<![\w./-])(?:{OURS})/[\w./-]*", text):
         known = re.split(r"[A-Z]{3,}", path)[0]
         assert (PROJECT_DIR / (known if known == path else known.rpartition("/")[0]).rstrip(".")).exists(), path
+    folders = "|".join(path.name for path in (PROJECT_DIR / "pipeline").iterdir() if path.is_dir())
+    for path in re.findall(rf"`((?:{folders})/[\w/]+\.py)`", text):
+        assert (PROJECT_DIR / "pipeline" / path).is_file(), path
     keys = {re.sub(r"^(listeners\.)\w+\.", r"\1NAME.", name): name for name in re.findall(MODULE, text)}
     for name in keys.keys() - documented():
         assert is_there(keys[name]), keys[name]

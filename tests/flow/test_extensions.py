@@ -1,0 +1,424 @@
+"""The table "To add something" of docs/architecture.md, executed.
+
+In a copy of the project one of each kind is added, by nothing but the files that its row of the table names. Then a
+study that uses all of them runs, and its report is written.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from pipeline.base.paths import PROJECT_DIR
+
+pytest_plugins = ["tests.tracking_fixtures"]
+PAGE = PROJECT_DIR / "docs/architecture.md"
+CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")
+
+FAIR = """
+    from contextlib import contextmanager
+    from pipeline.base.errors import ConfigError
+    from pipeline.base.records import Commands, Slot
+    from pipeline.prepare.sharing.naive import WholeDevice
+
+    class Fair:
+        def __init__(self, share):
+            self.share = share
+        def check(self, group):
+            if not 0 < self.share <= 1:
+                raise ConfigError(f"scenario.share={self.share} must be a share")
+        def warnings(self, group):
+            return ("shares are not enforced",)
+        def privileged(self, group):
+            return Commands()
+        @contextmanager
+        def prepare(self, device, group, scratch):
+            share = str(self.share)
+            slot = Slot(visible_devices="", environ=(("SHARE", share),), facts=(("share", share),))
+            yield WholeDevice([slot] * group.degree, device)
+    """
+FAIR_MODE = """
+    FAIR = Mode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")
+    MODES = {**MODES, "fair": FAIR}
+    """
+TILT = """
+    import time
+    from contextlib import contextmanager
+    from listeners.base import PollingListener
+    from pipeline.base.samples import Chart, Field, Sample, Summary
+
+    class TiltListener(PollingListener):
+        name = "tilt"
+        fields = (
+            Field(source_id="angle", name="tilt_ratio", unit="ratio", summary=Summary.MEAN, title="tilt of the rack",
+                  column="tilt", chart=Chart(panel="activity", title="tilt of the rack")),
+        )
+        @contextmanager
+        def source(self, watch):
+            yield lambda: [Sample(source=self.name, t_ns=time.monotonic_ns(), values={"tilt_ratio": 0.25})]
+    """
+TOKENS = """
+    import argparse, os, sys, time
+    from pathlib import Path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from workloads import client
+
+    parser = argparse.ArgumentParser()
+    for flag in ("--length", "--seed", "--epochs"):
+        parser.add_argument(flag, type=int)
+    parser.add_argument("--device")
+    options = parser.parse_args()
+    with client.attach() as job:
+        job.param(**{name: os.environ.get(name.upper()) for name in ("share", "colours", "depth")})
+        job.ready()
+        while not job.stopping:
+            time.sleep(0.01)
+            job.step(samples=options.length)
+    """
+TOKENS_OPTIONS = """
+    @dataclass
+    class TokensConfig(WorkloadConfig):
+        NODE: ClassVar[str] = "tokens"
+        length: int = 8
+
+        def check(self, device: Device, *, device_was_chosen: bool) -> None:
+            super().check(device, device_was_chosen=device_was_chosen)
+            if self.length < 1:
+                raise self._refused("length must be at least 1")
+    """
+PAINTED = """
+    import dataclasses
+    from pipeline.prepare.env.current import CurrentEnv
+
+    class PaintedEnv(CurrentEnv):
+        def __init__(self, colours):
+            self.colours = colours
+        def preview(self):
+            return dataclasses.replace(super().preview(), environ=(("COLOURS", ",".join(self.colours)),))
+        resolve = preview
+    """
+TRACER = """
+    from contextlib import nullcontext
+    from pipeline.base.records import Commands
+
+    class Tracer:
+        name = "tracer"
+        def __init__(self, depth):
+            self.depth = depth
+        def check(self, group):
+            pass
+        def privileged(self, group):
+            return Commands()
+        def prepare(self, group):
+            return nullcontext()
+        def notes(self, device):
+            return ("figures are taken under the tracer",)
+        def prefix(self, folder):
+            return ("/usr/bin/env", f"DEPTH={self.depth}")
+        def report(self, folder):
+            return folder / "job.json"
+    """
+CENSUS = """
+    from functools import partial
+    from pipeline.report.figures.drawing import Sketch, panels_of
+
+    def sketches(cells, samples):
+        yield Sketch(name="census", title="Census", caption="", section="Counted", paint=partial(_paint, cells))
+
+    def _paint(cells):
+        figure, (axes,) = panels_of(1, 2.0)
+        axes.bar([0], [len(cells)])
+        return figure
+    """
+STUDY = """
+    # @package _global_
+    defaults:
+      - override /workload: tokens
+      - override /env: painted
+      - override /listeners: [host, tilt]
+      - _self_
+    hydra:
+      mode: MULTIRUN
+      sweeper:
+        blocks:
+          - {scenario: "naive,fair", degree: 2}
+          - {scenario: fair, degree: 1, profiler: tracer, baseline: never}
+    window: {seconds: 0.6, settle_s: 0.1}
+    tracking: {experiment: added}
+    """
+FINDINGS = """
+    table: hearsay
+    title: What is said and ours
+    about: "Nobody, 1999."
+    gpu: none
+    epochs: 1
+    workloads: [tokens]
+    findings:
+      - {text: "two run at some rate", kind: quantity, quantity: throughput_total_samples_per_s, modes: [naive], low: 1}
+    """
+
+
+@dataclass(frozen=True)
+class Added:
+    """One more of a kind: its name, and the text that is added to files, at the end of those that are there already.
+
+    Attributes:
+        lines: what is put before which words of a file, where the end of it is not the place.
+    """
+
+    name: str
+    files: Mapping[str, str]
+    lines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> list[str]:
+        return [*self.files, *self.lines]
+
+
+ADDED = {
+    "sharing mode": Added(
+        "fair",
+        {
+            "pipeline/prepare/sharing/fair.py": FAIR,
+            "pipeline/base/modes.py": FAIR_MODE,
+            "conf/scenario/fair.yaml": "name: fair\n_target_: pipeline.prepare.sharing.fair.Fair\nshare: 0.5\n",
+        },
+    ),
+    "listener": Added(
+        "tilt",
+        {
+            "listeners/tilt.py": TILT,
+            "conf/listeners/tilt.yaml": "tilt: {_target_: listeners.tilt.TiltListener, interval_ms: 200}\n",
+        },
+    ),
+    "workload": Added(
+        "tokens",
+        {
+            "workloads/tokens.py": TOKENS,
+            "pipeline/plan/workloads.py": TOKENS_OPTIONS,
+            "conf/workload/tokens.yaml": (
+                "defaults: [/schema/tokens@_here_, _self_]\nname: tokens\nscript: workloads/tokens.py\n"
+            ),
+        },
+    ),
+    "environment kind": Added(
+        "painted",
+        {
+            "pipeline/prepare/env/painted.py": PAINTED,
+            "conf/env/painted.yaml": "_target_: pipeline.prepare.env.painted.PaintedEnv\ncolours: [deep, red]\n",
+        },
+    ),
+    "profiler": Added(
+        "tracer",
+        {
+            "pipeline/launch/profilers/tracer.py": TRACER,
+            "conf/profiler/tracer.yaml": "name: tracer\n_target_: pipeline.launch.profilers.tracer.Tracer\ndepth: 3\n",
+        },
+    ),
+    "report figure": Added(
+        "census",
+        {"pipeline/report/figures/census.py": CENSUS},
+        {
+            "pipeline/report/figures/every.py": {
+                "from pipeline.report.figures import ": "from pipeline.report.figures import census\n",
+                "    energy.sketches,": "    census.sketches,\n",
+            }
+        },
+    ),
+    "study": Added("added", {"conf/experiment/added.yaml": STUDY}),
+    "findings of a publication": Added("hearsay", {"pipeline/report/evaluate/publications/hearsay.yaml": FINDINGS}),
+}
+
+
+def rows_of_the_table() -> dict[str, list[str]]:
+    """The files that each row of the page's table names, by what they add."""
+    section = PAGE.read_text(encoding="utf-8").partition("\n## To add something\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
+    return {row[0]: re.findall(r"`([^`]+/[^`]+)`", " ".join(row[1:])) for row in rows[2:]}
+
+
+def test_every_row_of_the_table_is_executed_and_nothing_else() -> None:
+    assert rows_of_the_table().keys() == ADDED.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_the_files_of_a_row_are_those_that_are_touched(kind: str) -> None:
+    named = rows_of_the_table()[kind]
+    assert sorted(path.replace("NAME", ADDED[kind].name) for path in named) == sorted(ADDED[kind].paths)
+    assert sum(path.endswith(".py") for path in named) <= 2 and sum(path.endswith(".yaml") for path in named) <= 1
+    for path in named:
+        assert (PROJECT_DIR / path).is_file() == ("NAME" not in path) and (PROJECT_DIR / path).parent.is_dir(), path
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study of what was added.
+
+    Attributes:
+        tree: the project, with it.
+        out, err: of the run.
+        group: the run of the group under the mode that was added.
+        jobs: the runs of its jobs.
+        profiled: the run of the one job under the profiler that was added.
+        report: folder.
+    """
+
+    tree: Path
+    out: str
+    err: str
+    group: Run
+    jobs: list[Run]
+    profiled: Run
+    report: Path
+
+
+def python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, argv)], cwd=tree, capture_output=True, text=True, timeout=120)
+
+
+def run_py(tree: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return python(tree, "run.py", *overrides, "gpu=cpu", f"gpu.lock_dir={tree}", f"tracking.root={tree}/mlruns")
+
+
+@pytest.fixture
+def study(tmp_path: Path, template_store: Path) -> Study:
+    tree = tmp_path / "project"
+    tree.mkdir()
+    for name in CODE:
+        copy = shutil.copytree if (PROJECT_DIR / name).is_dir() else shutil.copy
+        copy(PROJECT_DIR / name, tree / name)
+    for one in ADDED.values():
+        for path, text in one.files.items():
+            before = (tree / path).read_text(encoding="utf-8") if (tree / path).exists() else ""
+            (tree / path).write_text(before + dedent(text), encoding="utf-8")
+        for path, lines in one.lines.items():
+            text = (tree / path).read_text(encoding="utf-8")
+            for words, line in lines.items():
+                assert text.count(words) == 1, (path, words)
+                text = text.replace(words, line + words)
+            (tree / path).write_text(text, encoding="utf-8")
+    shutil.copytree(template_store, tree / "mlruns")
+    done = run_py(tree, "+experiment=added")
+    assert done.returncode == 0, done.stderr
+    report = python(
+        tree,
+        "-m",
+        "pipeline.report",
+        "--experiment",
+        "added",
+        "--root",
+        tree / "mlruns",
+        "--out",
+        tree / "report",
+        "--no-log",
+    )
+    assert report.returncode == 0, report.stderr
+    client = MlflowClient(f"sqlite:///{tree}/mlruns/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("added").experiment_id])
+    (group,) = (run for run in found if run.info.run_name == "fair-2x-tokens-share=0.5")
+    jobs = [run for run in found if run.data.tags.get("mlflow.parentRunId") == group.info.run_id]
+    (profiled,) = (run for run in found if run.data.params.get("job.depth") == "3")
+    return Study(
+        tree=tree,
+        out=done.stdout,
+        err=done.stderr,
+        group=group,
+        jobs=jobs,
+        profiled=profiled,
+        report=tree / "report",
+    )
+
+
+def table(study: Study, name: str) -> str:
+    return (study.report / f"tables/{name}.csv").read_text(encoding="utf-8")
+
+
+def figures(study: Study) -> Iterator[str]:
+    return (path.read_text(encoding="utf-8") for path in (study.report / "figures").glob("*.svg"))
+
+
+def check_sharing_mode(study: Study) -> None:
+    assert study.group.data.tags["collocation.result"] == "ok" and len(study.jobs) == 2
+    assert (
+        {job.data.params["job.share"] for job in study.jobs}
+        == {"0.5"}
+        == {job.data.params["place.share"] for job in study.jobs}
+    )
+    assert study.err.count("shares are not enforced") == 1
+    assert "fair slices" in table(study, "results")
+    assert any("#aa3300" in svg for svg in figures(study))
+
+
+def check_listener(study: Study) -> None:
+    """Its figure is in the table at the end, the store, the series, the report's tables and the figure over time."""
+    assert re.search(r" tilt .*\n(.* 0\.25 .*\n)+", study.out), study.out
+    assert study.group.data.metrics["tilt_mean_ratio"] == study.group.data.metrics["system/tilt/tilt_ratio"] == 0.25
+    assert "tilt of the rack" in table(study, "utilisation")
+    assert any(">tilt of the rack<" in svg for svg in figures(study))
+
+
+def check_workload(study: Study) -> None:
+    assert {job.data.params["length"] for job in study.jobs} == {"8"}
+    assert all(job.data.metrics["throughput_samples_per_s"] > 0 for job in study.jobs)
+    refused = run_py(study.tree, "workload=tokens", "workload.length=0", "dry_run=true")
+    assert refused.returncode == 2 and "workload tokens: length must be at least 1" in refused.stderr
+
+
+def check_environment(study: Study) -> None:
+    assert {job.data.params["job.colours"] for job in study.jobs} == {"deep,red"}
+
+
+def check_profiler(study: Study) -> None:
+    assert study.profiled.data.tags["collocation.profiler"] == "tracer"
+    assert {job.data.params["job.depth"] for job in study.jobs} == {"None"}
+    assert "figures are taken under the tracer" in study.err
+
+
+def check_figure(study: Study) -> None:
+    assert (study.report / "figures/census.svg").is_file()
+    page = (study.report / "index.html").read_text(encoding="utf-8")
+    assert '<h2 id="counted">Counted</h2>' in page and "Census" in page
+
+
+def check_study(study: Study) -> None:
+    found = [line.split()[0] for line in study.out.splitlines() if " ok " in line]
+    assert sorted(found) == [
+        "fair-1x-tokens-share=0.5-tracer",
+        "fair-2x-tokens-share=0.5",
+        "naive-2x-tokens",
+        "serial-1x-tokens",
+    ]
+
+
+def check_findings(study: Study) -> None:
+    assert "two run at some rate" in table(study, "hearsay")
+    assert "What is said and ours" in (study.report / "index.html").read_text(encoding="utf-8")
+
+
+CHECKS = {
+    "sharing mode": check_sharing_mode,
+    "listener": check_listener,
+    "workload": check_workload,
+    "environment kind": check_environment,
+    "profiler": check_profiler,
+    "report figure": check_figure,
+    "study": check_study,
+    "findings of a publication": check_findings,
+}
+
+
+@pytest.mark.slow
+def test_one_of_each_kind_is_added_and_runs(study: Study) -> None:
+    """One test, because the study that they look at takes seconds."""
+    for check in CHECKS.values():
+        check(study)
