@@ -39,8 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-OF_TORCH = ("test_canary.py", "test_image_data.py", "test_train_timm.py")
-collect_ignore = [] if HAS_TORCH else [f"unit/workloads/{name}" for name in OF_TORCH]
+OF_TORCH = ["gpu", *(f"unit/workloads/test_{name}.py" for name in ("canary", "image_data", "train_timm"))]
+collect_ignore = [] if HAS_TORCH else OF_TORCH
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

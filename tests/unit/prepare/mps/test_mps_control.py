@@ -48,6 +48,7 @@ class Session:
             processes.MARK_VARIABLE: str(folder),
         }
         self.names: dict[str, str] = {}
+        self.checked: set[str] = set()
 
     def run(self, *arguments: str, stdin: str | None = None) -> str:
         done = subprocess.run(
@@ -70,6 +71,7 @@ class Session:
 
     def check(self, name: str) -> None:
         """Ask what was recorded and compare the answers, PIDs apart."""
+        self.checked.add(name)
         command, _, answer = (RECORDED / f"{name}.txt").read_text().partition("\n")
         answer = answer.removesuffix("other client exit 0\n")  # what the recorder noted, no answer
         if "echo" not in command:
@@ -139,6 +141,8 @@ def test_the_recorded_session_word_for_word(session):
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
     session.check("no_daemon")
+    of_others = {"files", "files_after", "control_log", "server_log"}
+    assert session.checked | of_others == {path.stem for path in RECORDED.iterdir()}, "a recording is not replayed"
 
 
 @pytest.mark.parametrize("name", ["control", "server"])
