@@ -203,14 +203,16 @@ def _alive(pid: int) -> list[str]:
     return [f"{pid} the sender"] if command else []  # one that has ended and is not reaped has no command
 
 
-def fail_everywhere(bench: Bench, scenario: str, how: str, *, first: int = 1, stride: int = 1) -> Tally:
-    """Fail at every `stride`-th side effect of a group, from the `first` one on."""
+def fail_everywhere(
+    bench: Bench, scenario: str, how: str, *, first: int = 1, stride: int = 1, most: int | None = None
+) -> Tally:
+    """Fail at every `stride`-th side effect of a group, from the `first` one on; at `most` of them, if given."""
     tally = Tally()
     made = bench.study("naive", 0, how, "none")  # makes the machine and the store
     assert made.returncode == 0, made.stderr
     before = bench.snapshot()
     at = first
-    while bench.try_point(scenario, at, how, before, tally):
+    while tally.points != most and bench.try_point(scenario, at, how, before, tally):
         at += stride
     tally.problems += [f"{scenario}, {how}: {run}" for run in bench.unfinished_runs()]
     return tally

@@ -35,22 +35,31 @@ pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
 SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
 PROFILE_2G = 14
-# run.py, but it does not wait ten seconds for a GPU that stays in use.
-IMPATIENT = (
-    "import runpy, sys; from pipeline.gpu import mig_control; mig_control._RETRY_LIMIT_S = 0.3; "
-    "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
-)
+# A program of the project whose groups have their short-lived folders in one of the test's own: what a study of another
+# test leaves is none of ours, and what ours leave is not cleared by another test.
+PRELUDE = """
+import runpy, sys
+from pathlib import Path
+from pipeline.clean import leftovers
+leftovers._PARENT = Path(sys.argv[1])
+del sys.argv[:2]
+"""
+STUDY = f"{PRELUDE}runpy.run_path(sys.argv[0], run_name='__main__')"
+COMMAND = f"{PRELUDE}runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+# It does not wait ten seconds for a GPU that stays in use.
+IMPATIENT = f"from pipeline.prepare.mig import control; control._RETRY_LIMIT_S = 0.3\n{STUDY}"
 
 
 @dataclasses.dataclass(kw_only=True)
 class Kept(simulated.Machine):
     """A simulated machine with one GPU, and the commands of its user."""
 
+    short_lived: Path
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def start(self, *arguments: str, python: tuple[str, ...] = (), is_real: bool = False) -> Process:
+    def start(self, *arguments: str, code: str = STUDY, is_real: bool = False) -> Process:
         common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
-        argv = [*python, PROJECT_DIR / "run.py", *TOY, *common, *arguments]
+        argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOY, *common, *arguments]
         environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ
         return (forks.start_real if is_real else forks.start)(*argv, cwd=self.folder, env=environ)
 
@@ -60,14 +69,17 @@ class Kept(simulated.Machine):
         return process.returncode, out + err
 
     def ask(self, command: str) -> tuple[int, str]:
-        done = forks.run("-m", "pipeline.gpu", command, "--machine", self.file.path, "--lock-dir", self.folder)
+        ours = ["--machine", self.file.path, "--lock-dir", self.folder]
+        done = forks.run("-c", COMMAND, self.short_lived, "pipeline.gpu", command, *ours)
         return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
-def a100(tmp_path: Path, template_store: Path) -> Kept:
+def a100(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     shutil.copytree(template_store, tmp_path / "mlruns")
-    return Kept.make(tmp_path, is_kept=True)
+    with tempfile.TemporaryDirectory(prefix="left-", dir="/tmp") as folder:  # the path of a socket must be short
+        monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
+        yield Kept.make(tmp_path, is_kept=True, short_lived=Path(folder))
 
 
 @pytest.fixture
@@ -130,7 +142,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreig
         assert text.count("3g.20gb at ") == 2
         assert text.count("the running study will undo") == 3
         assert str(scratch) not in text
-        assert "a study runs" in text
+        assert "a study is running" in text
         code, text = a100.ask("clean")
         assert code == 1
         assert f"(pid {study.pid}" in text
@@ -195,7 +207,7 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
 def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
     before = a100.gpu
     a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
-    status, text = a100.run("scenario=mig", "degree=1", python=("-c", IMPATIENT))
+    status, text = a100.run("scenario=mig", "degree=1", code=IMPATIENT)
     assert status == 1
     assert "In use by another client" in text
     assert "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it" in text

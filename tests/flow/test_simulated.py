@@ -32,7 +32,9 @@ from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=1.2", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+BRIEF = ["window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
+SHORT = ["window.seconds=0.5", *BRIEF, *OFTEN]
 DECOYS = ("nvidia-smi", "dcgmi", "nvidia-cuda-mps-control", "nvidia-persistenced", "sudo")
 CHOICES = sorted(path.stem for path in (PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
 SIMULATED = dataclasses.replace(GPU, kind="simulated")
@@ -112,8 +114,7 @@ def configs(*models: str, **changes: object) -> list[Config]:
 
 
 def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, tmp_path, decoys):
-    often = ["listeners.nvml.interval_ms=300", "listeners.smi.interval_ms=300"]
-    status, out, err = run("-m", *TOY, *SHORT, *often, "scenario=serial,naive", "degree=2", "gpu.job_memory_mib=700")
+    status, out, err = run("-m", *TOY, *SHORT, "scenario=serial,naive", "degree=2", "gpu.job_memory_mib=700")
     assert status == 0, err
     assert "note: NVIDIA A100-SXM4-40GB is simulated: jobs run on the CPU" in err
     assert "simulated: NVIDIA A100-SXM4-40GB; the jobs ran on the CPU" in out
@@ -189,7 +190,8 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(run):
 
 def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
     listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
-    status, _, err = run(*TOY, *SHORT, listeners, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
+    often = ["window.seconds=0.5", listeners]
+    status, _, err = run(*TOY, *BRIEF, *often, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
     assert status == 0, err
     for name in ("gpm", "dcgm"):
         assert err.count(f"listener {name}: the simulated NVIDIA H100 80GB HBM3 has no readings for it") == 1
@@ -202,7 +204,7 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path)
 
 def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_every_group(run, tmp_path):
     listeners = ["listeners=[host,gpm]", "listeners.gpm.required=false"]
-    status, _, err = run("-m", *TOY, *SHORT, *listeners, "scenario=naive", "degree=1,2")
+    status, _, err = run("-m", *TOY, *BRIEF, "window.seconds=0.5", *listeners, "scenario=naive", "degree=1,2")
     assert status == 0, err
     assert err.count("left out: listener gpm: ") == 1
     groups, _ = stored(tmp_path)
