@@ -57,7 +57,7 @@ def kill_after(process, num_groups, *, inside):
 
 
 @pytest.mark.slow
-def test_killed_between_and_inside_groups_and_resumed_a_study_has_the_rows_of_an_uninterrupted_one(start, run, client):
+def test_a_killed_and_resumed_study_has_the_rows_of_an_uninterrupted_one(start, run, client):
     assert run(*STUDY, "tracking.experiment=whole")[0] == 0
     cut = [*STUDY, "tracking.experiment=cut", "resume=true"]
     kill_after(start(*cut), 1, inside=True)

@@ -20,7 +20,7 @@ NAME = "[a-z0-9_]+"
 MAKER = """
 import fcntl, os, signal, sys, time
 from pathlib import Path
-from pipeline import held_folder
+from pipeline.clean import held_folder
 if sys.argv[2] == "unnamed":
     fcntl.flock = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 with held_folder.held(Path(sys.argv[1]), "kept-") as folder:

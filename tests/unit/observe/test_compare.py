@@ -185,7 +185,7 @@ def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone
         assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
 
 
-def test_a_job_that_never_ran_alone_is_compared_with_its_turn_in_the_same_mix_else_with_its_turns_in_any():
+def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes():
     comparison = Comparison()
     together = worked(group("a", "b", kind=WindowKind.WORK), 40, 30, 40)
     comparison.add(together)

@@ -302,10 +302,10 @@ def test_a_thousand_groups_are_planned_in_seconds(compose):
     configs = read.read(compose([])) * 150
     configs = [type(c)(**{**vars(c), "degree": 1 + n % 150, "repeats": 7}) for n, c in enumerate(configs)]
     inventory = inventory_of(configs)
-    begin = time.monotonic()
+    begin = time.process_time()
     plan = planning.build_plan(configs, inventory, is_sweep=True)
     assert len(plan.groups) == 151 * 7
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_groups_of_a_sweep_over_an_option_of_the_scenario_are_told_apart_by_name(make_plan):
@@ -333,9 +333,7 @@ def added(tmp_path, monkeypatch):
     return tmp_path, f"hydra.searchpath=[file://{tmp_path}]"
 
 
-def test_a_scenario_an_environment_and_a_profiler_with_options_of_their_own_are_a_class_and_a_yaml_each(
-    make_plan, added
-):
+def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
     folder, here = added
     (folder / "others.py").write_text(
         "from pipeline.prepare.env.current import CurrentEnv\n"

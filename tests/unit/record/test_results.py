@@ -120,11 +120,11 @@ def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
             "INSERT INTO latest_metrics (key, value, timestamp, step, is_nan, run_uuid) VALUES (?, ?, ?, ?, ?, ?)",
             metrics,
         )
-    began = time.monotonic()
+    began = time.process_time()  # not the clock: other tests may run beside this one
     assert len(results.find_finished(root, EXPERIMENT)) == 1000
-    finding_s = time.monotonic() - began
+    finding_s = time.process_time() - began
     table = results.load(root, EXPERIMENT)
-    loading_s = time.monotonic() - began - finding_s
+    loading_s = time.process_time() - began - finding_s
     print(f"find_finished {finding_s:.2f} s, load {loading_s:.2f} s")
     assert len(table) == 2000
     assert table["group.tags.collocation.digest"].notna().all()

@@ -201,7 +201,7 @@ def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
     assert speedups(mix("serial", "SM", 10.0), mix("naive", "MS", 5.0))["M+S", "naive"] == 2.0
 
 
-def test_a_job_that_never_ran_alone_is_compared_with_its_turn_in_the_same_mix_else_with_its_turns_in_any() -> None:
+def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes() -> None:
     def mix(scenario: str, order: str, *seconds: float) -> Row:
         made = tuple(
             job(i, params(f"work{size}"), None, size=size, metrics={"makespan_s": s})

@@ -313,7 +313,7 @@ ORPHAN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); pr
 ORCHESTRATOR = f"""
 import subprocess, sys, time
 from pathlib import Path
-from pipeline import leftovers, processes
+from pipeline.clean import leftovers, processes
 leftovers._PARENT = Path(sys.argv[1])
 with leftovers.scratch(sys.argv[2]) as folder:
     (folder / "socket").touch()

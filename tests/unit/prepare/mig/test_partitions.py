@@ -97,9 +97,9 @@ def test_with_double_memory_they_equal_those_found_by_brute_force_too() -> None:
 def test_every_model_has_the_counts_of_its_family_at_once(name: str) -> None:
     gpu = profiles.load_model(name)
     partitions._first_placements.cache_clear()
-    begin = time.monotonic()
+    begin = time.process_time()
     found = partitions.maximal_combinations(gpu), partitions.maximal_layouts(gpu)
-    assert time.monotonic() - begin < 1
+    assert time.process_time() - begin < 1
     assert tuple(map(len, found)) == ((4, 5) if gpu.compute_slices == 4 else (12, 19))
 
 

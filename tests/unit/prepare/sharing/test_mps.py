@@ -246,7 +246,8 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     ],
 )
 def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(folder, monkeypatch, fault, says):
-    monkeypatch.setattr(daemon, "_ASK_LIMIT_S", 0.5)
+    if fault == "no_answer":  # others answer in time on a busy machine too
+        monkeypatch.setattr(daemon, "_ASK_LIMIT_S", 0.5)
     monkeypatch.setattr(daemon, "_START_LIMIT_S", 0.5)
     monkeypatch.setattr(daemon, "_END_GRACE_S", 0.3)
     refused = pytest.raises(SharingError, match=rf"starting MPS for {GPU.uuid}: .*{says}")
