@@ -412,13 +412,14 @@ def note(event, arguments):
         seen.append(arguments[0])
 sys.addaudithook(note)
 from pathlib import Path
-from pipeline.simulation import dcgmi, install, nvidia_smi
+from pipeline.simulation import dcgmi, install
+from pipeline.simulation.smi import program as nvidia_smi
 for arguments in (["-L"], ["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"], ["-c", "0"]):
     assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0
 for arguments in (["discovery", "-c"], ["dmon", "-e", "1001", "-c", "1"]):
     assert dcgmi.main(["--state-file", sys.argv[1], *arguments]) == 0
 with install.installed(Path(sys.argv[1])):
-    from pipeline.gpu import nvml
+    from pipeline.prepare.device import nvml
     assert nvml.list_devices()
 assert not seen, seen
 """
