@@ -18,7 +18,7 @@ from pipeline.base.paths import PROJECT_DIR
 
 RAISES = """
 import hydra
-from pipeline import library_internals
+from pipeline.base import library_internals
 library_internals.let_hydra_raise()
 @hydra.main(version_base="1.3", config_path=None)
 def main(config):

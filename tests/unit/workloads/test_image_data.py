@@ -140,7 +140,7 @@ def test_imagenet64_is_converted_once_and_mapped_read_only(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from workloads import image_files
+from workloads.images import image_files
 real, calls = image_files._read_batch, []
 def read_six(path, **options):
     calls.append(path)
