@@ -21,6 +21,7 @@ from pipeline.clean import held_folder
 from pipeline.launch.state import JobState
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.chosen import choose
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
@@ -61,16 +62,8 @@ class Rehearsal:
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
         remedy = "; gpu.count=NUMBER makes a machine with more"
-        return self.find(nvml.choose("gpu.device", config.device, counted, remedy).uuid)
-
-    def find(self, selector: str) -> Device:
-        """A GPU of the machine by its index, its UUID or how only its UUID begins.
-
-        Raises:
-            ConfigError: no GPU or more than one matches.
-        """
-        device = nvml.find_device(selector)
-        assert device is not None
+        uuid = choose("gpu.device", config.device, counted, remedy).uuid
+        device = next(each for each in of_model if each.uuid == uuid)
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
     def charge(

@@ -20,6 +20,7 @@ from pipeline.clean.journal import Journal, Step
 from pipeline.gpu.answer import Answer
 from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.state import MigState, read_state
 from pipeline.simulation.install import installed
@@ -87,7 +88,7 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target
     if selector is None:
         return found
     devices = [target.device or Device(kind="nvidia", uuid=target.uuid, name=ABSENT) for target in found]
-    chosen = nvml.choose("--gpu", selector, devices)
+    chosen = choose("--gpu", selector, devices)
     return [target for target in found if target.uuid == chosen.uuid]
 
 
@@ -197,7 +198,7 @@ def _mig(device: Device) -> MigState | None:
 
 def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
     try:
-        known = {profile.profile_id: profile for profile in profiles.read_gpu(device.uuid).profiles}
+        known = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
     except ConfigError:
         known = {}  # the driver names the profiles to administrators only
     rows = []

@@ -305,7 +305,7 @@ def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
         again = simulated.find_device(config.gpu)
         assert (again.uuid, again.mig_enabled, dict(again.programs)["nvidia-smi"]) == (device.uuid, True, smi)
     with rehearsal.kept(path) as simulated:
-        assert simulated.find("0").uuid == device.uuid
+        assert simulated.find_device(config.gpu).uuid == device.uuid
     assert not list(temporary.glob("colloc-simulated-*"))
 
 

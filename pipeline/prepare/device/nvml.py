@@ -6,8 +6,9 @@ error. A driver that does not work is never taken for a machine without a GPU.
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,16 @@ _CORES_PER_MULTIPROCESSOR = {
     **dict.fromkeys(((7, 0), (7, 5), (8, 0)), 64),
     **dict.fromkeys(((8, 6), (8, 9), (9, 0), (10, 0), (12, 0)), 128),
 }
+
+
+class _WhenUsed:
+    """The module pynvml, imported when it is first used: reports and plans for CPUs do without."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("pynvml"), name)
+
+
+pynvml = _WhenUsed()
 
 
 class NvmlError(CollocationError):
@@ -63,7 +74,7 @@ def session() -> Iterator[None]:
     try:
         yield
     finally:
-        _pynvml().nvmlShutdown()
+        pynvml.nvmlShutdown()
 
 
 def release() -> None:
@@ -72,10 +83,9 @@ def release() -> None:
     A signal that comes while a session is opened or closed leaves it open, and then we ourselves would keep an Ampere
     GPU from switching its MIG mode.
     """
-    nvml = _pynvml()
-    with suppress(nvml.NVMLError):
+    with suppress(pynvml.NVMLError):
         while True:
-            nvml.nvmlShutdown()
+            pynvml.nvmlShutdown()
 
 
 def list_devices() -> tuple[Device, ...]:
@@ -87,51 +97,18 @@ def list_devices() -> tuple[Device, ...]:
     """
     if not _start():
         return ()
-    nvml = _pynvml()
     try:
         devices = []
-        for index in range(_ask("the number of GPUs", nvml.nvmlDeviceGetCount)):
+        for index in range(_ask("the number of GPUs", pynvml.nvmlDeviceGetCount)):
             try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            except (nvml.NVMLError_NoPermission, nvml.NVMLError_GpuIsLost) as error:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            except (pynvml.NVMLError_NoPermission, pynvml.NVMLError_GpuIsLost) as error:
                 _log.warning("GPU %d is left out: %s", index, error)
                 continue
             devices.append(_device(index, handle))
         return tuple(devices)
     finally:
-        nvml.nvmlShutdown()
-
-
-def find_device(selector: str) -> Device | None:
-    """The GPU that is meant, or `None` on a machine without an NVIDIA driver or without a GPU.
-
-    Args:
-        selector: NVML's index as text, a UUID, or how exactly one UUID begins.
-
-    Raises:
-        ConfigError: no GPU or more than one matches, or the driver does not work.
-        NvmlError: a GPU does not answer.
-    """
-    devices = list_devices()
-    return choose("gpu.device", selector, devices) if devices else None
-
-
-def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
-    """The one of the devices whose index, UUID or beginning of its UUID the key of the configuration selects.
-
-    Raises:
-        ConfigError: no device or more than one matches; ends with the remedy.
-    """
-    if selector.isdecimal():
-        matches = [device for device in devices if device.index == int(selector)]
-    else:
-        matches = [device for device in devices if selector and device.uuid.startswith(selector)]
-    if len(matches) != 1:
-        each = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
-        raise ConfigError(
-            f"{key}={selector!r} matches {len(matches)} GPUs, not one. There are {'; '.join(each) or 'none'}{remedy}"
-        )
-    return matches[0]
+        pynvml.nvmlShutdown()
 
 
 def processes(uuid: str) -> tuple[GpuProcess, ...]:
@@ -155,10 +132,9 @@ def compute_mode(uuid: str) -> str:
         ConfigError: there is no driver, or it does not work.
         NvmlError: the GPU does not answer.
     """
-    nvml = _pynvml()
     with session():
-        handle = _ask(f"GPU {uuid}", nvml.nvmlDeviceGetHandleByUUID, uuid)
-        return _COMPUTE_MODES[_ask("the compute mode", nvml.nvmlDeviceGetComputeMode, handle)]
+        handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        return _COMPUTE_MODES[_ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
 
 
 class GpuReader:
@@ -169,20 +145,19 @@ class GpuReader:
     """
 
     def __init__(self, uuid: str) -> None:
-        nvml = _pynvml()
-        handle = _ask(f"GPU {uuid}", nvml.nvmlDeviceGetHandleByUUID, uuid)
+        handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         self._process_handles = _process_handles(handle)
         self._quantities: dict[str, Callable[[], Any]] = {
-            "nvmlDeviceGetMemoryInfo_v2": partial(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2),
-            "nvmlDeviceGetUtilizationRates": partial(nvml.nvmlDeviceGetUtilizationRates, handle),
-            "nvmlDeviceGetPowerUsage": partial(nvml.nvmlDeviceGetPowerUsage, handle),
-            "nvmlDeviceGetTotalEnergyConsumption": partial(nvml.nvmlDeviceGetTotalEnergyConsumption, handle),
-            "nvmlDeviceGetClockInfo(SM)": partial(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "nvmlDeviceGetClockInfo(MEM)": partial(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            "nvmlDeviceGetTemperature": partial(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
+            "nvmlDeviceGetUtilizationRates": partial(pynvml.nvmlDeviceGetUtilizationRates, handle),
+            "nvmlDeviceGetPowerUsage": partial(pynvml.nvmlDeviceGetPowerUsage, handle),
+            "nvmlDeviceGetTotalEnergyConsumption": partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle),
+            "nvmlDeviceGetClockInfo(SM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+            "nvmlDeviceGetClockInfo(MEM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            "nvmlDeviceGetTemperature": partial(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             # The name of nvmlDeviceGetCurrentClocksEventReasons that drivers before 535 know as well.
             "nvmlDeviceGetCurrentClocksThrottleReasons": partial(
-                nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
+                pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
             ),
             "nvmlDeviceGetPerformanceState": partial(_performance_state, handle),
         }
@@ -214,8 +189,7 @@ class GpuReader:
         Raises:
             NvmlError: the GPU does not answer.
         """
-        nvml = _pynvml()
-        lists = (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3)
+        lists = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3)
         return {
             entry.pid: entry.usedGpuMemory
             for handle in self._process_handles
@@ -230,51 +204,41 @@ class GpuReader:
         Raises:
             NvmlError: the list of compute processes cannot be had.
         """
-        nvml = _pynvml()
+        # The list that says most about a process comes last and decides. By versioned names: with the others pynvml
+        # turns "function not found" into an exception that is no NVMLError.
+        lists = (
+            ("graphics", _ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+            ("compute", _ask, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
+            ("mps", _ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+        )
         listed: dict[int, tuple[str, int | None]] = {}
         for handle in self._process_handles:
-            # The list that says most about a process comes last and decides. By versioned names: for the others pynvml
-            # turns "function not found" into an exception that is no NVMLError.
-            lists = {
-                "graphics": _ask_if_offered(
-                    "graphics processes", nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle
-                ),
-                "compute": _ask("compute processes", nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle),
-                "mps": _ask_if_offered("MPS clients", nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle),
-            }
-            for kind, entries in lists.items():
-                for entry in entries or ():
+            for kind, ask, function in lists:
+                for entry in ask(f"{kind} processes", function, handle) or ():
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
                     listed[entry.pid] = (kind, entry.usedGpuMemory)
         return listed
 
 
-def _pynvml() -> Any:
-    import pynvml
-
-    return pynvml
-
-
 def _start() -> bool:
     """Open NVML; `False` without a driver, and `ConfigError` with one that does not work."""
-    nvml = _pynvml()
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError_LibraryNotFound:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
         return False
-    except nvml.NVMLError_DriverNotLoaded as error:
+    except pynvml.NVMLError_DriverNotLoaded as error:
         if not _has_nvidia_hardware():
             return False
         raise ConfigError(
             "this machine has an NVIDIA GPU, but its kernel module is not loaded: `modprobe nvidia` says why, "
             "`dkms status` whether it was built for this kernel; or use gpu=cpu"
         ) from error
-    except nvml.NVMLError_LibRmVersionMismatch as error:
+    except pynvml.NVMLError_LibRmVersionMismatch as error:
         raise ConfigError(
             "the NVIDIA kernel module and libnvidia-ml are of different versions, as after an upgrade of the driver: "
             "restart the machine, or unload and load the nvidia kernel modules; or use gpu=cpu"
         ) from error
-    except nvml.NVMLError as error:
+    except pynvml.NVMLError as error:
         raise ConfigError(f"NVML does not start: {error}. See what `nvidia-smi` says; or use gpu=cpu") from error
     return True
 
@@ -288,65 +252,67 @@ def _has_nvidia_hardware() -> bool:
     return False
 
 
-def _ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    nvml = _pynvml()
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Raise what NVML says against it as `NvmlError`."""
     try:
-        return function(*arguments)
-    except nvml.NVMLError as error:
+        yield
+    except pynvml.NVMLError as error:
         raise NvmlError(f"NVML does not give {what}: {error}") from error
+
+
+def _ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    with asking(what):
+        return function(*arguments)
 
 
 def _ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     """As `_ask`, but `None` for what this GPU or driver does not offer, or not to us (the whole GPU under MIG)."""
-    nvml = _pynvml()
     try:
-        return function(*arguments)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
-        return None
-    except nvml.NVMLError as error:
-        raise NvmlError(f"NVML does not give {what}: {error}") from error
+        return _ask(what, function, *arguments)
+    except NvmlError as error:
+        kinds = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission)
+        if isinstance(error.__cause__, kinds):
+            return None
+        raise
 
 
 def _performance_state(handle: object) -> int | None:
-    nvml = _pynvml()
-    state: int = nvml.nvmlDeviceGetPerformanceState(handle)
-    return None if state == nvml.NVML_PSTATE_UNKNOWN else state
+    state: int = pynvml.nvmlDeviceGetPerformanceState(handle)
+    return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
 
 def _process_handles(handle: object) -> list[object]:
     """The handles whose process lists need no privilege: the GPU or, under MIG, its MIG devices."""
-    nvml = _pynvml()
-    mode = _ask_if_offered("the MIG mode", nvml.nvmlDeviceGetMigMode, handle)
+    mode = _ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] == 0:
         return [handle]
     handles: list[object] = []
-    for index in range(_ask("the number of MIG devices", nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
-        with suppress(nvml.NVMLError_NotFound):
-            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+    for index in range(_ask("the number of MIG devices", pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
+        with suppress(pynvml.NVMLError_NotFound):
+            handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return handles
 
 
 def _name(pid: int) -> str | None:
     """Program of a process. The driver is asked first: in a container its PIDs are not those of /proc."""
-    nvml = _pynvml()
     try:
-        command: str = nvml.nvmlSystemGetProcessName(pid)
+        command: str = pynvml.nvmlSystemGetProcessName(pid)
         return PurePosixPath(command.split(" ", 1)[0]).name or None
-    except nvml.NVMLError:
+    except pynvml.NVMLError:
         with suppress(OSError):
             return Path(f"/proc/{pid}/comm").read_text().strip()
     return None
 
 
 def _device(index: int, handle: object) -> Device:
-    nvml = _pynvml()
-    mode = _ask_if_offered("the MIG mode", nvml.nvmlDeviceGetMigMode, handle)
+    mode = _ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     # Of a GPU in MIG mode as a whole, NVML tells it to root only.
-    memory = _ask_if_offered("the memory", nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
     return Device(
         kind="nvidia",
-        uuid=_ask("the UUID", nvml.nvmlDeviceGetUUID, handle),
-        name=_ask("the name", nvml.nvmlDeviceGetName, handle),
+        uuid=_ask("the UUID", pynvml.nvmlDeviceGetUUID, handle),
+        name=_ask("the name", pynvml.nvmlDeviceGetName, handle),
         index=index,
         memory_mib=None if memory is None else memory.total // _MIB,
         mig_enabled=mode is not None and mode[0] == 1,
@@ -355,16 +321,15 @@ def _device(index: int, handle: object) -> Device:
 
 
 def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None]:
-    nvml = _pynvml()
-    cuda = _ask("the CUDA version", nvml.nvmlSystemGetCudaDriverVersion)
-    pci = _ask("the PCI address", nvml.nvmlDeviceGetPciInfo, handle)
-    capability = _ask("the compute capability", nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    cores = _ask_if_offered("the number of cores", nvml.nvmlDeviceGetNumGpuCores, handle)
+    cuda = _ask("the CUDA version", pynvml.nvmlSystemGetCudaDriverVersion)
+    pci = _ask("the PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
+    capability = _ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    cores = _ask_if_offered("the number of cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
     cores_each = _CORES_PER_MULTIPROCESSOR.get(tuple(capability))
-    persistence = _ask_if_offered("the persistence mode", nvml.nvmlDeviceGetPersistenceMode, handle)
-    compute_mode = _ask_if_offered("the compute mode", nvml.nvmlDeviceGetComputeMode, handle)
+    persistence = _ask_if_offered("the persistence mode", pynvml.nvmlDeviceGetPersistenceMode, handle)
+    compute_mode = _ask_if_offered("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)
     return {
-        "driver_version": _ask("the driver's version", nvml.nvmlSystemGetDriverVersion),
+        "driver_version": _ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),
         "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
         "pci_bus_id": pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId,
         "compute_capability": f"{capability[0]}.{capability[1]}",

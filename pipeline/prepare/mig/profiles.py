@@ -15,6 +15,8 @@ from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Device
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.chosen import choose
+from pipeline.prepare.device.nvml import pynvml
 
 SIMULATED = "simulated_"
 
@@ -117,25 +119,22 @@ def find_gpu(selector: str) -> MigGpu:
     """
     if selector.startswith(SIMULATED):
         return load_model(selector)
-    return read_gpu(selector)
-
-
-def read_gpu(selector: str = "0") -> MigGpu:
-    """The profiles of a GPU of this machine. MIG mode may be off.
-
-    Args:
-        selector: NVML's index as text, a UUID, or how exactly one UUID begins.
-
-    Raises:
-        ConfigError: there is no such GPU, it has no MIG, or we are not allowed to ask.
-        NvmlError: the GPU does not answer.
-    """
-    device = nvml.find_device(selector)
-    if device is None:
+    devices = nvml.list_devices()
+    if not devices:
         raise ConfigError(
             "there is no NVIDIA GPU on this machine, or no driver for it; a model can be looked at without one: "
             f"--gpu {SIMULATED}a100_40gb"
         )
+    return read_gpu(choose("--gpu", selector, devices))
+
+
+def read_gpu(device: Device) -> MigGpu:
+    """The profiles of a GPU of this machine, as NVML lists it. MIG mode may be off.
+
+    Raises:
+        ConfigError: it has no MIG, or we are not allowed to ask.
+        NvmlError: the GPU does not answer.
+    """
     with nvml.session():
         profiles = _in_order(_read_profiles(device))
     if not profiles:
@@ -170,8 +169,6 @@ def _of_table(profile: mig_table.GiProfile) -> Profile:
 
 
 def _read_profiles(device: Device) -> list[Profile]:
-    import pynvml
-
     handle = _ask(device, pynvml.nvmlDeviceGetHandleByUUID, device.uuid)
     profiles = []
     for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
@@ -203,8 +200,6 @@ def _read_profiles(device: Device) -> list[Profile]:
 
 def _read_placements(device: Device, handle: object, profile_id: int) -> list[tuple[int, int]]:
     """Start and size of each possible placement. NVML gives all of them, whatever exists on the GPU now."""
-    import pynvml
-
     count = ctypes.c_uint(_PLACEMENTS_ROOM)
     room = (pynvml.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_ROOM)()
     _ask(device, pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile_id, room, ctypes.byref(count))
@@ -215,8 +210,6 @@ def _read_placements(device: Device, handle: object, profile_id: int) -> list[tu
 
 
 def _ask(device: Device, function: Callable[..., Any], *arguments: object) -> Any:
-    import pynvml
-
     try:
         return function(*arguments)
     except pynvml.NVMLError_NoPermission as error:

@@ -6,12 +6,11 @@ from being switched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pipeline.base.errors import SharingError
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.nvml import pynvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +67,7 @@ def read_state(uuid: str) -> MigState:
         SharingError: the GPU has no MIG.
         NvmlError: it does not answer.
     """
-    import pynvml
-
-    with nvml.session(), _asking(f"the MIG state of {uuid}"):
+    with nvml.session(), nvml.asking(f"the MIG state of {uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         try:
             current, pending = pynvml.nvmlDeviceGetMigMode(handle)
@@ -93,9 +90,7 @@ def processes_on(device_uuid: str) -> frozenset[int]:
         ConfigError: there is no driver, or it does not work.
         NvmlError: the list cannot be had.
     """
-    import pynvml
-
-    with nvml.session(), _asking(f"the processes on {device_uuid}"):
+    with nvml.session(), nvml.asking(f"the processes on {device_uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid)
         pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
         try:
@@ -105,20 +100,8 @@ def processes_on(device_uuid: str) -> frozenset[int]:
         return frozenset(pids | clients)
 
 
-@contextmanager
-def _asking(what: str) -> Iterator[None]:
-    import pynvml
-
-    try:
-        yield
-    except pynvml.NVMLError as error:
-        raise nvml.NvmlError(f"NVML does not give {what}: {error}") from error
-
-
 def _instances(handle: object) -> tuple[GpuInstance, ...] | None:
     """Every GPU instance; `None` if NVML shows them to administrators only."""
-    import pynvml
-
     found = []
     try:
         for profile_id, most in _profiles(handle):
@@ -133,8 +116,6 @@ def _instances(handle: object) -> tuple[GpuInstance, ...] | None:
 
 def _profiles(handle: object) -> list[tuple[int, int]]:
     """Id and largest number of instances of each profile of the GPU."""
-    import pynvml
-
     found = []
     for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -146,8 +127,6 @@ def _profiles(handle: object) -> list[tuple[int, int]]:
 
 
 def _devices(handle: object) -> tuple[MigDevice, ...]:
-    import pynvml
-
     found = []
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:

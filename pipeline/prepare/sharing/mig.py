@@ -88,7 +88,7 @@ class Mig:
         """
         self._check_request(group)
         if group.device.details:  # else it was not read: what it can do is not known before it is
-            self._layout(group)
+            self._layout(profiles.read_gpu(group.device), group)
 
     def _check_request(self, group: Group) -> None:
         """As `check`, but for the layout."""
@@ -111,20 +111,19 @@ class Mig:
             )
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        """Compute slices that no job gets."""
         if not group.device.details:
             return ()
-        num_slices = profiles.read_gpu(group.device.uuid).compute_slices
-        num_used = sum(instance.profile.compute_slices for instance in self._layout(group).instances)
-        if num_used == num_slices:
+        gpu = profiles.read_gpu(group.device)
+        used = sum(instance.profile.compute_slices for instance in self._layout(gpu, group).instances)
+        if used == gpu.compute_slices:
             return ()
-        return (f"{num_slices - num_used} of {num_slices} compute slices of {group.device.name} are unused",)
+        return (f"{gpu.compute_slices - used} of {gpu.compute_slices} compute slices of {gpu.name} are unused",)
 
     def privileged(self, group: Group) -> Commands:
         """The mode, the instances, larger first, and their undoing."""
         device = group.device
         control = Control.found(self._programs(group), device.uuid)
-        made = self._layout(group).in_creation_order if device.details else ()
+        made = self._layout(profiles.read_gpu(device), group).in_creation_order if device.details else ()
         instances = Commands(
             do=tuple(control.creation(each.profile.profile_id, each.start) for each in made),
             undo=(control.destruction("<GI>", "<CI>"), control.destruction("<GI>")) * len(made),
@@ -157,7 +156,7 @@ class Mig:
             NvmlError: the GPU does not answer.
         """
         self._check_request(group)
-        layout = self._layout(group)
+        layout = self._layout(profiles.read_gpu(device), group)
         programs = self._programs(group)
         control = Control.found(programs, device.uuid)
         before = control.read()
@@ -178,8 +177,7 @@ class Mig:
     def _programs(self, group: Group) -> Programs:
         return of_group(group, {"nvidia-smi": self._program})
 
-    def _layout(self, group: Group) -> Layout:
-        gpu = profiles.read_gpu(group.device.uuid)
+    def _layout(self, gpu: profiles.MigGpu, group: Group) -> Layout:
         chosen = partitions.choose_profiles(
             gpu,
             self.sizes(group),

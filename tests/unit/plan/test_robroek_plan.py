@@ -25,7 +25,7 @@ def instances_of(group: Group) -> str:
     if group.scenario != "mig":
         return ""
     options = dict(group.sharing.options)
-    gpu = profiles.read_gpu(group.device.uuid)
+    gpu = profiles.read_gpu(group.device)
     chosen = partitions.choose_profiles(
         gpu,
         [job.size for job in group.jobs],

@@ -189,7 +189,7 @@ def test_the_project_sees_the_device_as_it_sees_a_real_one(state_file: StateFile
 def test_profiles_read_through_nvml_are_those_of_the_table(state_file: StateFile, name: str) -> None:
     state_file.create([name])
     with installed(state_file.path):
-        assert profiles.read_gpu().profiles == profiles.load_model(name).profiles
+        assert profiles.find_gpu("0").profiles == profiles.load_model(name).profiles
 
 
 def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: object) -> None:

@@ -19,7 +19,7 @@ HOLDER = """
 import sys, time, subprocess
 from pathlib import Path
 from tests.conftest import GPU
-from pipeline.gpu import lease
+from pipeline.prepare.device import lease
 with lease.hold(GPU, Path(sys.argv[1])):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
     print(child.pid, flush=True)

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.base.errors import ConfigError
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.device.nvml import GpuProcess
 from tests.nvml_library import MIB, NOT_AVAILABLE, OTHER_UUID, UUID, Gpu, NvmlLibrary, installed
 
@@ -75,15 +76,13 @@ def test_a_pending_mig_mode_is_told_apart_from_a_current_one(library: NvmlLibrar
 
 @pytest.mark.parametrize("selector", ["1", OTHER_UUID, "GPU-1119"])
 def test_a_gpu_is_found_by_index_uuid_or_unique_prefix(two_gpus: NvmlLibrary, selector: str) -> None:
-    device = nvml.find_device(selector)
-    assert device is not None
-    assert device.uuid == OTHER_UUID
+    assert choose("gpu.device", selector, nvml.list_devices()).uuid == OTHER_UUID
 
 
 @pytest.mark.parametrize("selector", ["2", "GPU-111", "GPU-2", "", "nonsense"])
 def test_a_selector_that_is_not_one_gpu_is_refused_with_what_there_is(two_gpus: NvmlLibrary, selector: str) -> None:
     with pytest.raises(ConfigError, match=UUID):
-        nvml.find_device(selector)
+        choose("gpu.device", selector, nvml.list_devices())
 
 
 def test_a_gpu_that_we_may_not_use_is_left_out_and_keeps_its_index(
@@ -99,7 +98,7 @@ def test_a_gpu_that_we_may_not_use_is_left_out_and_keeps_its_index(
 
 def test_without_the_library_there_is_no_gpu(library: NvmlLibrary) -> None:
     library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    assert nvml.find_device("0") is None
+    assert nvml.list_devices() == ()
     with pytest.raises(ConfigError, match="no NVIDIA driver"), nvml.session():
         pass
 
@@ -107,7 +106,7 @@ def test_without_the_library_there_is_no_gpu(library: NvmlLibrary) -> None:
 def test_a_driver_without_any_gpu_is_no_gpu() -> None:
     with installed(NvmlLibrary()) as library:
         library.gpus.clear()
-        assert nvml.find_device("0") is None
+        assert nvml.list_devices() == ()
 
 
 @pytest.mark.parametrize(("vendor", "kind"), [("0x8086", "0x030000"), ("0x10de", "0x040300")])
@@ -116,7 +115,7 @@ def test_an_unloaded_driver_without_an_nvidia_gpu_is_no_gpu(
 ) -> None:
     library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, vendor, kind))
-    assert nvml.find_device("0") is None
+    assert nvml.list_devices() == ()
 
 
 def test_an_unloaded_driver_beside_an_nvidia_gpu_is_an_error(
@@ -125,7 +124,7 @@ def test_an_unloaded_driver_beside_an_nvidia_gpu_is_an_error(
     library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, "0x10de", "0x030200"))
     with pytest.raises(ConfigError, match="modprobe nvidia"):
-        nvml.find_device("0")
+        nvml.list_devices()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ def test_an_unloaded_driver_beside_an_nvidia_gpu_is_an_error(
 def test_a_broken_driver_is_an_error_with_its_remedy(library: NvmlLibrary, code: int, remedy: str) -> None:
     library.errors["nvmlInitWithFlags"] = code
     with pytest.raises(ConfigError, match=remedy):
-        nvml.find_device("0")
+        nvml.list_devices()
 
 
 def test_sessions_nest(library: NvmlLibrary) -> None:
@@ -143,7 +142,7 @@ def test_sessions_nest(library: NvmlLibrary) -> None:
         with nvml.session():
             assert library.open_sessions == 2
         assert library.open_sessions == 1
-        assert nvml.find_device("0") is not None
+        assert nvml.list_devices()
         assert library.open_sessions == 1
 
 

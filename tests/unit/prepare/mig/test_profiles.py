@@ -101,7 +101,7 @@ def test_names_and_ids_are_unique_within_a_model() -> None:
 
 
 def test_the_table_and_a_real_h100_give_the_same_records(library: MigLibrary) -> None:
-    real = profiles.read_gpu()
+    real = profiles.find_gpu("0")
     assert real.driver_branch == 580
     assert replace(real, driver_branch=None) == profiles.load_model("h100_80gb")
 
@@ -164,14 +164,14 @@ def test_the_selector_picks_the_gpu() -> None:
 
 def test_a_count_that_the_driver_does_not_have_is_missing(library: MigLibrary) -> None:
     library.answers[2] = (*H100[2][:4], 0xFFFFFFFF, *H100[2][5:])
-    counts = {profile.name: profile.multiprocessors for profile in profiles.read_gpu().profiles}
+    counts = {profile.name: profile.multiprocessors for profile in profiles.find_gpu("0").profiles}
     assert (counts["3g.40gb"], counts["2g.20gb"]) == (None, 32)
 
 
 def test_a_gpu_without_mig_is_an_error(library: MigLibrary) -> None:
     library.answers.clear()
     with pytest.raises(ConfigError, match=r"H100 80GB HBM3 .* cannot be divided"):
-        profiles.read_gpu()
+        profiles.find_gpu("0")
 
 
 @pytest.mark.parametrize(
@@ -188,13 +188,13 @@ def test_what_the_driver_refuses_is_an_error(
 ) -> None:
     library.errors[f"nvmlDeviceGetGpuInstance{function}"] = code
     with pytest.raises(error, match=message):
-        profiles.read_gpu()
+        profiles.find_gpu("0")
 
 
 def test_a_profile_without_placements_is_an_error_and_no_guess(library: MigLibrary) -> None:
     library.answers[0] = (*H100[0][:7], ())
     with pytest.raises(NvmlError, match=r"placements \[\] for MIG profile 19"):
-        profiles.read_gpu()
+        profiles.find_gpu("0")
 
 
 def test_the_command_shows_a_real_gpu(library: MigLibrary, capsys: pytest.CaptureFixture[str]) -> None:
