@@ -1,92 +1,35 @@
-"""What must be undone on a device, on disk before it is done. Knows no GPU: functions say which kinds they undo.
+"""What must be undone on a device, on disk before it is done.
 
 A journal is one append-only file of JSON lines a device. A line adds a step, says more about one, or says that one was
-undone; every line is synced to the disk before its writer goes on. The file is there exactly as long as something is
-left to undo, so a device whose journal file does not exist is clean.
-
-Lines decide what root ends and destroys. So each user's journals lie in a folder that only this user can write: not
-even a file of root's own can be moved there by somebody else. What others left is named and never carried out. And no
-line says what is run: its kind is a word that a function of this package took, and programs are looked for when needed.
+undone. The file is there exactly as long as something is left to undo, so a device whose journal file does not exist is
+clean. Lines decide what root ends and destroys: `own_file` believes only what this user wrote; what others left is
+named and never carried out. No line says what is run: `kinds` knows that, and programs are looked for when needed.
 
 Only the holder of the device's lease (`pipeline.prepare.device.lease`) may write its journal.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import os
-import pkgutil
 import pwd
 import re
-import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.base.errors import CollocationError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import Programs
+from pipeline.clean import kinds, own_file
+from pipeline.clean.own_file import JournalError
 
-# Below these, functions take kinds; all is imported only when a journal holds a kind that nothing loaded has taken.
-_PACKAGES = ("pipeline.prepare", "pipeline.launch.profilers")
 _FOLDER = "collocation-journals-"
 _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
 _FILE_NAME = re.compile(r"(?P<device>[A-Za-z0-9_-]+)\.journal")
-# systemd-tmpfiles, which removes old files of /var/tmp, leaves a file with the sticky bit. Source: its function
-# dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
-_FILE_MODE = 0o1644
-_REMOVE = "Look at it, and remove it: python -m pipeline.gpu clean undoes nothing that others could have written"
-
-
-class JournalError(CollocationError):
-    """A journal cannot be read, written or carried out; the device may not be as it was found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of step; see `undoes`."""
-
-    undo: Callable[..., None]
-    words: str
-    ends_processes: bool
-
-
-_KINDS: dict[str, Kind] = {}
-_F = TypeVar("_F", bound=Callable[..., None])
-
-
-def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[_F], _F]:
-    """Let a function undo the steps of a kind.
-
-    It is called with the device's programs, and by name with the arguments of the step. It is safe to repeat, is
-    content with what is gone already, and raises a CollocationError when something is left.
-
-    Args:
-        kind: the word for it in journals, for ever: later versions must undo what this one left.
-        words: what it does; arguments stand in braces.
-        ends_processes: whether it only ends processes, which are there also when the device is not any more.
-    """
-
-    def take(function: _F) -> _F:
-        assert kind not in _KINDS, f"two functions undo {kind}"
-        _KINDS[kind] = Kind(undo=function, words=words, ends_processes=ends_processes)
-        return function
-
-    return take
-
-
-def kind_of(step: Step) -> Kind | None:
-    """The kind of a step; `None` if this version does not know it."""
-    if step.kind not in _KINDS:
-        for package in map(importlib.import_module, _PACKAGES):
-            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-                importlib.import_module(module.name)
-    return _KINDS.get(step.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +37,7 @@ class Step:
     """One thing to undo.
 
     Attributes:
-        kind: as a function took it with `undoes`.
+        kind: as a function took it with `kinds.undoes`.
         arguments: of that function; everything that JSON can hold, and no path of a program.
         step_id: unique.
     """
@@ -106,7 +49,7 @@ class Step:
 
 def in_words(step: Step) -> str:
     """What undoing a step does."""
-    kind = kind_of(step)
+    kind = kinds.find(step.kind)
     with suppress(KeyError):  # of an argument that another version wrote
         if kind is not None:
             return kind.words.format(**step.arguments)
@@ -156,14 +99,17 @@ class Journal:
         Raises:
             JournalError: the file cannot be trusted or understood.
         """
-        try:
-            descriptor = self._open(os.O_RDONLY)
-        except FileNotFoundError:
-            return ()
-        try:
-            return tuple(self._parse(_complete_lines(descriptor)).values())
-        finally:
-            os.close(descriptor)
+        steps: dict[str, Step] = {}
+        for line in own_file.read(self.path):
+            try:
+                record = json.loads(line)
+                if "undone" in record:
+                    del steps[record["undone"]]
+                else:
+                    steps[record["step_id"]] = Step(**record)
+            except (ValueError, KeyError, TypeError) as error:
+                raise JournalError(f"the journal {self.path} has a line that is not ours: {line!r}") from error
+        return tuple(steps.values())
 
     def add(self, kind: str, **arguments: Any) -> Step:
         """Put a step on disk; on return it survives a crash, so what it undoes may be done now.
@@ -171,20 +117,18 @@ class Journal:
         Raises:
             JournalError: it is not on disk: do not go on.
         """
-        assert kind in _KINDS, f"nothing undoes {kind}"
+        assert kinds.find(kind) is not None, f"nothing undoes {kind}"
         step = Step(kind=kind, arguments=arguments)
-        self._append(_line_of(step))
+        own_file.append(self.path, asdict(step))
         return step
 
-    def amend(self, step: Step, **arguments: Any) -> Step:
-        """Say more about a step, such as the id of what was made; returns the step as it is now.
+    def amend(self, step: Step, **arguments: Any) -> None:
+        """Say more about a step, such as the id of what was made.
 
         Raises:
             JournalError: it is not on disk; the step is there as it was.
         """
-        amended = Step(kind=step.kind, arguments=step.arguments | arguments, step_id=step.step_id)
-        self._append(_line_of(amended))
-        return amended
+        own_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
 
     def undo(self, step: Step) -> None:
         """Carry a step out as it was last amended, and forget it. Nothing happens if it was undone already.
@@ -196,26 +140,32 @@ class Journal:
         current = {known.step_id: known for known in self.steps()}.get(step.step_id)
         if current is None:
             return
-        kind = kind_of(current)
-        if kind is None or not _takes(kind.undo, current.arguments):
+        kind = kinds.find(current.kind)
+        if kind is None or not kind.takes(current.arguments):
             raise JournalError(
                 f"{self.path} holds a step of kind {current.kind!r} that this version cannot undo; "
                 "clean up with the version that wrote it"
             )
         kind.undo(self._programs, **current.arguments)
-        self._append({"undone": step.step_id})
+        self._forget_step(step)
         if not self.steps():
             self.forget()
 
-    def device_is_gone(self) -> None:
-        """Forget the steps that change the device, which does not exist any more; those that end processes stay.
+    def device_is_gone(self) -> tuple[Step, ...]:
+        """Forget the steps that change the device, which does not exist any more, and return them.
+
+        Those that end processes stay.
 
         Raises:
             JournalError: as `steps`, or the journal cannot be written.
         """
-        for step in self.steps():
-            if (kind := kind_of(step)) is None or not kind.ends_processes:
-                self._append({"undone": step.step_id})
+        gone = [step for step in self.steps() if not ((kind := kinds.find(step.kind)) and kind.ends_processes)]
+        for step in gone:
+            self._forget_step(step)
+        return tuple(gone)
+
+    def _forget_step(self, step: Step) -> None:
+        own_file.append(self.path, {"undone": step.step_id})
 
     def forget(self) -> None:
         """Remove the file, whatever steps it holds.
@@ -223,13 +173,12 @@ class Journal:
         Raises:
             JournalError: it cannot be removed.
         """
-        try:
-            self.path.unlink()
-            _sync_folder(self.path.parent)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise JournalError(f"cannot remove the journal {self.path}: {error.strerror}") from error
+        own_file.remove(self.path)
+
+    def others(self) -> list[Found]:
+        """The journals of this device that other users left."""
+        found = find(self.path.parent.parent)
+        return [each for each in found if each.path.name == self.path.name and not each.is_ours]
 
     def refuse_those_of_others(self) -> None:
         """Check that no other user has left something to undo on this device.
@@ -237,9 +186,11 @@ class Journal:
         Raises:
             JournalError: names who has to clean up.
         """
-        for found in find(self.path.parent.parent):
-            if found.path.name == self.path.name and not found.is_ours:
-                raise JournalError(f"the journal {found.path} holds steps that are not ours to undo: {_remedy(found)}")
+        for found in self.others():
+            raise JournalError(
+                f"the journal {found.path} holds steps that are not ours to undo: user {found.owner} left them and "
+                "must clean up: python -m pipeline.gpu clean"
+            )
 
     @contextmanager
     def undoing(self, kind: str, **arguments: Any) -> Iterator[Step]:
@@ -253,84 +204,6 @@ class Journal:
             step = self.add(kind, **arguments)
             stack.callback(self.undo, step)
             yield step
-
-    def _open(self, flags: int) -> int:
-        """Open the file, if nobody else could have written it: its lines decide what is ended, destroyed and run."""
-        folder = self._open_folder(is_made=bool(flags & os.O_CREAT))
-        try:
-            # Not to be kept waiting by a pipe in its place.
-            descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
-            status = os.fstat(descriptor)
-            is_there = os.path.samestat(status, os.stat(self.path.name, dir_fd=folder, follow_symlinks=False))
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise JournalError(f"cannot open the journal {self.path}: {error.strerror}. {_REMOVE}") from error
-        finally:
-            os.close(folder)
-        is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-        if not (is_there and is_plain and status.st_uid == os.geteuid() and not status.st_mode & 0o022):
-            os.close(descriptor)
-            raise JournalError(f"the journal {self.path} is not a plain file that only we can write. {_REMOVE}")
-        return descriptor
-
-    def _open_folder(self, *, is_made: bool) -> int:
-        """Open our folder, in which nobody else can put anything."""
-        folder = self.path.parent
-        try:
-            if is_made:
-                with suppress(FileExistsError):
-                    folder.mkdir(0o755)
-                    folder.chmod(0o755)  # whatever the umask says: others must see that something is left
-                    _sync_folder(folder.parent)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise JournalError(
-                f"cannot open the folder {folder} of the journals: {error.strerror}. {_REMOVE}"
-            ) from error
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            os.close(descriptor)
-            raise JournalError(f"the folder {folder} is not one that only we can write. {_REMOVE}")
-        return descriptor
-
-    def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(record).encode() + b"\n"
-        try:
-            descriptor = self._open(os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        except FileNotFoundError as error:
-            raise JournalError(
-                f"{self.path.parent.parent} does not exist; choose a folder with gpu.lock_dir"
-            ) from error
-        try:
-            os.fchmod(descriptor, _FILE_MODE)
-            # A process killed while it wrote leaves half a line, of a step that it did not take.
-            length = len(_complete_lines(descriptor))
-            os.ftruncate(descriptor, length)
-            if os.write(descriptor, line) != len(line):
-                os.ftruncate(descriptor, length)
-                raise JournalError(f"cannot write the journal {self.path}: the disk is full")
-            os.fsync(descriptor)
-            _sync_folder(self.path.parent)
-        except OSError as error:
-            raise JournalError(f"cannot write the journal {self.path}: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-
-    def _parse(self, content: bytes) -> dict[str, Step]:
-        steps: dict[str, Step] = {}
-        for line in content.splitlines():
-            try:
-                record = json.loads(line)
-                if "undone" in record:
-                    del steps[record["undone"]]
-                else:
-                    steps[record["step_id"]] = Step(**record)
-            except (ValueError, KeyError, TypeError) as error:
-                raise JournalError(f"the journal {self.path} has a line that is not ours: {line!r}") from error
-        return steps
 
 
 def find(folder: Path) -> tuple[Found, ...]:
@@ -387,37 +260,8 @@ def replay(journal: Journal) -> tuple[Step, ...]:
     return replayed.undone
 
 
-def _takes(undo: Callable[..., None], arguments: dict[str, Any]) -> bool:
-    try:
-        inspect.signature(undo).bind(Programs(), **arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _remedy(found: Found) -> str:
-    return f"user {found.owner} left them and must clean up: python -m pipeline.gpu clean"
-
-
 def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _line_of(step: Step) -> dict[str, Any]:
-    return {"step_id": step.step_id, "kind": step.kind, "arguments": step.arguments}
-
-
-def _complete_lines(descriptor: int) -> bytes:
-    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -51,9 +51,7 @@ def _clean(target: Target, folder: Path, programs: Programs, *, is_kept: bool) -
     try:
         with lease.hold(device, folder):
             if not is_kept and goes_with_its_study(device.uuid):
-                before = ours.steps()
-                ours.device_is_gone()
-                gone = [step for step in before if step not in ours.steps()]
+                gone = ours.device_is_gone()
                 gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
             replayed = journal.undo_all(ours)
             gpu["undone"] += [in_words(step) for step in replayed.undone]

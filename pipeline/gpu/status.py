@@ -157,11 +157,8 @@ def _gpu(target: Target, folder: Path) -> dict[str, Any]:
 
 def _journal(target: Target, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
     ours = Journal(folder, target.uuid)
-    trouble = [
-        f"user {found.owner} left steps to undo and must clean up: {found.path}"
-        for found in journal.find(folder)
-        if found.path.name == ours.path.name and not found.is_ours and not goes_with_its_study(target.uuid)
-    ]
+    others = [] if goes_with_its_study(target.uuid) else ours.others()
+    trouble = [f"user {found.owner} left steps to undo and must clean up: {found.path}" for found in others]
     try:
         return ours.steps(), trouble
     except CollocationError as error:

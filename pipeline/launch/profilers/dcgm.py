@@ -14,7 +14,8 @@ from pipeline.base import command
 from pipeline.base.errors import CommandError, ConfigError, SharingError
 from pipeline.base.programs import Programs, of_group
 from pipeline.base.records import Commands, Group
-from pipeline.clean.journal import Journal, undoes
+from pipeline.clean.journal import Journal
+from pipeline.clean.kinds import undoes
 
 _log = logging.getLogger(__name__)
 _COMMAND_LIMIT_S = 30.0

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.programs import Programs
 from pipeline.base.records import Commands, Group
-from pipeline.clean.journal import Journal, undoes
+from pipeline.clean.journal import Journal
+from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.smi import Smi, await_last_write
 
@@ -19,21 +20,13 @@ EXCLUSIVE = "exclusive_process"
 
 
 def refuse(group: Group, why: str) -> None:
-    """Check that a sharing mode that cannot use it was not told to.
-
-    Raises:
-        ConfigError: `gpu.exclusive_process` is set.
-    """
+    """Raise ConfigError if a sharing mode that cannot use it is told to."""
     if group.gpu.exclusive_process:
         raise ConfigError(f"gpu.exclusive_process is for scenario=mps and mps_percent: scenario={group.scenario} {why}")
 
 
 def refuse_one_process_only(group: Group) -> None:
-    """Check that the processes of a group may compute on the device beside each other.
-
-    Raises:
-        ConfigError: its compute mode forbids it.
-    """
+    """Raise ConfigError if the compute mode keeps the processes of a group from computing beside each other."""
     refuse_prohibited(group)
     mode, at_once = _mode(group), 1 if group.sequential else group.degree
     if mode in (EXCLUSIVE, "exclusive_thread") and at_once > 1:
@@ -41,11 +34,7 @@ def refuse_one_process_only(group: Group) -> None:
 
 
 def refuse_prohibited(group: Group) -> None:
-    """Check that anybody may compute on the device.
-
-    Raises:
-        ConfigError: its compute mode forbids it.
-    """
+    """Raise ConfigError if the compute mode lets nobody compute on the device."""
     if _mode(group) == "prohibited":
         raise _forbids(group, "no process")
 

@@ -47,11 +47,7 @@ class Holder:
 
 @contextmanager
 def hold(device: Device, folder: Path) -> Iterator[None]:
-    """Hold the device for this process.
-
-    Args:
-        device: what to hold.
-        folder: where lock files lie; the same for all users, or they would not see each other.
+    """Hold the device for this process. The folder is the same for all users, or they would not see each other.
 
     Raises:
         GpuBusyError: another orchestrator holds the device, or the lock file cannot be used.
@@ -82,11 +78,7 @@ def holder(device_uuid: str, folder: Path) -> Holder | None:
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
-    """Check that no process is on the GPU, since every one would be part of what is measured.
-
-    Args:
-        device: the device that jobs are about to get; only GPUs are checked.
-        tolerate: names of programs that may stay.
+    """Check that no process but the tolerated programs is on a GPU: every one would be part of what is measured.
 
     Raises:
         GpuBusyError: names the processes.

@@ -141,7 +141,7 @@ class GpuReader:
     """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
 
     Raises:
-        NvmlError: no GPU has this UUID, or it does not answer.
+        NvmlError: no GPU has this UUID, or it does not answer; so do all readings.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -169,9 +169,6 @@ class GpuReader:
         does: version 1 of the structure counts that as used, so drivers before 510 (no version 2) give no value.
         Power is in mW (mean of 1 s from Ampere on, instantaneous on GA100: nvml.h), energy in mJ since the driver
         was loaded, clocks in MHz, temperature in degrees Celsius, utilisation in percent.
-
-        Raises:
-            NvmlError: the GPU does not answer.
         """
         values: dict[str, float] = {}
         for name, read in self._quantities.items():
@@ -184,11 +181,7 @@ class GpuReader:
         return values
 
     def process_memory_bytes(self) -> dict[int, int]:
-        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells.
-
-        Raises:
-            NvmlError: the GPU does not answer.
-        """
+        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells."""
         lists = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3)
         return {
             entry.pid: entry.usedGpuMemory

@@ -12,12 +12,8 @@ from pipeline.prepare.device import nvml
 def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
     """Check that no process on the GPU, or on one of its MIG devices, is a client of an MPS server.
 
-    Nobody else was on the GPU when the group began, so a client is a job, whatever its PID is called here: in a
-    container the driver's PIDs are not ours.
-
-    Args:
-        device: a GPU.
-        tolerated: names of programs of others that may be there.
+    Nobody but the programs that are tolerated was on the GPU when the group began, so a client is a job, whatever its
+    PID is called here: in a container the driver's PIDs are not ours.
 
     Raises:
         SharingError: there is one.
@@ -34,11 +30,7 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
 
 
 def refuse_mig(group: Group) -> None:
-    """Check that the whole device can be used.
-
-    Raises:
-        ConfigError: MIG mode is on.
-    """
+    """Raise ConfigError if MIG mode is on: the whole device cannot be used."""
     device = group.device
     if device.mig_enabled:
         raise ConfigError(

@@ -62,7 +62,6 @@ class Smi:
         return (*self.admin, self.program, *arguments)
 
     def compute_mode(self, mode: str) -> tuple[str, ...]:
-        """The command that sets who may compute on the GPU."""
         return self.words("-i", self.uuid, "-c", mode.upper())
 
     def run(self, words: Sequence[str]) -> command.Completed:

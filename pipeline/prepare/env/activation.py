@@ -26,11 +26,7 @@ _OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"}
 
 
 def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
-    """What differs from the orchestrator's own environment in one in which the environment is activated.
-
-    Args:
-        prefix: the environment.
-        title: what users call it, for errors.
+    """What activating an environment, called `title`, changes in the orchestrator's own variables.
 
     Raises:
         ConfigError: a script of a package failed.

@@ -6,7 +6,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded, find_file
 from pipeline.base.records import Interpreter
 from pipeline.prepare.env.cache import Cache, default_root
-from pipeline.prepare.env.recipe import Environment, Recipe, python_of
+from pipeline.prepare.env.recipe import Recipe, python_of
 
 
 class BuiltEnv(Recipe):
@@ -37,8 +37,8 @@ class BuiltEnv(Recipe):
     def preview(self) -> Interpreter:
         """The environment if it is there; else where it would be."""
         found = self.cache.find(self)
-        if isinstance(found, Environment):
-            return self._ready(found)
+        if isinstance(found, Interpreter):
+            return found
         self.check_tools()
         return Interpreter(
             python=python_of(self.cache.prefix(self)),
@@ -47,13 +47,4 @@ class BuiltEnv(Recipe):
         )
 
     def resolve(self) -> Interpreter:
-        """The environment, built if it is not there or not as it was built."""
-        return self._ready(self.cache.prepare(self))
-
-    def _ready(self, environment: Environment) -> Interpreter:
-        return Interpreter(
-            python=python_of(environment.prefix),
-            environ=self.activation(environment.prefix),
-            lock=environment.lock,
-            lock_digest=environment.lock_digest,
-        )
+        return self.cache.prepare(self)

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from pipeline.base import command, locks, words
 from pipeline.base.errors import CommandError, ConfigError
+from pipeline.base.records import Interpreter
 from pipeline.clean import trust
 from pipeline.prepare.env.lock import changed_archive
 from pipeline.prepare.env.probe import Probe, probe, probe_new
-from pipeline.prepare.env.recipe import BUILD_LIMIT_S, FORMAT, Builder, Environment, Recipe, python_of
+from pipeline.prepare.env.recipe import BUILD_LIMIT_S, FORMAT, Builder, Recipe, python_of
 
 _MARKER, _LOCK = "environment.json", "environment.txt"
 _POLL_S = 0.2
@@ -36,10 +37,9 @@ class Cache:
         self.root = root
 
     def prefix(self, recipe: Recipe) -> Path:
-        """Where the environment is, or would be."""
         return self._folder(recipe) / "prefix"
 
-    def find(self, recipe: Recipe) -> Environment | str:
+    def find(self, recipe: Recipe) -> Interpreter | str:
         """The environment, from now on kept from being rebuilt; or, in words, why there is none.
 
         Raises:
@@ -57,7 +57,7 @@ class Cache:
             locks.drop(handle)
         return found
 
-    def prepare(self, recipe: Recipe) -> Environment:
+    def prepare(self, recipe: Recipe) -> Interpreter:
         """The environment, built if need be, and from now on kept from being rebuilt.
 
         Raises:
@@ -68,7 +68,7 @@ class Cache:
         while True:
             if locks.try_take(handle, is_shared=True):
                 found = self._look(recipe)
-                if isinstance(found, Environment):
+                if isinstance(found, Interpreter):
                     return found
                 # A change of an flock is not atomic, so what was seen before it is looked at again.
                 if locks.try_take(handle) and isinstance(why := self._look(recipe), str):
@@ -86,7 +86,7 @@ class Cache:
         return self.root / f"{recipe.kind}-{recipe.key[:16]}"
 
     def _lock_path(self, recipe: Recipe) -> Path:
-        return self.root / f"{recipe.kind}-{recipe.key[:16]}.lock"
+        return self._folder(recipe).with_suffix(".lock")
 
     def _open(self, recipe: Recipe) -> int:
         path = self._lock_path(recipe)
@@ -97,9 +97,8 @@ class Cache:
                 # Below a folder as /tmp somebody else may have been the one who made it.
                 self._refuse_what_others_can_change(recipe)
                 # What others built in a folder that only they may write can be used, and locked, all the same.
-                mode = (
-                    os.O_RDWR | os.O_CREAT if os.access(path if path.exists() else self.root, os.W_OK) else os.O_RDONLY
-                )
+                is_ours = os.access(path if path.exists() else self.root, os.W_OK)
+                mode = os.O_RDWR | os.O_CREAT if is_ours else os.O_RDONLY
                 _held[path] = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise ConfigError(
@@ -121,7 +120,7 @@ class Cache:
                     "there; name a folder that only root may write"
                 )
 
-    def _look(self, recipe: Recipe) -> Environment | str:
+    def _look(self, recipe: Recipe) -> Interpreter | str:
         """The environment if it is whole and as it was built, else what is wrong with it."""
         folder, prefix = self._folder(recipe), self.prefix(recipe)
         if not folder.exists():
@@ -141,7 +140,12 @@ class Cache:
             return f"is broken ({' '.join(str(error).split())[:300]})"
         if _fingerprint(prefix, probed) != marker.get("fingerprint"):
             return "holds other packages than it was built with"
-        return Environment(prefix=prefix, lock=tuple(text.splitlines()), lock_digest=marker["lock_digest"])
+        return Interpreter(
+            python=python_of(prefix),
+            environ=recipe.activation(prefix),
+            lock=tuple(text.splitlines()),
+            lock_digest=marker["lock_digest"],
+        )
 
     def _build(self, recipe: Recipe, handle: int, why: str) -> None:
         folder, prefix = self._folder(recipe), self.prefix(recipe)

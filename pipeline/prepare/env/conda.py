@@ -59,7 +59,6 @@ class CondaEnv(BuiltEnv):
         )
 
     def check_tools(self) -> None:
-        """Raise `ConfigError` if the tool, or uv for the `pip:` part, is not there."""
         if self._tool is not EnvTool.rattler:
             self._program()
         elif importlib.util.find_spec("rattler") is None:
@@ -71,7 +70,6 @@ class CondaEnv(BuiltEnv):
             uv.program()
 
     def build(self, prefix: Path, builder: Builder) -> Lock:
-        """Solve and install, then the `pip:` part with uv; returns what is installed."""
         self.check_tools()
         if self._tool is EnvTool.rattler:
             asked = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
@@ -89,7 +87,6 @@ class CondaEnv(BuiltEnv):
         return conda_file.explicit_lock(probed.python, list(_records(prefix)), self._content, pip)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
-        """Variables as `conda activate` would set them, and isolation from the orchestrator's packages."""
         return activation.variables(prefix, self.title)
 
     def _install_pip(self, prefix: Path, builder: Builder, before: Probe) -> list[Distribution]:
@@ -106,9 +103,8 @@ class CondaEnv(BuiltEnv):
             None if self._tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
         )
         if found is None:
-            raise ConfigError(
-                f"env.tool={self._tool.name}: there is no such program on PATH; env.tool=rattler needs none"
-            )
+            tool = self._tool.name
+            raise ConfigError(f"env.tool={tool}: there is no such program on PATH; env.tool=rattler needs none")
         return found
 
     def _command(self, prefix: Path, scratch: Path) -> list[str]:

@@ -70,11 +70,8 @@ def explicit_lock(
 ) -> Lock:
     """The lock of an environment: a list that conda, mamba and micromamba take as well, with the rest in comments.
 
-    Args:
-        python: version of the interpreter.
-        records: of the installed packages, as `conda-meta` holds them, in the order in which to install them.
-        file: what the environment was built from.
-        pip: Python packages that did not come from a channel.
+    Records of packages are as `conda-meta` holds them, in the order in which to install them; those of `pip` did not
+    come from a channel.
     """
     # A tool that installed a list knows of a package only what stood there.
     listed = {package["url"]: package for package in file.packages}

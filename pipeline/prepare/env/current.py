@@ -18,11 +18,9 @@ class CurrentEnv:
     """Jobs run with the interpreter, and the packages, of the orchestrator."""
 
     def preview(self) -> Interpreter:
-        """This interpreter, with every installed distribution as `name==version`."""
         return _current()
 
     def resolve(self) -> Interpreter:
-        """The same: nothing is built."""
         return _current()
 
 

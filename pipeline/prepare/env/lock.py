@@ -44,7 +44,6 @@ class Lock:
 
     @property
     def text(self) -> str:
-        """The content of the file."""
         return "\n".join(self.lines) + "\n"
 
 
@@ -62,7 +61,6 @@ class Distribution:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What `direct_url` says."""
         return dict(json.loads(self.direct_url)) if self.direct_url else {}
 
     def requirement(self) -> str:
@@ -127,14 +125,7 @@ def header(kind: str, python: str) -> tuple[str, ...]:
 
 
 def of_packages(kind: str, python: str, packages: Iterable[str | Distribution], options: Sequence[str] = ()) -> Lock:
-    """The lock of an environment whose packages are Python's alone.
-
-    Args:
-        kind: of environment, `venv` or `current`.
-        python: version of the interpreter.
-        packages: what is installed.
-        options: lines of a requirements file that say where packages come from.
-    """
+    """The lock of an environment with packages of Python alone; `options` are requirements' lines of their sources."""
     every = list(packages)
     lines = [each if isinstance(each, str) else each.requirement() for each in every]
     identity = [each if isinstance(each, str) else each.identity() for each in every]
@@ -145,7 +136,7 @@ def of_packages(kind: str, python: str, packages: Iterable[str | Distribution], 
 
 
 def kind_of(text: str) -> str | None:
-    """The kind of environment that a lock describes: `current`, `venv` or `conda`; `None` if it is no lock of ours."""
+    """The kind of environment that a lock describes, as `venv`; `None` if it is no lock of ours."""
     first = text.split("\n", 1)[0]
     return first.removeprefix(_FIRST_LINE).strip() if first.startswith(_FIRST_LINE) else None
 

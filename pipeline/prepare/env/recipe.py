@@ -52,15 +52,6 @@ class Recipe(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """An environment that is whole."""
-
-    prefix: Path
-    lock: tuple[str, ...]
-    lock_digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
     """Runs the steps of a build, each of which holds the lock: a step may outlive an orchestrator that is killed.
 
@@ -77,16 +68,10 @@ class Builder:
     def step(
         self, argv: Sequence[str], *, tool: str, environ: Mapping[str, str] | None = None, stdin: str | None = None
     ) -> None:
-        """Run one program to its end.
-
-        Args:
-            argv: program and arguments.
-            tool: what users call the program.
-            environ: further variables.
-            stdin: text that it reads.
+        """Run one program to its end, with these further variables.
 
         Raises:
-            ConfigError: it failed; in its own words.
+            ConfigError: it failed; in the words of the program, which users call `tool`.
         """
         variables = None if environ is None else {**os.environ, **environ}
         try:

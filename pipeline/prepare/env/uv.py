@@ -28,19 +28,11 @@ def program() -> str:
 
 
 def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
-    """Run uv with relative paths from a folder.
-
-    Raises:
-        ConfigError: it failed; in its own words.
-    """
+    """Run uv with relative paths from a folder."""
     argv = [program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
     builder.step(argv, tool="uv")
 
 
 def install(builder: Builder, python: Path, requirements: Path, folder: Path) -> None:
-    """Install what a file of requirements names; its relative paths are from `folder`.
-
-    Raises:
-        ConfigError: the solve or an installation failed.
-    """
+    """Install what a file of requirements names; its relative paths are from `folder`."""
     run(builder, ["pip", "install", "--python", str(python), "--requirement", str(requirements)], folder)

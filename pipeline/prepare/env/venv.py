@@ -51,11 +51,9 @@ class VenvEnv(BuiltEnv):
         self.key = key_of(self.kind, content, self._options, version, lock.platform_name())
 
     def check_tools(self) -> None:
-        """Raise `ConfigError` if uv is not there."""
         uv.program()
 
     def build(self, prefix: Path, builder: Builder) -> Lock:
-        """Make the environment and install into it; returns what is installed."""
         folder, requirements = self.file.parent, self.file
         uv.run(builder, ["venv", "--no-project", "--python", self._python, str(prefix)], folder)
         if self._is_uv_lock:
@@ -68,5 +66,4 @@ class VenvEnv(BuiltEnv):
         return lock.of_packages(self.kind, installed.python, packages, self._options)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
-        """Variables as `bin/activate` would set them, and isolation from the orchestrator's packages."""
         return tuple((activated(prefix) | {"VIRTUAL_ENV": str(prefix)}).items())

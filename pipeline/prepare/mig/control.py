@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pipeline.base.errors import SharingError
 from pipeline.base.host import boot_id
 from pipeline.base.programs import Programs
-from pipeline.clean.journal import undoes
+from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.smi import Smi, await_last_write
 from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
@@ -29,18 +29,17 @@ _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Smi):
-    """nvidia-smi for MIG on one GPU."""
+    """nvidia-smi for MIG on one GPU: words of commands, and what is done with them."""
 
     def mode(self, *, is_on: bool) -> tuple[str, ...]:
-        """The command that switches MIG mode."""
         return self.words("-i", self.uuid, "-mig", str(int(is_on)))
 
     def creation(self, profile_id: int, start: int) -> tuple[str, ...]:
-        """The command that makes a GPU instance at a start, with a compute instance of its full width."""
+        """A GPU instance at a start, with a compute instance of its full width."""
         return self.words("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", "-C")
 
     def destruction(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
-        """The command that destroys a compute instance, or without one the GPU instance."""
+        """Of a compute instance, or without one of the GPU instance."""
         if ci_id is None:
             return self.words("mig", "-dgi", "-i", self.uuid, "-gi", str(gi_id))
         return self.words("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
@@ -136,14 +135,8 @@ def destroy_instance(
 ) -> None:
     """Undo `Control.create`: the compute instances first. Safe to repeat, and after half of it was done.
 
-    Args:
-        programs: of the device.
-        uuid: of the GPU.
-        admin: as `Smi.found`.
-        profile_id: what was asked for. Only an instance of this profile at this start is touched.
-        start: where it was asked for.
-        boot: `boot_id` when it was made.
-        gi_id: id of what was made; not known if the orchestrator was killed before it could write it down.
+    Only an instance of this profile at this start is touched, and after a restart of the machine none. Its id is not
+    known if the orchestrator was killed before it could write it down.
 
     Raises:
         SharingError: it is still there.
@@ -153,25 +146,23 @@ def destroy_instance(
     control = Control.found(programs, uuid, admin)
     await_last_write(uuid)
 
-    def ours(state: MigState) -> GpuInstance | None:
-        for instance in state.instances or ():
-            if (instance.profile_id, instance.start) == (profile_id, start) and gi_id in (None, instance.gi_id):
-                return instance
-        return None
+    def ours() -> list[int]:
+        found = (i for i in control.read().instances or () if (i.profile_id, i.start) == (profile_id, start))
+        return [instance.gi_id for instance in found if gi_id in (None, instance.gi_id)]
+
+    def inside(gi_id: int) -> list[int]:
+        return [device.ci_id for device in read_state(uuid).devices if device.gi_id == gi_id]
 
     def destroy() -> str:
-        state = control.read()
-        instance = ours(state)
-        assert instance is not None, "what is gone is not destroyed"
-        inside = [device.ci_id for device in state.devices if device.gi_id == instance.gi_id]
-        said = [control.run(control.destruction(instance.gi_id, ci_id)).said for ci_id in inside]
-        if not any(device.gi_id == instance.gi_id for device in control.read().devices):
-            said.append(control.run(control.destruction(instance.gi_id)).said)
+        (there,) = ours()
+        said = [control.run(control.destruction(there, ci_id)).said for ci_id in inside(there)]
+        if not inside(there):
+            said.append(control.run(control.destruction(there)).said)
         return " / ".join(said)
 
     what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
     remedy = f"an administrator can reset the GPU: nvidia-smi -i {uuid} --gpu-reset"
-    _repeat(destroy, lambda: ours(control.read()) is None, control, what, remedy)
+    _repeat(destroy, lambda: not ours(), control, what, remedy)
 
 
 def _repeat(

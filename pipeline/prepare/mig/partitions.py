@@ -28,21 +28,11 @@ _WITH_ENGINES = ("+me", "+me.all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One GPU instance of a layout.
-
-    Attributes:
-        job: position of the job that gets it, from 0.
-        start: first memory slice that it occupies.
-    """
+    """One GPU instance of a layout: `start` is its first memory slice, `job` the position from 0 of who gets it."""
 
     job: int
     profile: Profile
     start: int
-
-    @property
-    def placement(self) -> str:
-        """Start and size on the memory-slice axis, as nvidia-smi prints them: `4:2`."""
-        return f"{self.start}:{self.profile.memory_slices}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +63,7 @@ def plain_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
 
 
 def resolve(gpu: MigGpu, request: str) -> Profile:
-    """The profile that is meant.
-
-    Args:
-        gpu: where it is to be made.
-        request: a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`).
+    """The profile that a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`) means.
 
     Raises:
         ConfigError: the GPU has no such profile.
@@ -114,7 +100,7 @@ def choose_profiles(
     """The profile of each job, from what was asked for; the first of the arguments that says something decides.
 
     Args:
-        gpu: where the instances are to be made.
+        gpu: what is divided.
         sizes: the mix letter of each job, or `None` for each of a group of equal jobs.
         profiles: one request a job, by position.
         profile: one request for all jobs; `auto` leaves it to the sizes or, without sizes, to `auto_profile`.
@@ -140,11 +126,7 @@ def choose_profiles(
 
 
 def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
-    """Where the instances go.
-
-    Args:
-        gpu: an empty GPU.
-        profiles: one a job.
+    """Where the instances, one a job, go on an empty GPU.
 
     Raises:
         ConfigError: they do not fit; says why, and which layouts come nearest.
@@ -215,14 +197,9 @@ def nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[t
 
 
 def maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[tuple[str, ...], ...]:
-    """Every legal combination to which none of the profiles can be added.
+    """Every legal combination, as sorted names, to which none of the profiles can be added.
 
-    Args:
-        gpu: what is divided.
-        profiles: what it is divided into; `slice_profiles` if not given.
-
-    Returns:
-        Names of profiles in alphabetical order, for each combination; placements do not tell combinations apart.
+    Placements do not tell combinations apart. The profiles are those of `slice_profiles` if none are given.
     """
     pool = tuple(slice_profiles(gpu) if profiles is None else profiles)
     legal = set(_first_placements(gpu, pool))

@@ -63,7 +63,6 @@ def read_state(uuid: str) -> MigState:
     """Mode, instances and MIG devices of the GPU with this UUID.
 
     Raises:
-        ConfigError: there is no driver, or it does not work.
         SharingError: the GPU has no MIG.
         NvmlError: it does not answer.
     """
@@ -82,12 +81,9 @@ def read_state(uuid: str) -> MigState:
 
 
 def processes_on(device_uuid: str) -> frozenset[int]:
-    """PIDs of the processes on a MIG device.
-
-    PIDs are the host's, even for a process in a container with PIDs of its own.
+    """PIDs of the processes on a MIG device: the host's, even for a process in a container with PIDs of its own.
 
     Raises:
-        ConfigError: there is no driver, or it does not work.
         NvmlError: the list cannot be had.
     """
     with nvml.session(), nvml.asking(f"the processes on {device_uuid}"):

@@ -21,13 +21,7 @@ _WATCH_S = 0.5
 
 
 class MpsSlots:
-    """One slot a job, and the proof that each job is a client of its server.
-
-    Args:
-        slots: in the order of the jobs.
-        servers: whose clients they are to be, in the same order.
-        jobs: who takes them.
-    """
+    """One slot a job, and the proof that each job is a client of its server; all in the order of the jobs."""
 
     def __init__(self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job]) -> None:
         self.slots = slots

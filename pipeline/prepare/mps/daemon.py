@@ -20,7 +20,8 @@ from pipeline.base import command
 from pipeline.base.errors import CommandError, SharingError
 from pipeline.base.programs import Programs
 from pipeline.clean import processes
-from pipeline.clean.journal import Journal, undoes
+from pipeline.clean.journal import Journal
+from pipeline.clean.kinds import undoes
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,6 @@ def daemon(visible_device: str, folder: Path, program: str, journal: Journal) ->
 
     Raises:
         SharingError: it did not become ready, or did not end.
-        JournalError: the journal cannot be written.
     """
     control = Control(program=program, pipes=folder / "pipe")
     longest = os.fsencode(control.pipes / "control_privileged")

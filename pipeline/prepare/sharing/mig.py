@@ -35,25 +35,15 @@ class MigSlots:
     device: Device
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that no job is on the MIG device of another, or under an MPS server of the machine.
-
-        Raises:
-            SharingError: a job is elsewhere than on its own device, or under MPS.
-            NvmlError: the processes cannot be listed.
-        """
         check_places(self.slots, self.jobs, pids)
         refusals.refuse_mps_clients(self.device, ())
 
 
 def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, int]) -> None:
-    """Check that no job is on the MIG device of another.
+    """Raise SharingError if a job is on the MIG device of another.
 
     A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a container
     its PIDs are not the driver's.
-
-    Raises:
-        SharingError: a job is elsewhere than on its own device.
-        NvmlError: the processes cannot be listed.
     """
     for uuid in dict.fromkeys(slot.visible_devices for slot in slots):
         there = processes_on(uuid)
@@ -80,18 +70,11 @@ class Mig:
         self._program = program
 
     def check(self, group: Group) -> None:
-        """Check that the GPU can be divided as asked for; reads it and touches nothing.
-
-        Raises:
-            ConfigError: the device has no MIG, the layout is not legal, or `gpu.admin` forbids to change the GPU.
-            NvmlError: the GPU does not answer.
-        """
         self._check_request(group)
         if group.device.details:  # else it was not read: what it can do is not known before it is
-            self._layout(profiles.read_gpu(group.device), group)
+            self._layout(group)
 
     def _check_request(self, group: Group) -> None:
-        """As `check`, but for the layout."""
         device, what = group.device, f"scenario={group.scenario}"
         if not device.is_gpu:
             raise ConfigError(
@@ -114,16 +97,15 @@ class Mig:
         if not group.device.details:
             return ()
         gpu = profiles.read_gpu(group.device)
-        used = sum(instance.profile.compute_slices for instance in self._layout(gpu, group).instances)
+        used = sum(instance.profile.compute_slices for instance in self._layout_on(gpu, group).instances)
         if used == gpu.compute_slices:
             return ()
         return (f"{gpu.compute_slices - used} of {gpu.compute_slices} compute slices of {gpu.name} are unused",)
 
     def privileged(self, group: Group) -> Commands:
-        """The mode, the instances, larger first, and their undoing."""
         device = group.device
         control = Control.found(self._programs(group), device.uuid)
-        made = self._layout(profiles.read_gpu(device), group).in_creation_order if device.details else ()
+        made = self._layout(group).in_creation_order if device.details else ()
         instances = Commands(
             do=tuple(control.creation(each.profile.profile_id, each.start) for each in made),
             undo=(control.destruction("<GI>", "<CI>"), control.destruction("<GI>")) * len(made),
@@ -134,7 +116,6 @@ class Mig:
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        """Make an instance a job, and put everything back in the end; raises as `divided`."""
         with self.divided(device, group) as places:
             pipes = scratch / "no-mps"  # else a daemon of the machine would turn MIG into MPS in MIG, and say nothing
             pipes.mkdir()
@@ -149,14 +130,11 @@ class Mig:
         Yields the MIG devices as slots without an environment, in the order of what was asked for.
 
         Raises:
-            ConfigError: as `check`.
             SharingError: the GPU is in use, divided already or between two modes, we have no permission, or it does
                 not become what was asked for; at the end, it is not as it was found, and the journal says what is left.
-            JournalError: the journal cannot be written.
-            NvmlError: the GPU does not answer.
         """
         self._check_request(group)
-        layout = self._layout(profiles.read_gpu(device), group)
+        layout = self._layout(group)
         programs = self._programs(group)
         control = Control.found(programs, device.uuid)
         before = control.read()
@@ -177,7 +155,10 @@ class Mig:
     def _programs(self, group: Group) -> Programs:
         return of_group(group, {"nvidia-smi": self._program})
 
-    def _layout(self, gpu: profiles.MigGpu, group: Group) -> Layout:
+    def _layout(self, group: Group) -> Layout:
+        return self._layout_on(profiles.read_gpu(group.device), group)
+
+    def _layout_on(self, gpu: profiles.MigGpu, group: Group) -> Layout:
         chosen = partitions.choose_profiles(
             gpu,
             self.sizes(group),
@@ -211,11 +192,7 @@ def _refuse_what_is_not_ours(device: Device, state: MigState) -> None:
 
 
 def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
-    """Make the instances, larger first, each in the journal before it is made; returns them in the order of the jobs.
-
-    Raises:
-        SharingError: one was not made, or they are not what is there then.
-    """
+    """Make the instances, larger first, each in the journal before it is made; gives them in the order of the jobs."""
     made: dict[int, GpuInstance] = {}
     for instance in layout.in_creation_order:
         place = {"profile_id": instance.profile.profile_id, "start": instance.start}
@@ -255,11 +232,6 @@ def _facts(instance: Instance) -> tuple[tuple[str, str], ...]:
 
 
 def _compare(control: Control, before: MigState) -> None:
-    """Check that the GPU is as it was found.
-
-    Raises:
-        SharingError: it is not.
-    """
     after = control.read()
     if after != before:
         raise SharingError(

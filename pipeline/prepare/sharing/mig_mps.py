@@ -32,26 +32,15 @@ class MigMpsSlots:
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """One slot a job, in the order of the jobs."""
         return self.clients.slots
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that each job is on its MIG device, and a client of the server there.
-
-        Raises:
-            SharingError: a job is on another device, or not under MPS.
-            NvmlError: the processes cannot be listed.
-        """
         check_places(self.slots, self.jobs, pids)
         self.clients.verify(pids)
 
 
 class MigMps(Mig):
-    """Jobs share MIG instances under MPS. Options: `pipeline.plan.schema.MigMpsConfig`.
-
-    Raises:
-        ConfigError: a value that MPS or MIG does not know.
-    """
+    """Jobs share MIG instances under MPS. Options: `pipeline.plan.schema.MigMpsConfig`."""
 
     def __init__(
         self,
@@ -76,7 +65,6 @@ class MigMps(Mig):
             self._mps = MpsPercent(active_thread_pct, pinned_mem_limit, priority)
 
     def _check_request(self, group: Group) -> None:
-        """As `Mig`; and that every instance gets a job."""
         num_instances, dealt = len(self.sizes(group)), self._dealt(group)
         if len(dealt) != group.degree:
             raise ConfigError(f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one a job")
@@ -95,7 +83,6 @@ class MigMps(Mig):
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        """Make the instances and run a daemon on each; raises as `Mig.divided` and `Mps.prepare`."""
         programs = of_group(group, {CONTROL: self._control_program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)

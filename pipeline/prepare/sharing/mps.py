@@ -26,11 +26,7 @@ from pipeline.prepare.mps.daemon import CONTROL, MpsDaemon, daemon
 
 
 class Mps:
-    """Jobs share the GPU under MPS. Options: `pipeline.plan.schema.MpsConfig`.
-
-    Raises:
-        ConfigError: a value that MPS does not know.
-    """
+    """Jobs share the GPU under MPS. Options: `pipeline.plan.schema.MpsConfig`."""
 
     def __init__(
         self,
@@ -47,11 +43,6 @@ class Mps:
                 raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
 
     def check(self, group: Group) -> None:
-        """Check the device, and that lists have a value for each job.
-
-        Raises:
-            ConfigError: the device is no GPU or has MIG mode on; a list with another length than the group has jobs.
-        """
         device, what = group.device, f"scenario={group.scenario}"
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
@@ -64,11 +55,9 @@ class Mps:
             self.variables(position, group.degree)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        """None are known."""
         return ()
 
     def privileged(self, group: Group) -> Commands:
-        """None, unless `gpu.exclusive_process` asks for it."""
         found = dict(group.device.details).get("compute_mode", "default")
         if not group.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
             return Commands()
@@ -76,13 +65,6 @@ class Mps:
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[MpsSlots]:
-        """Run a daemon for the group; one slot a job, all clients of its server.
-
-        Raises:
-            ConfigError: as `check`.
-            SharingError: there is no control program, or the daemon does not work; at the end, the server is not
-                healthy, or a job was never seen as its client.
-        """
         self.check(group)
         programs = of_group(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
@@ -97,12 +79,7 @@ class Mps:
 
     @contextmanager
     def clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
-        """The places of the jobs as clients of their servers, which must be as they were when the jobs have ended.
-
-        Args:
-            places: where each job runs.
-            servers: whose client each job is.
-            group: the jobs.
+        """The places of the jobs as clients of their servers, both in the order of the jobs.
 
         Raises:
             SharingError: at the end, a server is not healthy, or a job was never seen as its client.
@@ -110,13 +87,9 @@ class Mps:
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):
             variables = self.variables(position, group.degree)
-            environ = {
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes),
-                **variables,
-            }
+            pipes = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes)}
             facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
-            slots.append(dataclasses.replace(place, environ=tuple(environ.items()), facts=facts))
+            slots.append(dataclasses.replace(place, environ=tuple((pipes | variables).items()), facts=facts))
         under_mps = MpsSlots(slots, servers, group.jobs)
         with under_mps.watching():
             yield under_mps
@@ -138,8 +111,7 @@ class Mps:
 class MpsPercent(Mps):
     """Jobs share the GPU under MPS, each capped to a share of its multiprocessors; see `MpsPercentConfig`.
 
-    Raises:
-        ConfigError: a value that MPS does not know; it would ignore it and say so in its log only.
+    A share that MPS does not know is refused here: MPS would ignore it and say so in its log only.
     """
 
     def __init__(
@@ -161,7 +133,6 @@ class MpsPercent(Mps):
         return 100 / num_jobs if share is None else share
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        """Names the shares under which a job of the group is known to compute wrong results."""
         return tuple(
             warning
             for position, job in enumerate(group.jobs)
@@ -169,7 +140,6 @@ class MpsPercent(Mps):
         )
 
     def variables(self, position: int, num_jobs: int) -> dict[str, str]:
-        """What the client at a position gets in its environment."""
         share = f"{self.share_pct(position, num_jobs):g}"
         return super().variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
 

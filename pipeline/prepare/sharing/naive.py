@@ -20,12 +20,7 @@ class WholeDevice:
     tolerated: Sequence[str] = ()
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that no job is under MPS, which would turn "naive" into something else.
-
-        Raises:
-            SharingError: there are MPS clients on the GPU.
-            NvmlError: its processes cannot be listed.
-        """
+        """Naive must not turn into MPS, by a daemon of the machine."""
         if self.device.is_gpu:
             refusals.refuse_mps_clients(self.device, self.tolerated)
 
@@ -34,21 +29,14 @@ class Naive:
     """Also the serial baseline: then there is one job at a time."""
 
     def check(self, group: Group) -> None:
-        """Check that the whole device can be used.
-
-        Raises:
-            ConfigError: MIG mode is on, or the compute mode does not allow so many processes.
-        """
         refusals.refuse_mig(group)
         compute_mode.refuse(group, "lets every job compute on the GPU itself")
         compute_mode.refuse_one_process_only(group)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        """Nothing is known to go wrong."""
         return ()
 
     def privileged(self, group: Group) -> Commands:
-        """Nothing is changed on the device."""
         return Commands()
 
     @contextmanager
@@ -56,9 +44,6 @@ class Naive:
         """One slot a job; on a GPU with an MPS pipe folder that no daemon serves.
 
         A machine-wide MPS daemon would otherwise turn "naive" into MPS, and nothing would say so.
-
-        Raises:
-            ConfigError: as `check`.
         """
         self.check(group)
         if not device.is_gpu:

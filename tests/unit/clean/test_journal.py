@@ -18,7 +18,8 @@ from pipeline.base.errors import SharingError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.programs import Programs
 from pipeline.clean import trust
-from pipeline.clean.journal import Journal, JournalError, Step, find, in_words, replay, undo_all, undoes
+from pipeline.clean.journal import Journal, JournalError, Step, find, in_words, replay, undo_all
+from pipeline.clean.kinds import undoes
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 TAKEN = "taken"
@@ -198,9 +199,11 @@ def test_a_step_that_this_version_cannot_undo_is_kept(journal, kind):
 def test_whoever_replays_a_journal_knows_every_kind_without_importing_what_wrote_it():
     code = """
 from pipeline.clean.journal import Step, in_words
+import sys
 kinds = {"compute_mode": {"mode": "default"}, "dcgm_profiling": {}, "mps_daemon": {"pipes": "/p"}, "mig_mode": {},
     "mig_instance": {"profile_id": 9, "start": 4}}
 print(*(in_words(Step(kind=kind, arguments=arguments)) for kind, arguments in kinds.items()), sep="\\n")
+assert "pipeline.prepare.env" not in sys.modules, "no environment is ever undone"
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [

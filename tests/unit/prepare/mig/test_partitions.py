@@ -138,13 +138,13 @@ def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None
     seen = set()
     for order in set(itertools.permutations(("1g", "1g", "2g", "3g"))):
         layout = partitions.plan_layout(A100, named(A100, *order))
-        seen.add(tuple((i.profile.name, i.placement) for i in layout.in_creation_order))
-    assert seen == {(("3g.20gb", "4:4"), ("2g.10gb", "0:2"), ("1g.5gb", "2:1"), ("1g.5gb", "3:1"))}
+        seen.add(tuple((i.profile.name, i.start) for i in layout.in_creation_order))
+    assert seen == {(("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 2), ("1g.5gb", 3))}
 
 
 def test_twelve_slices_of_memory_for_four_of_compute() -> None:
     layout = partitions.plan_layout(RTX, named(RTX, "1g", "2g", "1g"))
-    assert [i.placement for i in layout.in_creation_order] == ["0:6", "6:3", "9:3"]
+    assert [(i.start, i.profile.memory_slices) for i in layout.in_creation_order] == [(0, 6), (6, 3), (9, 3)]
     assert [i.profile.name for i in layout.instances] == ["1g.24gb", "2g.48gb", "1g.24gb"]
 
 
