@@ -89,7 +89,7 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
 
     strangers = [process for process in nvml.processes(device.uuid) if process.name not in tolerate]
     if strangers:
-        listed = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in strangers)
+        listed = ", ".join(map(str, strangers))
         raise GpuBusyError(
             f"{device.name} ({device.uuid}) is in use by {listed}; end them, choose another GPU with gpu.device, "
             "or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'"

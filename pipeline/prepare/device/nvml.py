@@ -61,6 +61,9 @@ class GpuProcess:
     memory_mib: float | None
     kind: str
 
+    def __str__(self) -> str:
+        return f"{self.name or 'a program'} (pid {self.pid})"
+
 
 @contextmanager
 def session() -> Iterator[None]:
@@ -280,11 +283,15 @@ def _process_handles(handle: object) -> list[object]:
     mode = _ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] == 0:
         return [handle]
-    handles: list[object] = []
-    for index in range(_ask("the number of MIG devices", pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
+    with asking("the MIG devices"):
+        return list(mig_handles(handle))
+
+
+def mig_handles(handle: object) -> Iterator[object]:
+    """The handle of each MIG device of a GPU, in NVML's order."""
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(pynvml.NVMLError_NotFound):
-            handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-    return handles
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
 
 
 def _name(pid: int) -> str | None:

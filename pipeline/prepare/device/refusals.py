@@ -1,8 +1,9 @@
-"""What a sharing mode must not find on a device: MIG mode, and clients of an MPS server that is not the group's."""
+"""What a sharing mode must not meet on a device: MIG mode, and an MPS server that is not the group's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.records import Device, Group
@@ -21,12 +22,22 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
     """
     clients = [p for p in nvml.processes(device.uuid) if p.kind == "mps" and p.name not in tolerated]
     if clients:
-        listed = ", ".join(f"{client.name or 'a program'} (pid {client.pid})" for client in clients)
+        listed = ", ".join(map(str, clients))
         raise SharingError(
             f"clients of an MPS server on {device.name} ({device.uuid}): {listed}; this scenario runs without MPS. A "
             "job must keep the CUDA_MPS_PIPE_DIRECTORY that it is given, else it finds a daemon of the machine; end "
             "that daemon (echo quit | nvidia-cuda-mps-control) or keep the variable"
         )
+
+
+def without_mps(scratch: Path) -> tuple[tuple[str, str], ...]:
+    """The environment of a job that no MPS daemon of the machine serves: it has a pipe folder without one.
+
+    Such a daemon would otherwise take the job for its client, and nothing would say so.
+    """
+    pipes = scratch / "no-mps"
+    pipes.mkdir()
+    return ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes))
 
 
 def refuse_mig(group: Group) -> None:

@@ -190,8 +190,7 @@ def _repeat(
 
 def _holders(uuid: str, last_remedy: str) -> str:
     """Who keeps a GPU in use, and what to do."""
-    names = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in nvml.processes(uuid))
-    if names:
+    if names := ", ".join(map(str, nvml.processes(uuid))):
         return f"{names} holds it: end it"
     return f"No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or {last_remedy}"
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,51 +169,49 @@ def _of_table(profile: mig_table.GiProfile) -> Profile:
     )
 
 
-def _read_profiles(device: Device) -> list[Profile]:
-    handle = _ask(device, pynvml.nvmlDeviceGetHandleByUUID, device.uuid)
-    profiles = []
+def offered(handle: object, **version: int) -> Iterator[Any]:
+    """What NVML says of each profile of an open GPU, in the version of its structure that is asked for."""
     for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        # Not supported: this GPU has no such profile. Invalid: the driver does not know the query.
+        with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            yield pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, query, **version)
+
+
+def _read_profiles(device: Device) -> list[Profile]:
+    with nvml.asking(f"the MIG profiles of {device.name}"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
         try:
-            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, query, version=2)
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-            continue  # this GPU has no such profile, or the driver does not know the query
+            infos = list(offered(handle, version=2))
         except pynvml.NVMLError_FunctionNotFound as error:
             raise ConfigError("this NVIDIA driver is too old to name MIG profiles: install a newer one") from error
-        except pynvml.NVMLError as error:
-            raise nvml.NvmlError(f"NVML does not give the MIG profiles of {device.name}: {error}") from error
-        placements = _read_placements(device, handle, info.id)
-        name = info.name.decode() if isinstance(info.name, bytes) else info.name
-        is_counted = info.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value
-        profiles.append(
-            Profile(
-                name=name.removeprefix("MIG "),
-                profile_id=info.id,
-                compute_slices=info.sliceCount,
-                memory_slices=placements[0][1],
-                starts=tuple(sorted(start for start, _ in placements)),
-                max_instances=info.instanceCount,
-                multiprocessors=info.multiprocessorCount if is_counted else None,
-                memory_mib=info.memorySizeMB,
-            )
-        )
-    return profiles
+    return [_profile(info, _read_placements(device, handle, info.id)) for info in infos]
+
+
+def _profile(info: Any, placements: list[tuple[int, int]]) -> Profile:
+    name = info.name.decode() if isinstance(info.name, bytes) else info.name
+    is_counted = info.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value
+    return Profile(
+        name=name.removeprefix("MIG "),
+        profile_id=info.id,
+        compute_slices=info.sliceCount,
+        memory_slices=placements[0][1],
+        starts=tuple(sorted(start for start, _ in placements)),
+        max_instances=info.instanceCount,
+        multiprocessors=info.multiprocessorCount if is_counted else None,
+        memory_mib=info.memorySizeMB,
+    )
 
 
 def _read_placements(device: Device, handle: object, profile_id: int) -> list[tuple[int, int]]:
     """Start and size of each possible placement. NVML gives all of them, whatever exists on the GPU now."""
     count = ctypes.c_uint(_PLACEMENTS_ROOM)
     room = (pynvml.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_ROOM)()
-    _ask(device, pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile_id, room, ctypes.byref(count))
+    with nvml.asking(f"the MIG placements of {device.name}"):
+        try:
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
+        except pynvml.NVMLError_NoPermission as error:
+            raise ConfigError(f"the driver shows the MIG placements of {device.name} to administrators only") from error
     placements = [(placement.start, placement.size) for placement in room[: count.value]]
     if len({size for _, size in placements}) != 1:
         raise nvml.NvmlError(f"NVML gives placements {placements} for MIG profile {profile_id} of {device.name}")
     return placements
-
-
-def _ask(device: Device, function: Callable[..., Any], *arguments: object) -> Any:
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError_NoPermission as error:
-        raise ConfigError(f"the driver shows the MIG placements of {device.name} to administrators only") from error
-    except pynvml.NVMLError as error:
-        raise nvml.NvmlError(f"NVML does not give the MIG placements of {device.name}: {error}") from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipeline.base.errors import SharingError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
+from pipeline.prepare.mig import profiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +101,10 @@ def _instances(handle: object) -> tuple[GpuInstance, ...] | None:
     """Every GPU instance; `None` if NVML shows them to administrators only."""
     found = []
     try:
-        for profile_id, most in _profiles(handle):
+        for profile in profiles.offered(handle):
+            most = profile.instanceCount
             room, count = (pynvml.c_nvmlGpuInstance_t * most)(), pynvml.c_uint(most)
-            pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, pynvml.byref(count))
+            pynvml.nvmlDeviceGetGpuInstances(handle, profile.id, room, pynvml.byref(count))
             for info in map(pynvml.nvmlGpuInstanceGetInfo, room[: count.value]):
                 found.append(GpuInstance(gi_id=info.id, profile_id=info.profileId, start=info.placement.start))
     except pynvml.NVMLError_NoPermission:
@@ -110,30 +112,9 @@ def _instances(handle: object) -> tuple[GpuInstance, ...] | None:
     return tuple(sorted(found, key=lambda instance: instance.start))
 
 
-def _profiles(handle: object) -> list[tuple[int, int]]:
-    """Id and largest number of instances of each profile of the GPU."""
-    found = []
-    for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        try:
-            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, query)
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-            continue  # this GPU has no such profile, or the driver does not know the query
-        found.append((info.id, info.instanceCount))
-    return found
-
-
 def _devices(handle: object) -> tuple[MigDevice, ...]:
     found = []
-    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except pynvml.NVMLError_NotFound:
-            continue
-        found.append(
-            MigDevice(
-                uuid=pynvml.nvmlDeviceGetUUID(device),
-                gi_id=pynvml.nvmlDeviceGetGpuInstanceId(device),
-                ci_id=pynvml.nvmlDeviceGetComputeInstanceId(device),
-            )
-        )
+    for device in nvml.mig_handles(handle):
+        gi_id, ci_id = pynvml.nvmlDeviceGetGpuInstanceId(device), pynvml.nvmlDeviceGetComputeInstanceId(device)
+        found.append(MigDevice(uuid=pynvml.nvmlDeviceGetUUID(device), gi_id=gi_id, ci_id=ci_id))
     return tuple(found)

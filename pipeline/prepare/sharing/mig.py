@@ -117,9 +117,7 @@ class Mig:
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         with self.divided(device, group) as places:
-            pipes = scratch / "no-mps"  # else a daemon of the machine would turn MIG into MPS in MIG, and say nothing
-            pipes.mkdir()
-            environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
+            environ = refusals.without_mps(scratch)
             slots = tuple(dataclasses.replace(place, environ=environ) for place in places)
             yield MigSlots(slots=slots, jobs=group.jobs, device=device)
 
@@ -184,7 +182,7 @@ def _refuse_what_is_not_ours(device: Device, state: MigState) -> None:
             "let their owner destroy them; those of an earlier run that was killed: python -m pipeline.gpu clean"
         )
     if clients := nvml.processes(device.uuid):
-        listed = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in clients)
+        listed = ", ".join(map(str, clients))
         raise SharingError(
             f"{which} cannot be divided while it is in use by {listed}: end them, gpu.tolerate does not help here; or "
             "choose another GPU with gpu.device"

@@ -41,16 +41,9 @@ class Naive:
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
-        """One slot a job; on a GPU with an MPS pipe folder that no daemon serves.
-
-        A machine-wide MPS daemon would otherwise turn "naive" into MPS, and nothing would say so.
-        """
         self.check(group)
         if not device.is_gpu:
             yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs), device)
             return
-        pipes = scratch / "no-mps"
-        pipes.mkdir()
-        environ = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes)))
-        slot = Slot(visible_devices=device.uuid, environ=environ, gpu_uuid=device.uuid)
+        slot = Slot(visible_devices=device.uuid, environ=refusals.without_mps(scratch), gpu_uuid=device.uuid)
         yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)
