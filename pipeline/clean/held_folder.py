@@ -27,13 +27,7 @@ _UNNAMED = "new-"
 def held(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
     """Make a folder that only this user may enter, hold it, and remove it.
 
-    Args:
-        parent: folder to make it in.
-        prefix: what the names of all such folders begin with.
-        name: the rest of its name; random if not given.
-
-    Raises:
-        OSError: it cannot be made.
+    The names of all such folders begin with the prefix; the rest is random if no name is given.
     """
     unnamed = Path(tempfile.mkdtemp(prefix=f"{prefix}{_UNNAMED}{os.getpid()}-", dir=parent))
     lock = _open(unnamed)
@@ -49,13 +43,7 @@ def held(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
 
 
 def find_abandoned(parent: Path, prefix: str, name: str) -> list[Path]:
-    """The folders of this user whose maker is gone.
-
-    Args:
-        parent: folder that they are in.
-        prefix: as in `held`.
-        name: regular expression of the rest of the name.
-    """
+    """The folders of this user whose maker is gone; `name` is a regular expression of what follows the prefix."""
     named = re.compile(re.escape(prefix) + name)
     return [
         path

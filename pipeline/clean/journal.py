@@ -83,6 +83,8 @@ class Replayed:
 class Journal:
     """The undo steps of one device that are still to be carried out.
 
+    Every method raises JournalError where the file cannot be trusted, understood or written.
+
     Args:
         folder: below which journals lie; the same for every user and every start, or a leftover would not be found.
         device_uuid: which device.
@@ -94,11 +96,7 @@ class Journal:
         self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.journal"
 
     def steps(self) -> tuple[Step, ...]:
-        """What is left to undo, oldest first. Empty for a clean device.
-
-        Raises:
-            JournalError: the file cannot be trusted or understood.
-        """
+        """What is left to undo, oldest first. Empty for a clean device."""
         steps: dict[str, Step] = {}
         for line in own_file.read(self.path):
             try:
@@ -112,29 +110,21 @@ class Journal:
         return tuple(steps.values())
 
     def add(self, kind: str, **arguments: Any) -> Step:
-        """Put a step on disk; on return it survives a crash, so what it undoes may be done now.
-
-        Raises:
-            JournalError: it is not on disk: do not go on.
-        """
+        """Put a step on disk; on return it survives a crash, so what it undoes may be done now."""
         assert kinds.find(kind) is not None, f"nothing undoes {kind}"
         step = Step(kind=kind, arguments=arguments)
         own_file.append(self.path, asdict(step))
         return step
 
     def amend(self, step: Step, **arguments: Any) -> None:
-        """Say more about a step, such as the id of what was made.
-
-        Raises:
-            JournalError: it is not on disk; the step is there as it was.
-        """
+        """Say more about a step, such as the id of what was made."""
         own_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
 
     def undo(self, step: Step) -> None:
         """Carry a step out as it was last amended, and forget it. Nothing happens if it was undone already.
 
         Raises:
-            JournalError: nobody knows how to undo it, or the journal cannot be written.
+            JournalError: nobody knows how to undo it.
             CollocationError: what undoing it says. The step stays in the journal.
         """
         current = {known.step_id: known for known in self.steps()}.get(step.step_id)
@@ -152,13 +142,7 @@ class Journal:
             self.forget()
 
     def device_is_gone(self) -> tuple[Step, ...]:
-        """Forget the steps that change the device, which does not exist any more, and return them.
-
-        Those that end processes stay.
-
-        Raises:
-            JournalError: as `steps`, or the journal cannot be written.
-        """
+        """Forget the steps that change the device, which does not exist any more; those that end processes stay."""
         gone = [step for step in self.steps() if not ((kind := kinds.find(step.kind)) and kind.ends_processes)]
         for step in gone:
             self._forget_step(step)
@@ -168,11 +152,7 @@ class Journal:
         own_file.append(self.path, {"undone": step.step_id})
 
     def forget(self) -> None:
-        """Remove the file, whatever steps it holds.
-
-        Raises:
-            JournalError: it cannot be removed.
-        """
+        """Remove the file, whatever steps it holds."""
         own_file.remove(self.path)
 
     def others(self) -> list[Found]:
@@ -181,11 +161,7 @@ class Journal:
         return [each for each in found if each.path.name == self.path.name and not each.is_ours]
 
     def refuse_those_of_others(self) -> None:
-        """Check that no other user has left something to undo on this device.
-
-        Raises:
-            JournalError: names who has to clean up.
-        """
+        """Raise JournalError if another user has left something to undo on this device, and must clean up."""
         for found in self.others():
             raise JournalError(
                 f"the journal {found.path} holds steps that are not ours to undo: user {found.owner} left them and "
@@ -197,7 +173,6 @@ class Journal:
         """Journal a step, let the body take it, and undo it at the end. An error of the body is never hidden.
 
         Raises:
-            JournalError: as `add` and `undo`.
             CollocationError: undoing failed and the body did not; otherwise the body's error carries it as a note.
         """
         with UndoStack() as stack:
@@ -224,9 +199,6 @@ def undo_all(journal: Journal) -> Replayed:
     """Undo what a killed process left, newest first. For the holder of the device's lease.
 
     A step that cannot be undone stays in the journal, and the older ones are tried all the same.
-
-    Raises:
-        JournalError: the file cannot be trusted, understood or written.
     """
     undone: list[Step] = []
     failed: list[tuple[Step, CollocationError]] = []
@@ -247,7 +219,7 @@ def replay(journal: Journal) -> tuple[Step, ...]:
     """As `undo_all`, for whoever goes on only when nothing is left; returns what was undone.
 
     Raises:
-        JournalError: as `undo_all`, or another user has left something on the device.
+        JournalError: another user has left something on the device.
         CollocationError: the first error of a step; those of further steps are its notes.
     """
     journal.refuse_those_of_others()

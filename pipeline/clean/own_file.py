@@ -1,7 +1,7 @@
 """A file of JSON lines that only its user can have written, each line on the disk before its writer goes on.
 
 It lies in a folder that only this user can write: not even a file of root's own can be moved there by somebody else.
-Others may read it, to see that something is left.
+Others may read it, to see that something is left. All that goes wrong is a `JournalError`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ class JournalError(CollocationError):
 
 
 def read(path: Path) -> list[bytes]:
-    """The complete lines; none where there is no file.
-
-    Raises:
-        JournalError: somebody else could have written it, or it cannot be read.
-    """
+    """The complete lines; none where there is no file."""
     try:
         descriptor = _open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -42,11 +38,7 @@ def read(path: Path) -> list[bytes]:
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Write a line; file and folder are made if need be.
-
-    Raises:
-        JournalError: somebody else could have written the file, or the line is not on the disk.
-    """
+    """Write a line; on return it is on the disk. File and folder are made if need be."""
     line = json.dumps(record).encode() + b"\n"
     try:
         descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -69,11 +61,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the file, if it is there.
-
-    Raises:
-        JournalError: it cannot be removed.
-    """
+    """Remove the file, if it is there."""
     try:
         path.unlink()
         _sync_folder(path.parent)

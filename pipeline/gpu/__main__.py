@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base import interrupts, mig_table, words
@@ -26,20 +26,17 @@ class Command:
 
     Attributes:
         is_about_all: whether it is about every GPU unless one is named, and about what studies left on them.
+        flags: of its own, each with its help.
     """
 
     answer: Callable[[argparse.Namespace], Answer]
     about: str
-    flags: tuple[tuple[str, str], ...] = ()
     is_about_all: bool = False
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 def show_profiles(arguments: argparse.Namespace) -> Answer:
-    """The MIG profiles of a GPU; what is not known is null, and `-` in the text.
-
-    Raises:
-        ConfigError: there is no such GPU, or it has no MIG.
-    """
+    """The MIG profiles of a GPU; what is not known is null, and `-` in the text."""
     gpu = profiles.find_gpu(arguments.gpu)
     rows = [
         {
@@ -69,11 +66,7 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
 
 
 def show_partitions(arguments: argparse.Namespace) -> Answer:
-    """Every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number.
-
-    Raises:
-        ConfigError: there is no such GPU, or it has no MIG.
-    """
+    """Every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
     gpu = profiles.find_gpu(arguments.gpu)
     pool = partitions.plain_profiles(gpu) if arguments.double_memory else partitions.slice_profiles(gpu)
     combinations = partitions.maximal_combinations(gpu, pool)
@@ -117,7 +110,7 @@ COMMANDS = {
     "partitions": Command(
         answer=show_partitions,
         about="every combination of MIG instances to which none can be added",
-        flags=(("--double-memory", "include plain profiles with double memory for their slices"),),
+        flags={"--double-memory": "include plain profiles with double memory for their slices"},
     ),
 }
 
@@ -151,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
             each.add_argument("--lock-dir", default=GpuConfig().lock_dir, help="gpu.lock_dir of the studies")
             each.add_argument("--machine", metavar="FILE", help="a kept simulated machine (gpu.machine)")
         each.add_argument("--json", action="store_true", help="print JSON")
-        for flag, about in command.flags:
+        for flag, about in command.flags.items():
             each.add_argument(flag, action="store_true", help=about)
     return parser
 

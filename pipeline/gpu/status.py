@@ -6,8 +6,8 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,9 @@ class Target:
 
 @contextmanager
 def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
-    """Ask the driver that is meant; gives which of its GPUs, or `None` for all.
+    """Ask the driver that is meant: of a kept simulated `machine`, of the model that `gpu` names, or of this machine.
 
-    Args:
-        gpu: a GPU, or `simulated_MODEL`; all if not given.
-        machine: the file of a simulated machine that was kept, in place of this one.
+    Gives which of its GPUs is meant, or `None` for all.
 
     Raises:
         ConfigError: there is no such machine or model.
@@ -66,16 +64,12 @@ def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
 
 
 def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target]:
-    """The GPUs that are meant, and those that are not there but have a journal.
+    """The GPUs that are meant, all if there is no selector; also those that are gone but have a journal in `folder`.
 
-    Args:
-        selector: index, UUID or how exactly one UUID begins; `None` for all.
-        folder: where locks and journals lie.
-        is_real: whether the driver is this machine's own; a simulated one knows nothing of journals of other GPUs.
+    A driver that is not real knows nothing of journals of other GPUs.
 
     Raises:
         ConfigError: no GPU or more than one matches, there is no such folder, or the driver does not work.
-        NvmlError: a GPU does not answer.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
@@ -137,11 +131,11 @@ def _gpu(target: Target, folder: Path) -> dict[str, Any]:
     holder = lease.holder(target.uuid, folder)
     data: dict[str, Any] = {
         "uuid": target.uuid,
-        "name": None if target.device is None else target.device.name,
-        "index": None if target.device is None else target.device.index,
+        "name": target.device and target.device.name,
+        "index": target.device and target.device.index,
         "is_there": target.device is not None,
-        "holder": None if holder is None else {"pid": holder.pid, "user": holder.user, "folder": holder.folder},
-        "held_by": None if holder is None else str(holder),
+        "holder": holder and asdict(holder),
+        "held_by": holder and str(holder),
         "steps": [{"kind": step.kind, "undoing": in_words(step), "arguments": step.arguments} for step in steps],
         "journal_trouble": trouble,
         "is_clean": not steps and not trouble,
@@ -170,27 +164,18 @@ def _reading(device: Device) -> dict[str, Any]:
     with nvml.session():
         used_bytes = nvml.GpuReader(device.uuid).quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
         processes = nvml.processes(device.uuid)
-        mig = _mig(device)
-    return {
-        "driver_version": details.get("driver_version"),
+        mig: MigState | None = None
+        with suppress(SharingError):  # it has no MIG
+            mig = read_state(device.uuid)
+    told = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
+    return {key: details.get(key) for key in told} | {
         "memory_mib": device.memory_mib,
         "memory_used_mib": None if used_bytes is None else used_bytes / _MIB,
-        "compute_mode": details.get("compute_mode"),
-        "mig_mode_current": details.get("mig_mode_current"),
-        "mig_mode_pending": details.get("mig_mode_pending"),
         "gpu_instances": None if mig is None or mig.instances is None else _instances(device, mig),
         "mig_devices": [] if mig is None else [{"uuid": d.uuid, "gi": d.gi_id, "ci": d.ci_id} for d in mig.devices],
         "hidden": ["gpu_instances"] if mig is not None and mig.instances is None else [],
-        "processes": [{"pid": p.pid, "name": p.name, "kind": p.kind, "memory_mib": p.memory_mib} for p in processes],
+        "processes": [asdict(process) for process in processes],
     }
-
-
-def _mig(device: Device) -> MigState | None:
-    """`None` for a GPU without MIG."""
-    try:
-        return read_state(device.uuid)
-    except SharingError:
-        return None
 
 
 def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
@@ -198,21 +183,17 @@ def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
         known = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
     except ConfigError:
         known = {}  # the driver names the profiles to administrators only
-    rows = []
-    for instance in state.instances or ():
-        profile = known.get(instance.profile_id)
-        inside = [{"id": d.ci_id, "uuid": d.uuid} for d in state.devices if d.gi_id == instance.gi_id]
-        rows.append(
-            {
-                "id": instance.gi_id,
-                "profile_id": instance.profile_id,
-                "profile": None if profile is None else profile.name,
-                "start": instance.start,
-                "size": None if profile is None else profile.memory_slices,
-                "compute_instances": inside,
-            }
-        )
-    return rows
+    return [
+        {
+            "id": instance.gi_id,
+            "profile_id": instance.profile_id,
+            "profile": (profile := known.get(instance.profile_id)) and profile.name,
+            "start": instance.start,
+            "size": profile and profile.memory_slices,
+            "compute_instances": [{"id": d.ci_id, "uuid": d.uuid} for d in state.devices if d.gi_id == instance.gi_id],
+        }
+        for instance in state.instances or ()
+    ]
 
 
 def _lines(gpu: dict[str, Any]) -> list[str]:

@@ -58,12 +58,7 @@ def commands(smi: Smi, found: str) -> Commands:
 
 @contextmanager
 def exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
-    """Let only one process compute on the GPU for a while. Does nothing if that is so already.
-
-    Raises:
-        SharingError: it was not set, or not set back.
-        JournalError: the journal cannot be written.
-    """
+    """Let only one process compute on the GPU for a while. Does nothing if that is so already."""
     found = nvml.compute_mode(smi.uuid)
     if found == EXCLUSIVE:
         yield
@@ -75,20 +70,12 @@ def exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
 
 @undoes("compute_mode", "set the compute mode back to {mode}")
 def set_back(programs: Programs, uuid: str, admin: Sequence[str], mode: str) -> None:
-    """Undo `exclusive`.
-
-    Raises:
-        SharingError: the mode is another one afterwards.
-    """
+    """Undo `exclusive`."""
     set_mode(Smi.found(programs, uuid, admin), mode)
 
 
 def set_mode(smi: Smi, mode: str) -> None:
-    """Set the compute mode, unless it is that already.
-
-    Raises:
-        SharingError: the mode is another one afterwards.
-    """
+    """Set the compute mode, unless it is that already; a SharingError if it is another one afterwards."""
     await_last_write(smi.uuid)
     if nvml.compute_mode(smi.uuid) == mode:
         return

@@ -1,7 +1,8 @@
 """The one module that reads NVML, but for the counters of `listeners.gpm`; writes go through nvidia-smi.
 
 What a GPU, its driver or our permissions do not offer is absent from the answers; anything else that goes wrong is an
-error. A driver that does not work is never taken for a machine without a GPU.
+error: `NvmlError` of a GPU that does not answer, `ConfigError` of a driver that does not work, which is never taken for
+a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -92,12 +93,7 @@ def release() -> None:
 
 
 def list_devices() -> tuple[Device, ...]:
-    """Every GPU that this process may use, in NVML's order; empty on a machine without an NVIDIA driver.
-
-    Raises:
-        ConfigError: the driver does not work.
-        NvmlError: a GPU does not answer.
-    """
+    """Every GPU that this process may use, in NVML's order; empty on a machine without an NVIDIA driver."""
     if not _start():
         return ()
     try:
@@ -117,9 +113,7 @@ def list_devices() -> tuple[Device, ...]:
 def processes(uuid: str) -> tuple[GpuProcess, ...]:
     """Every process with a context on the GPU or, under MIG, on one of its MIG devices; in the order of PIDs.
 
-    Raises:
-        ConfigError: there is no driver, or it does not work.
-        NvmlError: the list cannot be had. It is never taken for empty.
+    A list that cannot be had is an error, never empty.
     """
     with session():
         return tuple(
@@ -129,23 +123,14 @@ def processes(uuid: str) -> tuple[GpuProcess, ...]:
 
 
 def compute_mode(uuid: str) -> str:
-    """Who may compute on the GPU: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`.
-
-    Raises:
-        ConfigError: there is no driver, or it does not work.
-        NvmlError: the GPU does not answer.
-    """
+    """Who may compute on the GPU: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`."""
     with session():
         handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         return _COMPUTE_MODES[_ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
 
 
 class GpuReader:
-    """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
-
-    Raises:
-        NvmlError: no GPU has this UUID, or it does not answer; so do all readings.
-    """
+    """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation."""
 
     def __init__(self, uuid: str) -> None:
         handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
@@ -195,11 +180,7 @@ class GpuReader:
         }
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
-        """PID to kind and memory in bytes. A client of MPS is in two of NVML's lists and counts once, as `mps`.
-
-        Raises:
-            NvmlError: the list of compute processes cannot be had.
-        """
+        """PID to kind and memory in bytes. A client of MPS is in two of NVML's lists and counts once, as `mps`."""
         # The list that says most about a process comes last and decides. By versioned names: with the others pynvml
         # turns "function not found" into an exception that is no NVMLError.
         lists = (

@@ -26,11 +26,7 @@ _OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"}
 
 
 def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
-    """What activating an environment, called `title`, changes in the orchestrator's own variables.
-
-    Raises:
-        ConfigError: a script of a package failed.
-    """
+    """What activating an environment, called `title`, changes in the orchestrator's own variables."""
     begin = {
         **os.environ,
         **activated(prefix),

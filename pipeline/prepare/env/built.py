@@ -18,9 +18,6 @@ class BuiltEnv(Recipe):
 
     Attributes:
         example: name that such a file usually has.
-
-    Raises:
-        ConfigError: there is no such file.
     """
 
     example: str

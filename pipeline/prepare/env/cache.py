@@ -31,7 +31,7 @@ _held: dict[Path, int] = {}
 
 
 class Cache:
-    """The environments of one folder."""
+    """The environments of one folder. Other users who could decide what root runs are a ConfigError."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,11 +40,7 @@ class Cache:
         return self._folder(recipe) / "prefix"
 
     def find(self, recipe: Recipe) -> Interpreter | str:
-        """The environment, from now on kept from being rebuilt; or, in words, why there is none.
-
-        Raises:
-            ConfigError: other users could decide what root runs.
-        """
+        """The environment, from now on kept from being rebuilt; or, in words, why there is none."""
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
             self._refuse_what_others_can_change(recipe)
@@ -58,11 +54,7 @@ class Cache:
         return found
 
     def prepare(self, recipe: Recipe) -> Interpreter:
-        """The environment, built if need be, and from now on kept from being rebuilt.
-
-        Raises:
-            ConfigError: it cannot be built, or other users could decide what root runs.
-        """
+        """The environment, built if need be, and from now on kept from being rebuilt."""
         handle = self._open(recipe)
         is_told = False
         while True:

@@ -32,11 +32,7 @@ class CondaEnv(BuiltEnv):
     Args:
         file: environment.yml, or an explicit lock, such as that of an earlier run.
         tool: what builds it; py-rattler needs no conda on the machine.
-        cache_root: where environments are kept, and the packages of py-rattler, which are linked into environments on
-            the same disk; in the user's cache folder if not given.
-
-    Raises:
-        ConfigError: the file cannot be used.
+        cache_root: as `BuiltEnv`; also for the packages of py-rattler, which are linked into environments on that disk.
     """
 
     kind, example = "conda", "environment.yml"

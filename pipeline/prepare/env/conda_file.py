@@ -44,11 +44,7 @@ class CondaFile:
 
 
 def read(file: Path) -> CondaFile:
-    """Read an environment.yml or an explicit list of packages.
-
-    Raises:
-        ConfigError: it is neither, or has a part that is not understood.
-    """
+    """Read an environment.yml or an explicit list of packages; all that is not understood is a ConfigError."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

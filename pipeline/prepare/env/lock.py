@@ -83,11 +83,7 @@ class Distribution:
 
 
 def pinned(package: Distribution) -> Distribution:
-    """The package; one from an archive on this machine with the digest that it has now, which uv does not record.
-
-    Raises:
-        ConfigError: it came from a folder.
-    """
+    """The package; one from an archive on this machine with the digest that it has now, which uv does not record."""
     origin = package.origin
     url = str(origin.get("url", ""))
     if "dir_info" in origin:

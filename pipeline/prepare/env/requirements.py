@@ -33,11 +33,7 @@ class Requirements:
 
 
 def read(file: Path) -> Requirements:
-    """Read a file of requirements and what it includes; TOML is left to uv, and counts as a whole.
-
-    Raises:
-        ConfigError: it cannot be read, or asks for what can be edited.
-    """
+    """Read a file of requirements and what it includes; TOML is left to uv, and counts as a whole."""
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -56,7 +52,7 @@ def parse(lines: Iterable[str], folder: Path) -> Requirements:
     """What lines of a requirements file bring with them; their relative paths are from `folder`.
 
     Raises:
-        ConfigError: a file that they include cannot be read, or a line asks for what can be edited.
+        ConfigError: a file cannot be read, or a line asks for what can be edited.
     """
     content, options = list[str](), list[str]()
     for line in lines:

@@ -11,11 +11,7 @@ from pipeline.prepare.env.recipe import Builder
 
 
 def program() -> str:
-    """Absolute path of uv: that of the extra `envs`, else the one on PATH.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Absolute path of uv: that of the extra `envs`, else the one on PATH."""
     try:
         from uv import find_uv_bin
 

@@ -23,10 +23,7 @@ class VenvEnv(BuiltEnv):
     Args:
         file: requirements.txt, pyproject.toml, uv.lock, pylock.toml, or the lock of an earlier run.
         python: version or path of the interpreter; if not given, the one of the lock, or of the orchestrator.
-        cache_root: where environments are kept; in the user's cache folder if not given.
-
-    Raises:
-        ConfigError: the file is of another kind or cannot be read.
+        cache_root: as `BuiltEnv`.
     """
 
     kind, tool, example = "venv", "uv", "requirements.txt"

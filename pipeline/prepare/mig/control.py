@@ -29,7 +29,7 @@ _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Smi):
-    """nvidia-smi for MIG on one GPU: words of commands, and what is done with them."""
+    """nvidia-smi for MIG on one GPU; what does not become what it should is a SharingError."""
 
     def mode(self, *, is_on: bool) -> tuple[str, ...]:
         return self.words("-i", self.uuid, "-mig", str(int(is_on)))
@@ -45,22 +45,12 @@ class Control(Smi):
         return self.words("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
 
     def read(self) -> MigState:
-        """Mode, instances and MIG devices as they are now; the instances are never `None`.
-
-        Raises:
-            ConfigError: there is no driver, or it does not work.
-            SharingError: the GPU has no MIG, or its instances can be listed neither by us nor by way of `gpu.admin`.
-            NvmlError: the GPU does not answer.
-        """
+        """Mode, instances and MIG devices as they are now; the instances are never `None`."""
         state = read_state(self.uuid)
         return state if state.instances is not None else replace(state, instances=self._listed_by_program())
 
     def switch_on(self) -> None:
-        """Switch MIG mode on, at once or not at all: what stays pending is for the caller to take back.
-
-        Raises:
-            SharingError: refused, or the mode is pending.
-        """
+        """Switch MIG mode on, at once or not at all: what stays pending is for the caller to take back."""
         said = self.run(self.mode(is_on=True)).said
         if not self.read().is_on:
             raise SharingError(
@@ -71,11 +61,7 @@ class Control(Smi):
             )
 
     def create(self, profile_id: int, start: int) -> GpuInstance:
-        """Make a GPU instance at a start, with its compute instance.
-
-        Raises:
-            SharingError: it is not there as it was asked for; some of it may be.
-        """
+        """Make a GPU instance at a start, with its compute instance; after an error some of it may be there."""
         said = self.run(self.creation(profile_id, start)).said
         state = self.read()
         made = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
@@ -168,11 +154,7 @@ def destroy_instance(
 def _repeat(
     step: Callable[[], str], is_done: Callable[[], bool], control: Control, what: str, last_remedy: str
 ) -> None:
-    """Take a step until reading back shows that it is done, for as long as the GPU says that it is in use.
-
-    Raises:
-        SharingError: it is not done; names who holds the GPU.
-    """
+    """Take a step until reading back shows that it is done, for as long as the GPU says that it is in use."""
     deadline = time.monotonic() + _RETRY_LIMIT_S
     while not is_done():
         said = step()

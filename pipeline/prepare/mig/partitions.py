@@ -63,11 +63,7 @@ def plain_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
 
 
 def resolve(gpu: MigGpu, request: str) -> Profile:
-    """The profile that a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`) means.
-
-    Raises:
-        ConfigError: the GPU has no such profile.
-    """
+    """The profile that a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`) means."""
     name = request.strip().lower()
     by_name = {profile.name: profile for profile in gpu.profiles}
     by_name |= {f"{profile.compute_slices}g": profile for profile in slice_profiles(gpu)}
@@ -77,11 +73,7 @@ def resolve(gpu: MigGpu, request: str) -> Profile:
 
 
 def auto_profile(gpu: MigGpu, degree: int) -> Profile:
-    """The largest plain profile of which `degree` instances fit; more compute slices count before more memory.
-
-    Raises:
-        ConfigError: so many instances do not fit.
-    """
+    """The largest plain profile of which `degree` instances fit; more compute slices count before more memory."""
     for profile in sorted(plain_profiles(gpu), key=lambda profile: profile.size, reverse=True):
         if place(gpu, [profile] * degree) is not None:
             return profile
@@ -126,11 +118,7 @@ def choose_profiles(
 
 
 def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
-    """Where the instances, one a job, go on an empty GPU.
-
-    Raises:
-        ConfigError: they do not fit; says why, and which layouts come nearest.
-    """
+    """Where the instances, one a job, go on an empty GPU; a ConfigError says why they do not fit, and what does."""
     layout = place(gpu, profiles)
     if layout is None:
         near = "; ".join(f"[{','.join(names)}]" for names in nearest(gpu, profiles))

@@ -91,15 +91,7 @@ class MigGpu:
 
 
 def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
-    """One model of the table.
-
-    Args:
-        name: as for `mig_table.find`.
-        driver_branch: the driver that is imagined; a current one if not given.
-
-    Raises:
-        ConfigError: no model has this name, or its placements are not known.
-    """
+    """One model of the table, named as for `mig_table.find`, under an imagined driver; a current one if not given."""
     model = mig_table.find(name)
     return MigGpu(
         name=model.product,
@@ -116,7 +108,6 @@ def find_gpu(selector: str) -> MigGpu:
 
     Raises:
         ConfigError: there is no such model or GPU, or it has no MIG.
-        NvmlError: the GPU does not answer.
     """
     if selector.startswith(SIMULATED):
         return load_model(selector)
@@ -134,7 +125,6 @@ def read_gpu(device: Device) -> MigGpu:
 
     Raises:
         ConfigError: it has no MIG, or we are not allowed to ask.
-        NvmlError: the GPU does not answer.
     """
     with nvml.session():
         profiles = _in_order(_read_profiles(device))

@@ -34,11 +34,7 @@ class MpsSlots:
         self._watcher: threading.Thread | None = None
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that some process of every job is a client; a script unchanged is looked for while it runs instead.
-
-        Raises:
-            SharingError: a job runs without MPS, although it was told to use it; or the server cannot be asked.
-        """
+        """A script unchanged is looked for while it runs instead: it says nothing when it initialises CUDA."""
         due = {index: pid for index, pid in pids.items() if index not in self._late}
         deadline = time.monotonic() + _PROOF_LIMIT_S
         while due := self._not_clients(due):
@@ -61,11 +57,7 @@ class MpsSlots:
                 self._watcher.join()
 
     def check_scripts(self) -> None:
-        """Check that every script that `verify` left to be looked for was seen as a client.
-
-        Raises:
-            SharingError: one never was.
-        """
+        """Raise SharingError if a script that `verify` left to be looked for was never seen as a client."""
         if self._unproved:
             raise self._bypassed(self._unproved)
 

@@ -36,7 +36,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """The control program, pointed at one daemon by its pipe folder.
+    """The control program, pointed at one daemon by its pipe folder. Without an answer it raises CommandError.
 
     Attributes:
         program: absolute path of nvidia-cuda-mps-control.
@@ -47,21 +47,12 @@ class Control:
     pipes: Path
 
     def ask(self, text: str) -> list[str]:
-        """Send one command; returns the lines of the answer, which may as well say that the command was rejected.
-
-        Raises:
-            CommandError: no daemon answered.
-        """
+        """Send one command; returns the lines of the answer, which may as well say that the command was rejected."""
         done = command.run([self.program], stdin=f"{text}\n", environ=self.environ(), timeout_s=_ASK_LIMIT_S)
         return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
     def list_pids(self, text: str) -> list[int]:
-        """Send a command that is answered by PIDs, one a line.
-
-        Raises:
-            CommandError: no daemon answered.
-            SharingError: the answer is something else.
-        """
+        """Send a command that is answered by PIDs, one a line; any other answer is a SharingError."""
         lines = self.ask(text)
         if not all(line.isdecimal() for line in lines):
             raise SharingError(f"the MPS daemon in {self.pipes} answered {text!r} with: {' / '.join(lines)}")
@@ -75,7 +66,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsDaemon:
-    """A running daemon whose server is ready for clients.
+    """A running daemon whose server is ready for clients. What it does not answer is a SharingError.
 
     Attributes:
         logs: its log folder.
@@ -87,22 +78,14 @@ class MpsDaemon:
     server: int
 
     def clients(self) -> set[int]:
-        """PIDs of the processes that are clients now.
-
-        Raises:
-            SharingError: the server cannot be asked.
-        """
+        """PIDs of the processes that are clients now."""
         try:
             return set(self.control.list_pids(f"get_client_list {self.server}"))
         except CommandError as error:
             raise SharingError(f"the MPS daemon is gone: {error}{_last_words(self.logs)}") from error
 
     def check_health(self) -> None:
-        """Check that the server is the one that was started, and works.
-
-        Raises:
-            SharingError: it ended, was replaced, or is in the state FAULT: what ran under it does not count.
-        """
+        """Raise SharingError if the server ended, was replaced or is in FAULT: what ran under it does not count."""
         try:
             servers = self.control.list_pids("get_server_list")
             status = self.control.ask(f"get_server_status {self.server}")
