@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pipeline.clean import held_folder, processes
@@ -26,11 +25,9 @@ def scratch_folder(spool_id: str) -> Path:
     return _PARENT / f"{_PREFIX}{spool_id[:12]}"
 
 
-@contextmanager
-def scratch(spool_id: str) -> Iterator[Path]:
+def scratch(spool_id: str) -> AbstractContextManager[Path]:
     """Make the group's folder, hold it, and remove it."""
-    with held_folder.held(_PARENT, _PREFIX, spool_id[:12]) as folder:
-        yield folder
+    return held_folder.held(_PARENT, _PREFIX, spool_id[:12])
 
 
 def clear(spool_id: str) -> int:

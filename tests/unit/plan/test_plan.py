@@ -250,6 +250,8 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
         "profiler=nsys": ["profiler.program=/bin/true"],
         "profiler=ncu": ["profiler.program=/bin/true"],
+        "scenario=mig": ["scenario.program=/bin/true"],
+        "scenario=mig_mps": ["scenario.program=/bin/true"],
     }
     plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
     assert plan.groups
