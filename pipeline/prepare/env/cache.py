@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline.base import command, locks, words
 from pipeline.base.errors import CommandError, ConfigError
 from pipeline.base.records import Interpreter
-from pipeline.clean import trust
+from pipeline.prepare.env import trust
 from pipeline.prepare.env.lock import changed_archive
 from pipeline.prepare.env.probe import Probe, probe, probe_new
 from pipeline.prepare.env.recipe import BUILD_LIMIT_S, FORMAT, Builder, Recipe, python_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 from pipeline.base.errors import SharingError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.programs import Programs
-from pipeline.clean import trust
 from pipeline.clean.journal import Journal, JournalError, Step, find, in_words, replay, undo_all
 from pipeline.clean.kinds import undoes
 
@@ -317,35 +315,6 @@ def program(tmp_path):
     return path
 
 
-def swap(program: Path, how: str) -> None:
-    """Make it possible that somebody else put the program there."""
-    if how == "file":
-        program.chmod(0o777)
-    elif how == "folder":
-        program.parent.chmod(0o777)
-    elif how == "gone":
-        shutil.rmtree(program.parent)
-        program.parent.parent.chmod(0o1777)
-    else:
-        program.parent.parent.joinpath("open").mkdir()
-        program.parent.parent.joinpath("open").chmod(0o777)
-        program.rename(program.parent.parent / "open" / "moved")
-        program.symlink_to("../open/moved")
-
-
-@pytest.mark.parametrize("how", ["file", "folder", "gone", "link"])
-def test_a_program_that_others_could_have_put_there_is_known(program, how):
-    assert trust.replaceable_part(program) is None
-    swap(program, how)
-    assert trust.replaceable_part(program) is not None
-
-
-def test_a_link_to_a_program_of_ours_is_trusted(tmp_path, program):
-    link = tmp_path / "link"
-    link.symlink_to("bin/../bin/program")
-    assert trust.replaceable_part(link) is None
-
-
 def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatch):
     """A path that a journal names could be anybody's by the time that root reads it."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -366,19 +335,6 @@ def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkey
     with pytest.raises(SharingError, match=r"needs the program program|/nonexistent/program is not a program"):
         replay(journal)
     assert undone(tmp_path) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_program_of_another_user_is_not_trusted(program):
-    assert trust.replaceable_part(program) is None
-    os.chown(program.parent, 4242, 0)
-    assert trust.replaceable_part(program) == program.parent
-
-
-def test_links_that_lead_nowhere_end(tmp_path):
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    assert trust.replaceable_part(tmp_path / "a") is None
 
 
 def test_no_step_is_taken_when_the_journal_cannot_be_written(tmp_path):

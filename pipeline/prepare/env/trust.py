@@ -1,7 +1,7 @@
 """Whether another user of the machine could decide what lies at a path. Reads only.
 
-Root replays what it wrote into a journal days ago. A program below a folder such as /tmp may have been removed since,
-and put there again by somebody else.
+Root runs an environment that was built days ago. What lay below a folder such as /tmp may have been removed since, and
+put there again by somebody else.
 """
 
 from __future__ import annotations
