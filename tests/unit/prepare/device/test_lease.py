@@ -113,10 +113,8 @@ def test_the_holder_is_told_only_while_it_holds(tmp_path):
 def test_strangers_on_the_gpu_are_named(monkeypatch):
     from pipeline.prepare.device import nvml
 
-    class Stranger:
-        pid, name = 4242, "python3"
-
-    monkeypatch.setattr(nvml, "processes", lambda uuid: (Stranger(),))
+    stranger = nvml.GpuProcess(pid=4242, name="python3", memory_mib=None, kind="compute")
+    monkeypatch.setattr(nvml, "processes", lambda uuid: (stranger,))
     with pytest.raises(GpuBusyError, match=r"python3 \(pid 4242\)"):
         lease.refuse_strangers(GPU, [])
     lease.refuse_strangers(GPU, ["python3"])
