@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
 PAUSE, RESUME = "dcgmProfPause", "dcgmProfResume"
 
 _PROFILING_ERROR = -37
-_BAD_PARAMETER, _NOT_SUPPORTED, _NO_CONNECTION, _INCOMPATIBLE = -1, -6, -21, -23
+_BAD_PARAMETER, _NOT_SUPPORTED, _NO_CONNECTION = -1, -6, -21
 _NO_ENGINE = (
     "Error: unable to establish a connection to the specified host: localhost\n"
     "Error: Unable to connect to host engine. Host engine connection invalid/disconnected."
@@ -45,44 +45,17 @@ _PROFILING = {
 _SEEN_AFTER_S = 1.0
 # The header comes again after 15 rounds, then after every 14.
 _ROUNDS_OF_HEADER = 14
-_LABEL_WIDTH, _CELL_PADDING = 16, 8
-_NOT_AVAILABLE = "N/A"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Field:
-    """A profiling field.
-
-    Attributes:
-        title: what dmon calls its column.
-        width: of a value.
-        tag: what `profile -l` calls it.
-        group: with which others an Ampere GPU counts it at once; those of one letter take turns.
-        is_of_gpu: whether instances have none of it; their cells are blank.
-    """
-
-    title: str
-    width: int
-    tag: str
-    group: str
-    is_of_gpu: bool = False
-
-
-# Source: dcgm_fields.cpp, DCGM 4.6; the groups: an A100's.
-_FIELDS = {
-    1001: _Field(title="GRACT", width=5, tag="gr_engine_active", group="D.0"),
-    1002: _Field(title="SMACT", width=5, tag="sm_active", group="A.1"),
-    1003: _Field(title="SMOCC", width=5, tag="sm_occupancy", group="A.1"),
-    1004: _Field(title="TENSO", width=5, tag="tensor_active", group="A.1"),
-    1005: _Field(title="DRAMA", width=5, tag="dram_active", group="B.0"),
-    1006: _Field(title="FP64A", width=5, tag="fp64_active", group="A.1"),
-    1007: _Field(title="FP32A", width=5, tag="fp32_active", group="A.3"),
-    1008: _Field(title="FP16A", width=5, tag="fp16_active", group="A.2"),
-    1009: _Field(title="PCITX", width=20, tag="pcie_tx_bytes", group="C.0", is_of_gpu=True),
-    1010: _Field(title="PCIRX", width=20, tag="pcie_rx_bytes", group="C.0", is_of_gpu=True),
-    1011: _Field(title="NVLTX", width=20, tag="nvlink_tx_bytes", group="E.0", is_of_gpu=True),
-    1012: _Field(title="NVLRX", width=20, tag="nvlink_rx_bytes", group="E.0", is_of_gpu=True),
-}
+# The profiling fields, and what dmon calls their columns. Source: dcgm_fields.cpp, DCGM 4.6.
+_TITLES = dict(
+    enumerate(
+        ("GRACT", "SMACT", "SMOCC", "TENSO", "DRAMA", "FP64A", "FP32A", "FP16A", "PCITX", "PCIRX", "NVLTX", "NVLRX"),
+        start=1001,
+    )
+)
+# Those that instances have none of; their cells are blank, and wider.
+_OF_GPU = frozenset({1009, 1010, 1011, 1012})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +64,11 @@ class _Entity:
 
     Attributes:
         label: how a row of dmon begins.
-        names: what it can be asked for by.
-        gpu: the GPU that it is, or is on.
-        is_instance: whether it is a GPU instance.
+        name: what it is asked for by.
     """
 
     label: str
-    names: frozenset[str]
-    gpu: Gpu
+    name: str
     is_instance: bool
 
 
@@ -111,14 +81,7 @@ class _RefusedError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program.
-
-    Args:
-        arguments: `--state-file FILE`, then those of dcgmi.
-
-    Returns:
-        The exit status.
-    """
+    """Run the program with `--state-file FILE` and the arguments of dcgmi; returns the exit status."""
     if len(arguments) < 2 or arguments[0] != "--state-file":
         _say("The simulated dcgmi is called with --state-file FILE first.")
         return 1
@@ -141,8 +104,7 @@ class _Program:
         self._driver = driver
 
     def run(self, arguments: Sequence[str]) -> int:
-        known = {"discovery -l": "", "discovery -c": "", "profile -l": "-i", "dmon": "-e -i -d -c"}
-        known |= dict.fromkeys(_PROFILING, "")
+        known = {"discovery -l": "", "discovery -c": "", "dmon": "-e -i -d -c", **dict.fromkeys(_PROFILING, "")}
         words = 1 if arguments[:1] == ["dmon"] else 2
         command = " ".join(arguments[:words])
         options = _options(arguments[words:], known.get(command, "").split())
@@ -154,14 +116,9 @@ class _Program:
             self._driver.pause_dcgm(is_paused=command == "profile --pause")
             _say(_PROFILING[command])
             return 0
-        targets = options.get("-i", "*")
         if command == "dmon":
-            return self._watch(options, targets)
-        if command == "profile -l":
-            lines = self._groups(targets)
-        else:
-            lines = self._devices() if command == "discovery -l" else self._hierarchy()
-        _say("\n".join(lines))
+            return self._watch(options)
+        _say("\n".join(self._devices() if command == "discovery -l" else self._hierarchy()))
         return 0
 
     def _check(self, function: str, message: str, code: int) -> None:
@@ -185,111 +142,79 @@ class _Program:
     def _hierarchy(self) -> Iterator[str]:
         rule = f"+{'':-<19}+{'':-<68}+"
         yield from (rule, f"| {'Instance Hierarchy':<86} |", rule.replace("-", "="))
-        num_gpus = 0
-        for index, gpu in enumerate(self._driver.state().gpus):
-            instances = _seen_instances(index, gpu)
-            if not instances:
-                continue  # a GPU without instances is not in it
-            num_gpus += 1
+        numbered = [(index, gpu, _seen_instances(index, gpu)) for index, gpu in enumerate(self._driver.state().gpus)]
+        divided = [row for row in numbered if row[2]]  # a GPU without instances is not in it
+        for index, gpu, instances in divided:
             yield f"| {f'GPU {index}':<17} | {f'GPU {gpu.uuid} (EntityID: {index})':<66} |"
-            divisions = _seen_divisions(index, gpu)
             for entity, instance in instances:
                 place = f"{index}/{instance.id}"
                 yield f"| {f'-> I {place}':<17} | {f'GPU Instance (EntityID: {entity})':<66} |"
-                for division in sorted(instance.compute_instances, key=lambda each: each.id):
-                    name = f"   -> CI {place}/{division.id}"
-                    number = divisions[instance.id, division.id]
-                    yield f"| {name:<17} | {f'Compute Instance (EntityID: {number})':<66} |"
+                if instance.has_compute_instance:
+                    # Compute instances are counted like GPU instances, from the same number on.
+                    number = index * model_of(gpu).compute_slices
+                    number += sum(other.has_compute_instance for before, other in instances if before < entity)
+                    yield f"| {f'   -> CI {place}/0':<17} | {f'Compute Instance (EntityID: {number})':<66} |"
             yield rule
-        if not num_gpus:
+        if not divided:
             yield rule
 
-    def _groups(self, targets: str) -> Iterator[str]:
-        gpus = [entity.gpu for entity in self._entities(targets)]
-        if len({gpu.model for gpu in gpus}) > 1:
-            raise _RefusedError("Error: the GPUs provided (or not provided) are not the same SKU.", _INCOMPATIBLE)
-        rule = f"+{'':-<16}+{'':-<10}+{'':-<54}+"
-        yield from (rule, f"| {'Group.Subgroup':<14} | {'Field ID':<8} | {'Field Tag':<52} |", rule)
-        takes_turns = model_of(gpus[0]).architecture == "Ampere"
-        rows = [(field.group if takes_turns else "A.0", number, field.tag) for number, field in _FIELDS.items()]
-        for group, number, tag in sorted(rows):
-            yield f"| {group:<14} | {number:<8} | {tag:<52} |"
-        yield rule
-
-    def _watch(self, options: dict[str, str], targets: str) -> int:
+    def _watch(self, options: dict[str, str]) -> int:
         try:
             numbers = [int(number) for number in options["-e"].split(",")]
             num_rounds, period_s = int(options.get("-c", "0")), int(options.get("-d", "1000")) / 1e3
         except (KeyError, ValueError) as error:
             words = " ".join(f"{name} {value}" for name, value in options.items())
             raise _RefusedError(f"The simulated dcgmi does not know dmon {words}.", _BAD_PARAMETER) from error
-        entities = self._entities(targets)
-        if unknown := [number for number in numbers if number not in _FIELDS]:
+        entities = self._entities(options.get("-i"))
+        if unknown := [number for number in numbers if number not in _TITLES]:
             raise _RefusedError(f"Error: the simulated dcgmi does not know field {unknown[0]}.", _BAD_PARAMETER)
-        fields = [_FIELDS[number] for number in numbers]
-        header = [
-            _line("#Entity", [field.title for field in fields], fields),
-            _line("ID", ["" for _ in fields], fields),
-        ]
-        _say("\n".join(header))
+        header = f"{_line('#Entity', _TITLES, numbers)}\n{_line('ID', {}, numbers)}"
+        _say(header)
         for number in numbers:
             # One field that is refused refuses them all, after the header, and nothing says which it was.
             self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
         done, next_header = 0, _ROUNDS_OF_HEADER + 1
         while True:
             for entity in entities:
-                cells = ["" if field.is_of_gpu and entity.is_instance else _NOT_AVAILABLE for field in fields]
-                _say(_line(entity.label, cells, fields))
+                there = set(numbers) - (_OF_GPU if entity.is_instance else set())
+                _say(_line(entity.label, dict.fromkeys(there, "N/A"), numbers))
             done += 1
             if done == num_rounds:
                 return 0
             time.sleep(period_s)
             if done == next_header:
                 next_header += _ROUNDS_OF_HEADER
-                _say("\n".join(header))
+                _say(header)
 
-    def _entities(self, targets: str) -> list[_Entity]:
-        """What is asked for: each GPU before its instances, and those in the order of NVML's ids.
+    def _entities(self, targets: str | None) -> list[_Entity]:
+        """What is asked for (every GPU if nothing is): each before its instances, and those in the order of NVML's ids.
 
         Raises:
             _RefusedError: the host engine sees no such thing, as an instance that has just been made.
         """
         known: list[_Entity] = []
         for index, gpu in enumerate(self._driver.state().gpus):
-            names = frozenset({f"{index}", f"g:{index}", f"gpu:{index}", gpu.uuid, "*"})
-            known.append(_Entity(label=f"GPU {index}", names=names, gpu=gpu, is_instance=False))
-            for entity, instance in _seen_instances(index, gpu):
-                by_nvml = {f"{index}/{instance.id}", f"{gpu.uuid}/{instance.id}", f"{index}/*", "*/*"}
-                names = frozenset({f"i:{entity}", f"instance:{entity}", *by_nvml})
-                known.append(_Entity(label=f"GPU-I {entity}", names=names, gpu=gpu, is_instance=True))
+            known.append(_Entity(label=f"GPU {index}", name=f"gpu:{index}", is_instance=False))
+            known += [
+                _Entity(label=f"GPU-I {entity}", name=f"i:{entity}", is_instance=True)
+                for entity, _ in _seen_instances(index, gpu)
+            ]
+        if targets is None:
+            return [entity for entity in known if not entity.is_instance]
         wanted = set(targets.split(","))
-        for target in wanted:
-            if not any(target in entity.names for entity in known):
-                raise _RefusedError(f"Error: the host engine knows no entity {target}.", _BAD_PARAMETER)
-        return [entity for entity in known if wanted & entity.names]
-
-
-def _first_entity(index: int, gpu: Gpu) -> int:
-    # Source: DCGM's cache manager: each GPU has room for as many numbers as it may have MIG devices.
-    return index * model_of(gpu).compute_slices
+        if strange := wanted - {entity.name for entity in known}:
+            raise _RefusedError(f"Error: the host engine knows no entity {min(strange)}.", _BAD_PARAMETER)
+        return [entity for entity in known if entity.name in wanted]
 
 
 def _seen_instances(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:
     """The GPU instances that the host engine has noticed, by NVML's ids, with the numbers that it gives them."""
-    numbered = enumerate(_noticed(gpu), start=_first_entity(index, gpu))
-    return sorted(numbered, key=lambda pair: pair[1].id)
-
-
-def _seen_divisions(index: int, gpu: Gpu) -> dict[tuple[int, int], int]:
-    """The number of each compute instance, by NVML's ids. They are counted like GPU instances."""
-    places = [(instance.id, division.id) for instance in _noticed(gpu) for division in instance.compute_instances]
-    return {place: number for number, place in enumerate(places, start=_first_entity(index, gpu))}
-
-
-def _noticed(gpu: Gpu) -> list[GpuInstance]:
     now_s = time.monotonic()
     # An instant that is still to come is of a kept machine, from before this computer was started.
-    return [each for each in queries.listed(gpu) if not 0 <= now_s - each.made_s < _SEEN_AFTER_S]
+    noticed = [each for each in queries.listed(gpu) if not 0 <= now_s - each.made_s < _SEEN_AFTER_S]
+    # Source: DCGM's cache manager: each GPU has room for as many numbers as it may have MIG devices.
+    numbered = enumerate(noticed, start=index * model_of(gpu).compute_slices)
+    return sorted(numbered, key=lambda pair: pair[1].id)
 
 
 def _options(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str] | None:
@@ -298,9 +223,9 @@ def _options(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str] |
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
-def _line(label: str, cells: Sequence[str], fields: Sequence[_Field]) -> str:
-    padded = (f"{cell:<{field.width + _CELL_PADDING}}" for cell, field in zip(cells, fields, strict=True))
-    return f"{label:<{_LABEL_WIDTH}}{''.join(padded)}"
+def _line(label: str, cells: Mapping[int, str], numbers: Sequence[int]) -> str:
+    padded = (f"{cells.get(number, ''):<{28 if number in _OF_GPU else 13}}" for number in numbers)
+    return f"{label:<16}{''.join(padded)}"
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,6 @@ real driver.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 # The folder is named here and not in PYTHONPATH, so that no other package of this name can come before it.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
-MPS_CONTROL = "nvidia-cuda-mps-control"
 _PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.program", "dcgmi": "pipeline.simulation.dcgmi"}
 
 
@@ -49,7 +47,7 @@ def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") 
     They need no environment of their own and ignore the one they get.
 
     Args:
-        folder: for the programs; made if it is not there.
+        folder: made if it is not there.
         state_file: the machine.
         device_name: what listings of MPS call a GPU.
 
@@ -61,12 +59,9 @@ def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") 
     programs = {}
     for name, module in _PROGRAMS.items():
         argv = [sys.executable, "-E", "-s", "-P", "-c", _START.format(project=str(PROJECT_DIR), module=module)]
-        command = shlex.join([*argv, "--state-file", str(state_file.absolute())])
         programs[name] = folder / name
-        # Replaced as a whole: another study on this machine may start it now.
-        new = folder / f"{name}.{os.getpid()}"
-        new.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
-        new.chmod(0o755)
-        new.replace(programs[name])
-    programs[MPS_CONTROL] = control.write_program(folder, device_name=device_name, machine=state_file)
+        control.write_executable(
+            programs[name], f"exec {shlex.join([*argv, '--state-file', str(state_file.absolute())])}"
+        )
+    programs[control.MPS_CONTROL] = control.write_program(folder, device_name=device_name, machine=state_file)
     return programs

@@ -14,11 +14,7 @@ EXCLUSIVE_PROCESS, PROHIBITED = 3, 2  # Source: nvml.h, nvmlComputeMode_t
 
 
 class Clients:
-    """The clients of the machine that a file holds.
-
-    Args:
-        state_file: the machine.
-    """
+    """The clients of the machine that a file holds."""
 
     def __init__(self, state_file: StateFile) -> None:
         self._file = state_file
@@ -51,15 +47,8 @@ class Clients:
     ) -> None:
         """A process has a context and this much memory on a GPU or MIG device from now on, until it ends.
 
-        Called again it sets the new amount.
-
-        Args:
-            device_uuid: of a GPU without MIG, or of a MIG device.
-            pid: the process.
-            name: its program.
-            memory_mib: all that it has allocated there, in MiB.
-            kind: see `Process`.
-            never_ends: whether it is made up, so that no process has to be there.
+        Called again it sets the new amount. A whole GPU is a device without MIG only. A process that `never_ends` is
+        made up: none has to be there.
 
         Raises:
             DriverError: there is no such device or process (NOT_FOUND), its compute mode keeps the process out
@@ -70,7 +59,7 @@ class Clients:
         if began is None and not never_ends:
             raise DriverError(NOT_FOUND)
         with self._file.changing() as cell:
-            index, (instance_id, division_id) = _device(cell.state, device_uuid)
+            index, instance_id = _device(cell.state, device_uuid)
             gpu = cell.state.gpus[index]
             process = Process(
                 pid=pid,
@@ -78,7 +67,6 @@ class Clients:
                 memory_mib=memory_mib,
                 kind=kind,
                 gpu_instance_id=instance_id,
-                compute_instance_id=division_id,
                 start_ticks=began,
             )
             cell.state = cell.state.with_gpu(index, _with_process(gpu, process))
@@ -103,13 +91,13 @@ def _with_process(gpu: Gpu, process: Process) -> Gpu:
     return replace(gpu, processes=tuple(process if other.pid == process.pid else other for other in gpu.processes))
 
 
-def _device(state: State, uuid: str) -> tuple[int, tuple[int | None, int | None]]:
-    """Index of the GPU and, for a MIG device, its two ids."""
+def _device(state: State, uuid: str) -> tuple[int, int | None]:
+    """Index of the GPU and, for a MIG device, the id of its GPU instance."""
     for index, gpu in enumerate(state.gpus):
         # A GPU in MIG mode cannot be computed on as a whole.
         if gpu.uuid == uuid and not gpu.mig_current:
-            return index, (None, None)
-        for instance, division in mig_devices(gpu):
-            if mig_uuid(gpu, instance, division) == uuid:
-                return index, (instance.id, division.id)
+            return index, None
+        for instance in mig_devices(gpu):
+            if mig_uuid(gpu, instance) == uuid:
+                return index, instance.id
     raise DriverError(NOT_FOUND)

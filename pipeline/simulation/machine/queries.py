@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.base.mig_table import CiProfile, GiProfile, Model, find
+from pipeline.base.mig_table import GiProfile, Model, find
 from pipeline.simulation.machine.codes import INVALID_ARGUMENT, NOT_FOUND, DriverError
-from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance
+from pipeline.simulation.machine.state import Gpu, GpuInstance
 
 # What the driver keeps of a GPU's memory for itself. Source: H100 80GB, driver 580.159.04; taken for every model.
 RESERVED_MIB = 480
@@ -20,22 +20,21 @@ def profile_of(gpu: Gpu, instance: GpuInstance) -> GiProfile:
     return model_of(gpu).profile(instance.profile_id)
 
 
-def division_of(profile: GiProfile, profile_id: int) -> CiProfile:
-    """The way to divide a GPU instance that has this id.
+def find_profile(gpu: Gpu, profile_id: int) -> GiProfile:
+    """The profile of the GPU's model that has this id.
 
     Raises:
         DriverError: there is none.
     """
-    for division in profile.ci_profiles:
-        if division.id == profile_id:
-            return division
+    for profile in model_of(gpu).profiles:
+        if profile.id == profile_id:
+            return profile
     raise DriverError(INVALID_ARGUMENT)
 
 
-def mig_devices(gpu: Gpu) -> list[tuple[GpuInstance, ComputeInstance]]:
-    """What can be computed on under MIG, in the order of NVML's MIG device indices: by the two ids."""
-    pairs = [(instance, division) for instance in gpu.instances for division in instance.compute_instances]
-    return sorted(pairs, key=lambda pair: (pair[0].id, pair[1].id))
+def mig_devices(gpu: Gpu) -> list[GpuInstance]:
+    """What can be computed on under MIG, in the order of NVML's MIG device indices."""
+    return sorted((each for each in gpu.instances if each.has_compute_instance), key=lambda each: each.id)
 
 
 def listed(gpu: Gpu) -> list[GpuInstance]:
@@ -69,9 +68,3 @@ def memory_capacity_mib(gpu: Gpu, instance_id: int | None) -> int:
 def used_memory_mib(gpu: Gpu, instance_id: int | None = None) -> int:
     """What processes have of the memory of a GPU, or of one of its GPU instances, in MiB."""
     return sum(p.memory_mib for p in gpu.processes if instance_id is None or p.gpu_instance_id == instance_id)
-
-
-def device_name(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:
-    """What a MIG device is called: by its GPU instance, and before it the part that it has if it has not all of it."""
-    profile = profile_of(gpu, instance)
-    return division_of(profile, division.profile_id).name_prefix + profile.name

@@ -27,27 +27,20 @@ _FIRST_PCI_DEVICE = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeInstance:
-    """A compute instance; `start` and `size` count compute slices of its GPU instance."""
-
-    id: int
-    profile_id: int
-    start: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstance:
-    """A GPU instance; `start` and `size` are on the GPU's placement axis, `made_s` is an instant (monotonic, seconds).
+    """A GPU instance.
 
-    The instant makes no difference between two instances.
+    Attributes:
+        start, size: on the GPU's placement axis.
+        has_compute_instance: of its full width; its id is 0, and smaller ones are not simulated.
+        made_s: when it was made (monotonic, seconds), which makes no difference between two instances.
     """
 
     id: int
     profile_id: int
     start: int
     size: int
-    compute_instances: tuple[ComputeInstance, ...] = ()
+    has_compute_instance: bool = False
     made_s: float = field(default=0.0, compare=False)
 
 
@@ -56,11 +49,9 @@ class Process:
     """A process with a context on a GPU.
 
     Attributes:
-        pid: of this machine.
         name: of its program.
-        memory_mib: what it has allocated, in MiB.
         kind: as nvidia-smi prints it: `C` computes, `M+C` is a client of an MPS server, `G` draws.
-        gpu_instance_id, compute_instance_id: where it runs under MIG.
+        gpu_instance_id: where it runs under MIG.
         start_ticks: when it began, so that a reused PID is not taken for it; `None` for a made-up one that never ends.
     """
 
@@ -69,7 +60,6 @@ class Process:
     memory_mib: int
     kind: str = "C"
     gpu_instance_id: int | None = None
-    compute_instance_id: int | None = None
     start_ticks: int | None = None
 
 
@@ -145,11 +135,7 @@ class Cell:
 
 
 class StateFile:
-    """The file that holds a simulated machine.
-
-    Args:
-        path: the file; a lock file beside it has `.lock` added to its name.
-    """
+    """The file that holds a simulated machine; the lock file beside it has `.lock` added to its name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -186,10 +172,6 @@ class StateFile:
 
         Its GPUs have the same UUIDs as those of every other such machine.
 
-        Args:
-            model_names: one a GPU, as `a100_40gb`.
-            faults: what shall fail.
-
         Raises:
             ConfigError: a model cannot be simulated, or the file cannot be written there.
         """
@@ -203,9 +185,6 @@ class StateFile:
 
     def keep(self, model_names: Iterable[str]) -> State:
         """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own.
-
-        Args:
-            model_names: of a new machine, one a GPU.
 
         Raises:
             ConfigError: the file holds something else, a model cannot be simulated, or the file cannot be written.
@@ -247,10 +226,9 @@ def start_ticks(pid: int) -> int | None:
     return None if process is None or process.is_zombie else process.start_ticks
 
 
-def mig_uuid(gpu: Gpu, instance: GpuInstance, division: ComputeInstance) -> str:
-    """The UUID of a MIG device: of the same ids and profiles on the same GPU, the same one again."""
-    identity = f"{gpu.uuid}/{instance.id}/{instance.profile_id}/{division.id}/{division.profile_id}"
-    return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
+def mig_uuid(gpu: Gpu, instance: GpuInstance) -> str:
+    """The UUID of a MIG device: of the same id and profile on the same GPU, the same one again."""
+    return f"MIG-{uuid.uuid5(_NAMESPACE, f'{gpu.uuid}/{instance.id}/{instance.profile_id}')}"
 
 
 def goes_with_its_study(gpu_uuid: str) -> bool:
@@ -293,8 +271,5 @@ def _from_json(data: dict[str, Any]) -> State:
 
 
 def _gpu(row: dict[str, Any]) -> Gpu:
-    instances = tuple(
-        GpuInstance(**{**i, "compute_instances": tuple(ComputeInstance(**c) for c in i["compute_instances"])})
-        for i in row["instances"]
-    )
+    instances = tuple(GpuInstance(**instance) for instance in row["instances"])
     return Gpu(**{**row, "instances": instances, "processes": tuple(Process(**p) for p in row["processes"])})

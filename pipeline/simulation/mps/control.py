@@ -22,6 +22,7 @@ from typing import Any
 
 from pipeline.base.paths import PROJECT_DIR
 
+MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
 FAULTS = frozenset({"start_fails", "no_answer", "server_dies", "never_ready", "ignores_quit", "fault_on_client"})
 
@@ -33,19 +34,17 @@ def write_program(
     init_s: float = 0.05,
     faults: Sequence[str] = (),
     machine: Path | None = None,
-    python: str = sys.executable,
 ) -> Path:
     """Write the executable `nvidia-cuda-mps-control` into the folder; returns its absolute path.
 
     Args:
         folder: where it goes.
-        device_name: name of the simulated GPU, as listings show it.
+        device_name: what listings call the GPU.
         init_s: how long a server is INITIALIZING, in seconds; 0.3 s on the H100 with persistence mode.
         faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once; its server is never
             ready; it does not quit; a client puts its server into the state FAULT until all clients are gone.
         machine: state file of the simulated machine, on whose GPUs servers then hold memory; a daemon also has the
             faults that are in it when it starts.
-        python: interpreter that runs it.
     """
     unknown = set(faults) - FAULTS
     if unknown:
@@ -54,15 +53,22 @@ def write_program(
     settings = json.dumps(
         {"device_name": device_name, "init_s": init_s, "faults": sorted(faults), "machine": state_file}
     )
-    path = folder.resolve() / "nvidia-cuda-mps-control"
     assignments = f"PYTHONPATH={shlex.quote(str(PROJECT_DIR))} {_SETTINGS}={shlex.quote(settings)}"
-    command = shlex.join([python, "-S", "-P", "-m", "pipeline.simulation.mps.control"])
-    # Replaced as a whole: another study on this machine may start it now.
+    command = shlex.join([sys.executable, "-S", "-P", "-m", "pipeline.simulation.mps.control"])
+    path = folder.resolve() / MPS_CONTROL
+    write_executable(path, f"{assignments} exec {command}")
+    return path
+
+
+def write_executable(path: Path, command: str) -> None:
+    """Write a program that runs this command of the shell with the arguments that it gets.
+
+    It is replaced as a whole, because another study on this machine may start it now.
+    """
     new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_text(f'#!/bin/sh\n{assignments} exec {command} "$@"\n', encoding="utf-8")
+    new.write_text(f'#!/bin/sh\n{command} "$@"\n', encoding="utf-8")
     new.chmod(0o755)
     new.replace(path)
-    return path
 
 
 def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> socket.socket | None:

@@ -14,56 +14,29 @@ from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance, StateFile
-
-_NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
+from pipeline.simulation.machine.state import Gpu, GpuInstance, StateFile
 
 _NEEDS_HARDWARE = frozenset(
     f"nvmlDeviceGet{quantity}"
     for quantity in (
         "ClockInfo",
-        "CurrentClocksEventReasons",
         "CurrentClocksThrottleReasons",
-        "EnforcedPowerLimit",
-        "MaxClockInfo",
-        "PcieThroughput",
         "PerformanceState",
-        "PowerManagementLimit",
         "PowerUsage",
-        "ProcessUtilization",
         "Temperature",
-        "TemperatureV",
         "TotalEnergyConsumption",
         "UtilizationRates",
     )
 )
-# The driver looks at the faults of these calls itself, where nvidia-smi meets them as well.
-_CHECKED_BY_DRIVER = frozenset(
-    {
-        "nvmlInitWithFlags",
-        "nvmlDeviceSetMigMode",
-        "nvmlDeviceSetComputeMode",
-        "nvmlDeviceCreateGpuInstance",
-        "nvmlDeviceCreateGpuInstanceWithPlacement",
-        "nvmlGpuInstanceDestroy",
-        "nvmlGpuInstanceCreateComputeInstance",
-        "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
-        "nvmlComputeInstanceDestroy",
-    }
-)
-
 _METHODS: dict[str, str] = {}
 _Method = TypeVar("_Method", bound=Callable[..., int | None])
 
 
-def answers(*names: str) -> Callable[[_Method], _Method]:
-    """Say that a method stands for these C functions.
-
-    The method returns a code or nothing, which is success, or raises `DriverError`.
-    """
+def answers(name: str) -> Callable[[_Method], _Method]:
+    """Say that a method stands for this C function. It returns a code or nothing (success), or raises `DriverError`."""
 
     def note(method: _Method) -> _Method:
-        _METHODS.update(dict.fromkeys(names, method.__name__))
+        _METHODS[name] = method.__name__
         return method
 
     return note
@@ -72,20 +45,18 @@ def answers(*names: str) -> Callable[[_Method], _Method]:
 class Calls:
     """The C functions as attributes, and what the handles among their arguments stand for.
 
-    A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu` or `mig` (a MIG
-    device), `gi` or `ci`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go.
-
-    Args:
-        state_file: the machine that they show and change.
+    A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu`, `mig` (a MIG
+    device) or `gi`, then the GPU's index and, but for a GPU, the GPU instance's id.
 
     Attributes:
-        driver: the driver that they stand on.
-        clients: who uses its GPUs.
+        functions: name of each C function to what carries it out.
         num_open: sessions of this process that are open.
         lock: for what the threads of this process share.
     """
 
     def __init__(self, state_file: Path) -> None:
+        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NEEDS_HARDWARE, _not_supported)
+        self.functions |= {name: getattr(self, method) for name, method in _METHODS.items()}
         self.driver = Driver(StateFile(state_file))
         self.clients = Clients(StateFile(state_file))
         self.num_open = 0
@@ -95,22 +66,20 @@ class Calls:
         self._meanings: dict[int, tuple[Any, ...]] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name in _NEEDS_HARDWARE:
-            return lambda *arguments: self._called(name, _not_supported, arguments)
-        if name in _METHODS:
-            method = getattr(self, _METHODS[name])
-            return lambda *arguments: self._called(name, method, arguments)
         if name == "nvmlErrorString":
             return lambda code: codes.text_of(code).encode()
-        raise AttributeError(name)
+        if name not in self.functions:
+            raise AttributeError(name)
+        return lambda *arguments: self._called(name, arguments)
 
-    def _called(self, name: str, method: Callable[..., int | None], arguments: Sequence[Any]) -> int:
+    def _called(self, name: str, arguments: Sequence[Any]) -> int:
         try:
-            if self.num_open == 0 and name != "nvmlInitWithFlags":
-                return codes.UNINITIALIZED
-            if name not in _CHECKED_BY_DRIVER:
+            # Where a session is opened, the faults are looked at for nvidia-smi as well.
+            if name != "nvmlInitWithFlags":
+                if self.num_open == 0:
+                    return codes.UNINITIALIZED
                 self.driver.check(name, self._gpu_index(arguments))
-            return method(*arguments) or 0
+            return self.functions[name](*arguments) or 0
         except DriverError as error:
             return error.code
 
@@ -147,17 +116,17 @@ class Calls:
         index: int = self.meaning(handle, "gpu")[1]
         return index, self.driver.state().gpus[index]
 
-    def mig_device(self, handle: Any) -> tuple[Gpu, GpuInstance, ComputeInstance]:
+    def mig_device(self, handle: Any) -> tuple[Gpu, GpuInstance]:
         """What the handle of a MIG device stands for.
 
         Raises:
             DriverError: it is none, or the device does not exist any more.
         """
-        _, index, *ids = self.meaning(handle, "mig")
+        _, index, instance_id = self.meaning(handle, "mig")
         gpu = self.driver.state().gpus[index]
-        for instance, division in queries.mig_devices(gpu):
-            if [instance.id, division.id] == ids:
-                return gpu, instance, division
+        for instance in queries.mig_devices(gpu):
+            if instance.id == instance_id:
+                return gpu, instance
         raise DriverError(codes.NOT_FOUND)
 
     def is_mig_device(self, handle: Any) -> bool:
@@ -168,8 +137,8 @@ class Calls:
         """What the handles with this meaning point to."""
         with self.lock:
             if meaning not in self._structures:
-                kinds = {"gi": pynvml.struct_c_nvmlGpuInstance_t, "ci": pynvml.struct_c_nvmlComputeInstance_t}
-                structure = kinds.get(meaning[0], pynvml.struct_c_nvmlDevice_t)()
+                is_device = meaning[0] != "gi"
+                structure = pynvml.struct_c_nvmlDevice_t() if is_device else pynvml.struct_c_nvmlGpuInstance_t()
                 self._structures[meaning] = structure
                 self._meanings[ctypes.addressof(structure)] = meaning
             return self._structures[meaning]
@@ -177,15 +146,6 @@ class Calls:
     def point(self, handle: Any, *meaning: Any) -> None:
         """Make a handle, given by reference, stand for this."""
         pointee(handle).contents = self.structure(meaning)
-
-    def list_handles(self, meanings: Sequence[tuple[Any, ...]], array: Any, count: Any) -> None:
-        """Fill an array with handles, if one is given, and tell how many there are."""
-        fill(count, len(meanings))
-        if meanings and array is not None:
-            kind = type(self.structure(meanings[0]))
-            handles = ctypes.cast(array, ctypes.POINTER(ctypes.POINTER(kind)))
-            for position, meaning in enumerate(meanings):
-                handles[position] = ctypes.pointer(self.structure(meaning))
 
 
 def _not_supported(*_: object) -> int:
@@ -205,25 +165,3 @@ def fill(argument: Any, value: int) -> None:
 def number(argument: Any) -> int:
     """A number that pynvml passes plainly or as a ctypes object."""
     return int(getattr(argument, "value", argument))
-
-
-def known(value: int | None) -> int:
-    """A count for a field of a structure; NVML's "not available" where the table does not know it."""
-    return _NOT_AVAILABLE if value is None else value
-
-
-def list_placements(places: Sequence[tuple[int, int]], array: Any, count: Any, kind: Any) -> None:
-    """Fill an array with placements (start, size), if one is given, and tell how many there are.
-
-    Raises:
-        DriverError: the array is too short.
-    """
-    room = pointee(count).value
-    fill(count, len(places))
-    if array is None:
-        return
-    if room < len(places):
-        raise DriverError(codes.INSUFFICIENT_SIZE)
-    entries = ctypes.cast(array, ctypes.POINTER(kind))
-    for position, (start, size) in enumerate(places):
-        entries[position].start, entries[position].size = start, size

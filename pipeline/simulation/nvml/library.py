@@ -1,7 +1,7 @@
 """The library beneath pynvml: the C functions of libnvidia-ml, by ctypes signature, over the simulated driver.
 
 What only hardware could know (power, clocks, utilisation, energy, temperature, GPM counters) answers "not supported";
-functions that are not here are not found, as those of a newer driver.
+functions that the project does not call are not found, as those of a newer driver.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pynvml
 
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, mig_uuid
-from pipeline.simulation.nvml.calls import answers, fill, known, number, pointee
+from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, Gpu, mig_uuid
+from pipeline.simulation.nvml.calls import answers, fill, number, pointee
 from pipeline.simulation.nvml.gpm import GpmCalls
 from pipeline.simulation.nvml.mig import MigCalls
 
@@ -22,7 +22,6 @@ _MIB = 2**20
 # Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
 _CORES_PER_MULTIPROCESSOR = {(8, 0): 64}
 _CORES_PER_LATER_MULTIPROCESSOR = 128
-_ARCHITECTURES = {"Ampere": 7, "Hopper": 9, "Blackwell": 10}  # Source: nvml.h, NVML_DEVICE_ARCH_*
 _NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
 
 
@@ -46,11 +45,11 @@ class NvmlLibrary(MigCalls, GpmCalls):
             self.clients.close_session()
             self.num_open -= 1
 
-    @answers("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+    @answers("nvmlSystemGetDriverVersion")
     def _driver_version(self, text: Any, _size: Any) -> None:
         text.value = DRIVER_VERSION.encode()
 
-    @answers("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
+    @answers("nvmlSystemGetCudaDriverVersion")
     def _cuda_version(self, version: Any) -> None:
         fill(version, CUDA_VERSION)
 
@@ -78,16 +77,9 @@ class NvmlLibrary(MigCalls, GpmCalls):
         for index, gpu in enumerate(self.driver.state().gpus):
             if gpu.uuid.encode() == uuid.value:
                 return self.point(handle, "gpu", index)
-            for instance, division in queries.mig_devices(gpu):
-                if mig_uuid(gpu, instance, division).encode() == uuid.value:
-                    return self.point(handle, "mig", index, instance.id, division.id)
-        raise DriverError(codes.NOT_FOUND)
-
-    @answers("nvmlDeviceGetHandleByPciBusId_v2")
-    def _handle_by_bus_id(self, bus_id: Any, handle: Any) -> None:
-        for index, gpu in enumerate(self.driver.state().gpus):
-            if gpu.bus_id.encode() == bus_id.value:
-                return self.point(handle, "gpu", index)
+            for instance in queries.mig_devices(gpu):
+                if mig_uuid(gpu, instance).encode() == uuid.value:
+                    return self.point(handle, "mig", index, instance.id)
         raise DriverError(codes.NOT_FOUND)
 
     @answers("nvmlDeviceGetMigDeviceHandleByIndex")
@@ -96,16 +88,7 @@ class NvmlLibrary(MigCalls, GpmCalls):
         devices = queries.mig_devices(gpu)
         if number(index) >= len(devices):
             raise DriverError(codes.NOT_FOUND)
-        instance, division = devices[number(index)]
-        self.point(mig, "mig", gpu_index, instance.id, division.id)
-
-    @answers("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-    def _parent_handle(self, mig: Any, handle: Any) -> None:
-        self.point(handle, "gpu", self.meaning(mig, "mig")[1])
-
-    @answers("nvmlDeviceIsMigDeviceHandle")
-    def _is_mig(self, handle: Any, is_mig: Any) -> None:
-        fill(is_mig, int(self.is_mig_device(handle)))
+        self.point(mig, "mig", gpu_index, devices[number(index)].id)
 
     @answers("nvmlDeviceGetGpuInstanceId")
     def _gpu_instance_id(self, mig: Any, number: Any) -> None:
@@ -113,33 +96,22 @@ class NvmlLibrary(MigCalls, GpmCalls):
 
     @answers("nvmlDeviceGetComputeInstanceId")
     def _compute_instance_id(self, mig: Any, number: Any) -> None:
-        fill(number, self.mig_device(mig)[2].id)
+        self.mig_device(mig)
+        fill(number, 0)
 
     @answers("nvmlDeviceGetMaxMigDeviceCount")
     def _max_mig_devices(self, handle: Any, count: Any) -> None:
         _, gpu = self.whole_gpu(handle)
         fill(count, queries.model_of(gpu).compute_slices if gpu.mig_current else 0)
 
-    @answers("nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber")
-    def _index(self, handle: Any, index: Any) -> None:
-        if self.is_mig_device(handle):
-            instance, division = self.mig_device(handle)[1:]
-            fill(index, queries.mig_devices(self.gpu(handle)).index((instance, division)))
-        else:
-            fill(index, self.whole_gpu(handle)[0])
-
     @answers("nvmlDeviceGetUUID")
     def _uuid(self, handle: Any, text: Any, _size: Any) -> None:
-        gpu = self.gpu(handle)
-        text.value = (mig_uuid(*self.mig_device(handle)) if self.is_mig_device(handle) else gpu.uuid).encode()
+        is_mig = self.is_mig_device(handle)
+        text.value = (mig_uuid(*self.mig_device(handle)) if is_mig else self.whole_gpu(handle)[1].uuid).encode()
 
     @answers("nvmlDeviceGetName")
     def _name(self, handle: Any, text: Any, _size: Any) -> None:
-        name = queries.model_of(self.gpu(handle)).product
-        if self.is_mig_device(handle):
-            gpu, instance, division = self.mig_device(handle)
-            name += f" MIG {queries.device_name(gpu, instance, division)}"
-        text.value = name.encode()
+        text.value = queries.model_of(self.gpu(handle)).product.encode()
 
     @answers("nvmlDeviceGetPciInfo_v3")
     def _pci(self, handle: Any, info: Any) -> None:
@@ -154,10 +126,6 @@ class NvmlLibrary(MigCalls, GpmCalls):
         capability = queries.model_of(self.gpu(handle)).compute_capability
         fill(major, capability[0])
         fill(minor, capability[1])
-
-    @answers("nvmlDeviceGetArchitecture")
-    def _architecture(self, handle: Any, architecture: Any) -> None:
-        fill(architecture, _ARCHITECTURES[queries.model_of(self.gpu(handle)).architecture])
 
     @answers("nvmlDeviceGetNumGpuCores")
     def _cores(self, handle: Any, cores: Any) -> None:
@@ -175,38 +143,18 @@ class NvmlLibrary(MigCalls, GpmCalls):
     def _compute_mode(self, handle: Any, mode: Any) -> None:
         fill(mode, self.gpu(handle).compute_mode)
 
-    @answers("nvmlDeviceSetComputeMode")
-    def _set_compute_mode(self, handle: Any, mode: Any) -> None:
-        self.driver.set_compute_mode(self.whole_gpu(handle)[0], number(mode))
-
-    @answers("nvmlDeviceGetAttributes_v2")
-    def _attributes(self, mig: Any, attributes: Any) -> None:
-        gpu, instance, division = self.mig_device(mig)
-        profile = queries.profile_of(gpu, instance)
-        target = pointee(attributes)
-        target.multiprocessorCount = known(queries.division_of(profile, division.profile_id).num_multiprocessors)
-        target.sharedCopyEngineCount, target.sharedDecoderCount = known(profile.num_copy), known(profile.num_decoder)
-        target.sharedEncoderCount, target.sharedJpegCount = known(profile.num_encoder), known(profile.num_jpeg)
-        target.sharedOfaCount = known(profile.num_ofa)
-        target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, division.size
-        target.memorySizeMB = profile.capacity_mib
-
     @answers("nvmlDeviceGetMemoryInfo")
     def _memory(self, handle: Any, memory: Any) -> None:
-        total, used, reserved = self._memory_mib(handle)
-        target = pointee(memory)
         # Version 1 counts what the driver keeps for itself as used.
-        target.total, target.used = total * _MIB, (used + reserved) * _MIB
-        target.free = (total - used - reserved) * _MIB
+        _fill_memory(pointee(memory), self.whole_gpu(handle)[1], queries.RESERVED_MIB)
 
     @answers("nvmlDeviceGetMemoryInfo_v2")
     def _memory_v2(self, handle: Any, memory: Any) -> None:
         target = pointee(memory)
         if target.version != pynvml.nvmlMemory_v2:
             raise DriverError(codes.VERSION_MISMATCH)
-        total, used, reserved = self._memory_mib(handle)
-        target.total, target.used, target.reserved = total * _MIB, used * _MIB, reserved * _MIB
-        target.free = (total - used - reserved) * _MIB
+        _fill_memory(target, self.whole_gpu(handle)[1])
+        target.reserved = queries.RESERVED_MIB * _MIB
 
     @answers("nvmlDeviceGetComputeRunningProcesses_v3")
     def _compute_processes(self, handle: Any, count: Any, array: Any) -> None:
@@ -220,20 +168,11 @@ class NvmlLibrary(MigCalls, GpmCalls):
     def _graphics_processes(self, handle: Any, count: Any, array: Any) -> None:
         self._list_processes(handle, ("G",), count, array)
 
-    def _memory_mib(self, handle: Any) -> tuple[int, int, int]:
-        """Total, used by processes, and kept by the driver."""
-        gpu = self.gpu(handle)
-        if self.is_mig_device(handle):
-            _, instance, _ = self.mig_device(handle)
-            return queries.profile_of(gpu, instance).capacity_mib, queries.used_memory_mib(gpu, instance.id), 0
-        return queries.model_of(gpu).capacity_mib, queries.used_memory_mib(gpu), queries.RESERVED_MIB
-
     def _list_processes(self, handle: Any, kinds: Collection[str], count: Any, array: Any) -> None:
         found = [process for process in self.gpu(handle).processes if process.kind in kinds]
         if self.is_mig_device(handle):
-            _, instance, division = self.mig_device(handle)
-            place = (instance.id, division.id)
-            found = [p for p in found if (p.gpu_instance_id, p.compute_instance_id) == place]
+            instance_id = self.mig_device(handle)[1].id
+            found = [process for process in found if process.gpu_instance_id == instance_id]
         room = pointee(count).value
         fill(count, len(found))
         if room < len(found):
@@ -241,7 +180,13 @@ class NvmlLibrary(MigCalls, GpmCalls):
         # The latest comes first. Source: recorded lists of an H100.
         for entry, process in zip(array or (), reversed(found), strict=False):
             entry.pid, entry.usedGpuMemory = process.pid, process.memory_mib * _MIB
-            entry.gpuInstanceId = _NOT_IN_MIG if process.gpu_instance_id is None else process.gpu_instance_id
-            entry.computeInstanceId = (
-                _NOT_IN_MIG if process.compute_instance_id is None else process.compute_instance_id
-            )
+            is_in_mig = process.gpu_instance_id is not None
+            entry.gpuInstanceId = process.gpu_instance_id if is_in_mig else _NOT_IN_MIG
+            entry.computeInstanceId = 0 if is_in_mig else _NOT_IN_MIG
+
+
+def _fill_memory(target: Any, gpu: Gpu, more_mib: int = 0) -> None:
+    """Total, free and used bytes; `more_mib` is what counts as used beside the memory of the processes."""
+    total_mib, used_mib = queries.model_of(gpu).capacity_mib, queries.used_memory_mib(gpu)
+    target.total, target.used = total_mib * _MIB, (used_mib + more_mib) * _MIB
+    target.free = (total_mib - used_mib - queries.RESERVED_MIB) * _MIB

@@ -7,21 +7,22 @@ failures are NVML's return codes; only 2 and 6 are documented.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pipeline.base.mig_table import CiProfile, GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError, text_of
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance
+from pipeline.simulation.machine.state import Gpu, GpuInstance
 from pipeline.simulation.smi import output
 from pipeline.simulation.smi.output import Numbered
 
 # An id and a start that no profile has: the driver refuses it with the code that it has for that.
 _NO_SUCH = -1
-
-Print = Callable[[str], None]
+# What is listed with MIG mode off as well.
+_TABLES = {"-lgip": output.profile_table, "-lgipp": output.placement_list}
+# What divides a GPU instance into smaller compute instances is not simulated; without any, the answer was recorded.
+_KNOWN_WITH_MIG_OFF = ("-lcip", "-lcipp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,178 +34,109 @@ class Request:
         argument: its list; `None` if it has none.
         gpus: indices of the GPUs it is about.
         instances: ids of the GPU instances it is about; `None` for all.
-        divisions: ids of the compute instances it is about; `None` for all.
-        with_divisions: whether a GPU instance gets a compute instance of its full width at once (`-C`).
+        compute_instances: ids of the compute instances it is about; `None` for all.
+        is_whole: whether a GPU instance gets a compute instance of its full width at once (`-C`).
     """
 
     command: str
     argument: str | None
     gpus: tuple[int, ...]
     instances: frozenset[int] | None
-    divisions: frozenset[int] | None
-    with_divisions: bool
+    compute_instances: frozenset[int] | None
+    is_whole: bool
 
 
 class MigCommands:
-    """The sub-commands.
+    """The sub-commands, carried out by a driver; `say` prints a line."""
 
-    Args:
-        driver: the driver that carries them out.
-        say: prints a line.
-    """
-
-    def __init__(self, driver: Driver, say: Print) -> None:
+    def __init__(self, driver: Driver, say: Callable[[str], None]) -> None:
         self._driver = driver
         self._say = say
 
     def run(self, request: Request) -> int:
         """Carry out a request and return the exit status."""
-        gpus = self._gpus(request)
-        tables = {"-lgip": output.profile_table, "-lgipp": output.placement_list}
-        if request.command in tables:
-            return self._say_all(tables[request.command](gpus))
-        commands: Mapping[str, Callable[[Request], int]] = {
-            "-lgi": self._list_instances,
-            "-lcip": self._list_division_profiles,
-            "-lcipp": self._list_division_profiles,
-            "-lci": self._list_divisions,
-            "-cgi": self._create_instances,
-            "-cci": self._create_divisions,
-            "-dgi": self._destroy_instances,
-            "-dci": self._destroy_divisions,
-        }
-        if not any(gpu.mig_current for _, gpu in gpus):
-            self._say("No MIG-enabled devices found.")
-            return 0
-        return commands[request.command](request)
-
-    def _list_instances(self, request: Request) -> int:
-        rows = list(self._instances(request))
-        return self._say_all(output.instance_table(rows)) if rows else self._nothing("GPU")
-
-    def _list_division_profiles(self, request: Request) -> int:
-        rows = list(self._instances(request))
+        gpus = self._driver.state().gpus
+        chosen = [(index, gpus[index]) for index in request.gpus]
+        if request.command in _TABLES:
+            return self._say_all(_TABLES[request.command](chosen))
+        if not any(gpu.mig_current for _, gpu in chosen):
+            return self._say_all(["No MIG-enabled devices found."])
+        if request.command in _KNOWN_WITH_MIG_OFF:
+            self._say(f"The simulated nvidia-smi knows mig {request.command} with MIG mode off only.")
+            return codes.INVALID_ARGUMENT
+        if request.command == "-cgi":
+            return self._create(request, chosen)
+        rows = [
+            (index, gpu, instance)
+            for index, gpu in chosen
+            for instance in queries.listed(gpu)
+            if request.instances is None or instance.id in request.instances
+        ]
+        is_of_gpu = request.command in ("-lgi", "-dgi")
+        if not is_of_gpu:
+            is_wanted = request.compute_instances is None or 0 in request.compute_instances
+            rows = [row for row in rows if row[2].has_compute_instance and is_wanted]
         if not rows:
-            return self._nothing("GPU")
-        is_table = request.command == "-lcip"
-        text = output.division_profile_table(rows) if is_table else output.division_placement_list(rows)
-        return self._say_all(text)
+            self._say(f"No {'GPU' if is_of_gpu else 'compute'} instances found: {text_of(codes.NOT_FOUND)}")
+            return codes.NOT_FOUND
+        if request.command.startswith("-d"):
+            return self._destroy(rows, is_of_gpu=is_of_gpu)
+        return self._say_all((output.instance_table if is_of_gpu else output.compute_instance_table)(rows))
 
-    def _list_divisions(self, request: Request) -> int:
-        rows = list(self._divisions(request))
-        return self._say_all(output.division_table(rows)) if rows else self._nothing("compute")
-
-    def _create_instances(self, request: Request) -> int:
-        for index, gpu in self._gpus(request):
-            if not gpu.mig_current:
-                continue
-            for item in (request.argument or "").split(","):
-                status = self._create_instance(index, gpu, item.strip(), with_division=request.with_divisions)
+    def _create(self, request: Request, gpus: Iterable[Numbered]) -> int:
+        for index, gpu in gpus:
+            for item in (request.argument or "").split(",") if gpu.mig_current else ():
+                status = self._create_instance(index, gpu, item.strip(), is_whole=request.is_whole)
                 if status:
                     return status
         return 0
 
-    def _create_instance(self, index: int, gpu: Gpu, item: str, *, with_division: bool) -> int:
+    def _create_instance(self, index: int, gpu: Gpu, item: str, *, is_whole: bool) -> int:
         name, start = _split(item)
-        profile = queries.model_of(gpu).find_profile(name)
+        known = queries.model_of(gpu).find_profile(name)
         try:
-            made = self._driver.create_gpu_instance(index, _NO_SUCH if profile is None else profile.id, start)
+            made = self._driver.create_gpu_instance(index, _NO_SUCH if known is None else known.id, start)
         except DriverError as error:
-            shown = name if profile is None else profile.id
-            self._say(f"Unable to create a GPU instance on GPU {index:>2} using profile {shown}: {error}")
-            self._say(f"Failed to create GPU instances: {error}")
-            return error.code
-        profile = queries.model_of(gpu).profile(made.profile_id)
+            shown = name if known is None else known.id
+            what = f"create a GPU instance on GPU {index:>2} using profile {shown}"
+            return self._failed(what, "create GPU instances", error)
+        profile = queries.profile_of(gpu, made)
         self._say(
             f"Successfully created GPU instance ID {made.id:>2} on GPU {index:>2} "
             f"using profile MIG {profile.name} (ID {profile.id:>2})"
         )
-        return self._create_division(index, made.id, None) if with_division else 0
-
-    def _create_divisions(self, request: Request) -> int:
-        rows = list(self._instances(request))
-        if not rows:
-            return self._nothing("GPU")
-        for index, _, instance in rows:
-            for item in request.argument.split(",") if request.argument else [None]:
-                status = self._create_division(index, instance.id, item)
-                if status:
-                    return status
-        return 0
-
-    def _create_division(self, index: int, instance_id: int, item: str | None) -> int:
-        gpu = self._driver.state().gpus[index]
-        profile = queries.profile_of(gpu, queries.instance_of(gpu, instance_id))
-        name, start = _split(item or profile.ci_profiles[-1].name_prefix + profile.name)
-        chosen = _division(profile, name)
+        if not is_whole:
+            return 0
+        place = f"on GPU {index:>2} GPU instance ID {made.id:>2}"
         try:
-            made = self._driver.create_compute_instance(
-                index, instance_id, _NO_SUCH if chosen is None else chosen.id, start
-            )
+            self._driver.create_compute_instance(index, made.id)
         except DriverError as error:
-            shown = name if chosen is None else chosen.id
-            self._say(
-                f"Unable to create a compute instance on GPU {index:>2} GPU instance ID {instance_id:>2} "
-                f"using profile {shown}: {error}"
-            )
-            self._say(f"Failed to create compute instances: {error}")
-            return error.code
-        chosen = queries.division_of(profile, made.profile_id)
+            what = f"create a compute instance {place} using profile {profile.full_ci_id}"
+            return self._failed(what, "create compute instances", error)
         self._say(
-            f"Successfully created compute instance ID {made.id:>2} on GPU {index:>2} GPU instance ID "
-            f"{instance_id:>2} using profile MIG {chosen.name_prefix}{profile.name} (ID {chosen.id:>2})"
+            f"Successfully created compute instance ID  0 {place} "
+            f"using profile MIG {profile.name} (ID {profile.full_ci_id:>2})"
         )
         return 0
 
-    def _destroy_instances(self, request: Request) -> int:
-        rows = list(self._instances(request))
-        if not rows:
-            return self._nothing("GPU")
+    def _destroy(self, rows: Iterable[tuple[int, Gpu, GpuInstance]], *, is_of_gpu: bool) -> int:
         for index, _, instance in rows:
             what = f"GPU instance ID {instance.id:>2} from GPU {index:>2}"
+            if not is_of_gpu:
+                what = f"compute instance ID  0 from GPU {index:>2} GPU instance ID {instance.id:>2}"
+            destroy = self._driver.destroy_gpu_instance if is_of_gpu else self._driver.destroy_compute_instance
             try:
-                self._driver.destroy_gpu_instance(index, instance.id)
+                destroy(index, instance.id)
             except DriverError as error:
-                self._say(f"Unable to destroy {what}: {error}")
-                self._say(f"Failed to destroy GPU instances: {error}")
-                return error.code
+                kind = "GPU" if is_of_gpu else "compute"
+                return self._failed(f"destroy {what}", f"destroy {kind} instances", error)
             self._say(f"Successfully destroyed {what}")
         return 0
 
-    def _destroy_divisions(self, request: Request) -> int:
-        rows = list(self._divisions(request))
-        if not rows:
-            return self._nothing("compute")
-        for index, _, instance, division in rows:
-            what = f"compute instance ID {division.id:>2} from GPU {index:>2} GPU instance ID {instance.id:>2}"
-            try:
-                self._driver.destroy_compute_instance(index, instance.id, division.id)
-            except DriverError as error:
-                self._say(f"Unable to destroy {what}: {error}")
-                self._say(f"Failed to destroy compute instances: {error}")
-                return error.code
-            self._say(f"Successfully destroyed {what}")
-        return 0
-
-    def _gpus(self, request: Request) -> list[Numbered]:
-        gpus = self._driver.state().gpus
-        return [(index, gpus[index]) for index in request.gpus]
-
-    def _instances(self, request: Request) -> Iterator[tuple[int, Gpu, GpuInstance]]:
-        for index, gpu in self._gpus(request):
-            for instance in queries.listed(gpu):
-                if request.instances is None or instance.id in request.instances:
-                    yield index, gpu, instance
-
-    def _divisions(self, request: Request) -> Iterator[tuple[int, Gpu, GpuInstance, ComputeInstance]]:
-        for index, gpu, instance in self._instances(request):
-            for division in instance.compute_instances:
-                if request.divisions is None or division.id in request.divisions:
-                    yield index, gpu, instance, division
-
-    def _nothing(self, kind: str) -> int:
-        self._say(f"No {kind} instances found: {text_of(codes.NOT_FOUND)}")
-        return codes.NOT_FOUND
+    def _failed(self, one: str, every: str, error: DriverError) -> int:
+        self._say(f"Unable to {one}: {error}")
+        self._say(f"Failed to {every}: {error}")
+        return error.code
 
     def _say_all(self, lines: Iterable[str]) -> int:
         for line in lines:
@@ -214,15 +146,7 @@ class MigCommands:
 
 def _split(item: str) -> tuple[str, int | None]:
     """Profile and start of `PROFILE` or `PROFILE:START`."""
-    name, colon, start = item.strip().partition(":")
+    name, colon, start = item.partition(":")
     if not colon:
         return name, None
     return name, int(start) if start.isdecimal() else _NO_SUCH
-
-
-def _division(profile: GiProfile, text: str) -> CiProfile | None:
-    name = text.removeprefix("MIG ").rstrip("*")
-    for division in profile.ci_profiles:
-        if name in (str(division.id), division.name_prefix + profile.name):
-            return division
-    return None

@@ -34,41 +34,13 @@ _HELD = (
     "application such as another instance of nvidia-smi). Please first kill all processes using the device and retry "
     "the command or reboot the system to make MIG mode effective."
 )
-_COMPUTE_MODES = {
-    **dict.fromkeys(("0", "DEFAULT"), (0, "DEFAULT")),
-    **dict.fromkeys(("2", "PROHIBITED"), (2, "PROHIBITED")),
-    **dict.fromkeys(("3", "EXCLUSIVE_PROCESS"), (3, "EXCLUSIVE_PROCESS")),
-}
+_COMPUTE_MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 
-# Long options and what they are for short.
-_SYNONYMS = {
-    "--id": "-i",
-    "--list-gpus": "-L",
-    "--loop": "-l",
-    "--loop-ms": "-lms",
-    "--multi-instance-gpu": "-mig",
-    "--compute-mode": "-c",
-    "--gpu-reset": "-r",
-    "--gpu-instance-id": "-gi",
-    "--compute-instance-id": "-ci",
-    "--create-gpu-instance": "-cgi",
-    "--create-compute-instance": "-cci",
-    "--default-compute-instance": "-C",
-    "--destroy-gpu-instance": "-dgi",
-    "--destroy-compute-instance": "-dci",
-    "--list-gpu-instance-profiles": "-lgip",
-    "--list-gpu-instance-possible-placements": "-lgipp",
-    "--list-gpu-instances": "-lgi",
-    "--list-compute-instance-profiles": "-lcip",
-    "--list-compute-instance-possible-placements": "-lcipp",
-    "--list-compute-instances": "-lci",
-}
 _WITH_VALUE = frozenset(
-    {"-i", "-l", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--query-compute-apps", "--format"}
+    {"-i", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--query-compute-apps", "--format"}
 )
-_WITH_OPTIONAL_VALUE = frozenset({"-cci"})
-_WITHOUT_VALUE = frozenset({"-L", "-r"})
-_MIG_COMMANDS = ("-lgip", "-lgipp", "-lgi", "-lcip", "-lcipp", "-lci", "-cgi", "-cci", "-dgi", "-dci")
+_WITHOUT_VALUE = frozenset({"-L", "--gpu-reset"})
+_MIG_COMMANDS = ("-lgip", "-lgipp", "-lgi", "-lcip", "-lcipp", "-lci", "-cgi", "-dgi", "-dci")
 _MIG_FLAGS = frozenset(_MIG_COMMANDS) | {"-C"}
 
 
@@ -81,14 +53,7 @@ class _RefusedError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program.
-
-    Args:
-        arguments: `--state-file FILE`, then those of nvidia-smi.
-
-    Returns:
-        The exit status.
-    """
+    """Run the program with `--state-file FILE` and the arguments of nvidia-smi; returns the exit status."""
     if len(arguments) < 2 or arguments[0] != "--state-file":
         _say("The simulated nvidia-smi is called with --state-file FILE first.")
         return codes.INVALID_ARGUMENT
@@ -130,7 +95,7 @@ class _Program:
             return self._set_mig_mode(options["-mig"], indices)
         if "-c" in options:
             return self._set_compute_mode(options["-c"], indices)
-        if "-r" in options:
+        if "--gpu-reset" in options:
             return self._reset(indices)
         return self._show(options, indices)
 
@@ -143,31 +108,24 @@ class _Program:
             argument=options[chosen[0]],
             gpus=indices,
             instances=_ids(options.get("-gi")),
-            divisions=_ids(options.get("-ci")),
-            with_divisions="-C" in options,
+            compute_instances=_ids(options.get("-ci")),
+            is_whole="-C" in options,
         )
         return MigCommands(self._driver, _say).run(request)
 
     def _show(self, options: dict[str, str | None], indices: tuple[int, ...]) -> int:
-        fields = options.get("--query-gpu") or options.get("--query-compute-apps")
         formats = (options.get("--format") or "").split(",")
-        if fields is not None and "csv" not in formats:
-            raise _RefusedError("A query needs --format=csv.", codes.INVALID_ARGUMENT)
-        if fields is not None:
-            try:
-                query = Query(
-                    fields, of_processes="--query-compute-apps" in options, has_units="nounits" not in formats
-                )
-            except UnknownFieldError as error:
-                text = f'Field "{error.field}" is not a valid field to query.\n'
-                raise _RefusedError(text, codes.INVALID_ARGUMENT) from error
-            if "noheader" not in formats:
-                _say(query.header())
-        period_s = _period_s(options)
+        query = _query(options, formats)
+        try:
+            period_s = float(options.get("-lms") or 0) / 1e3
+        except ValueError as error:
+            raise _RefusedError(f"{options['-lms']} is no period.", codes.INVALID_ARGUMENT) from error
+        if query is not None and "noheader" not in formats:
+            _say(query.header())
         next_s = time.monotonic()
         while True:
             now, gpus = datetime.now().astimezone(), self._gpus(indices)
-            if fields is not None:
+            if query is not None:
                 lines = query.lines(gpus, now)
             elif "-L" in options:
                 lines = output.device_list(gpus)
@@ -175,7 +133,7 @@ class _Program:
                 lines = output.overview(gpus, now)
             for line in lines:
                 _say(line)
-            if period_s is None:
+            if not period_s:
                 return 0
             next_s = max(next_s + period_s, time.monotonic())
             time.sleep(max(0.0, next_s - time.monotonic()))
@@ -204,7 +162,8 @@ class _Program:
     def _set_compute_mode(self, value: str | None, indices: tuple[int, ...]) -> int:
         if value is None or value.upper() not in _COMPUTE_MODES:
             raise _RefusedError(f"-c takes DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS, not {value}.", 2)
-        mode, name = _COMPUTE_MODES[value.upper()]
+        name = value.upper()
+        mode = _COMPUTE_MODES[name]
         for index, gpu in self._gpus(indices):
             if gpu.compute_mode == mode:
                 _say(f"Compute mode is already set to {name} for GPU {gpu.bus_id}.")
@@ -244,24 +203,33 @@ class _Program:
 
 
 def _parse(arguments: Sequence[str], *, is_mig: bool) -> dict[str, str | None]:
-    """Options with their values: `-i 0`, `-i=0` and `--id=0` are the same."""
+    """Options with their values: `-i 0` and `-i=0` are the same."""
     options: dict[str, str | None] = {}
     rest = list(arguments)
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
-        name = _SYNONYMS.get(name, name)
-        takes_value, may_take_value = name in _WITH_VALUE, name in _WITH_OPTIONAL_VALUE
+        takes_value = name in _WITH_VALUE
         if not (takes_value or name in _WITHOUT_VALUE or (is_mig and name in _MIG_FLAGS)):
             raise _RefusedError(f"The simulated nvidia-smi does not know {name}.", codes.INVALID_ARGUMENT)
-        if has_value:
-            options[name] = value
-        elif rest and (takes_value or (may_take_value and not rest[0].startswith("-"))):
-            options[name] = rest.pop(0)
-        elif takes_value:
-            raise _RefusedError(f"Option {name} needs a value.", codes.INVALID_ARGUMENT)
-        else:
-            options[name] = None
+        if takes_value and not has_value:
+            if not rest:
+                raise _RefusedError(f"Option {name} needs a value.", codes.INVALID_ARGUMENT)
+            value = rest.pop(0)
+        options[name] = value if takes_value else None
     return options
+
+
+def _query(options: dict[str, str | None], formats: Sequence[str]) -> Query | None:
+    fields = options.get("--query-gpu") or options.get("--query-compute-apps")
+    if fields is None:
+        return None
+    if "csv" not in formats:
+        raise _RefusedError("A query needs --format=csv.", codes.INVALID_ARGUMENT)
+    try:
+        return Query(fields, of_processes="--query-compute-apps" in options, has_units="nounits" not in formats)
+    except UnknownFieldError as error:
+        text = f'Field "{error.field}" is not a valid field to query.\n'
+        raise _RefusedError(text, codes.INVALID_ARGUMENT) from error
 
 
 def _ids(text: str | None) -> frozenset[int] | None:
@@ -271,17 +239,6 @@ def _ids(text: str | None) -> frozenset[int] | None:
         return frozenset(int(part) for part in text.split(","))
     except ValueError as error:
         raise _RefusedError(f"{text} is no list of ids.", codes.INVALID_ARGUMENT) from error
-
-
-def _period_s(options: dict[str, str | None]) -> float | None:
-    for name, unit_s in (("-l", 1.0), ("-lms", 1e-3)):
-        value = options.get(name)
-        if value is not None:
-            try:
-                return float(value) * unit_s
-            except ValueError as error:
-                raise _RefusedError(f"{value} is no period.", codes.INVALID_ARGUMENT) from error
-    return None
 
 
 def _say(line: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pipeline.simulation.machine import queries
@@ -16,11 +16,7 @@ _SWITCH = {False: "Disabled", True: "Enabled"}
 
 
 class UnknownFieldError(Exception):
-    """nvidia-smi knows no such column.
-
-    Attributes:
-        field: what was asked for.
-    """
+    """nvidia-smi knows no column `field`."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
@@ -51,69 +47,49 @@ def _process(row: _Row) -> Process:
     return row.process
 
 
-_TIMESTAMP = _Column(
-    name="timestamp", value=lambda row: f"{row.now:%Y/%m/%d %H:%M:%S}.{row.now.microsecond // 1000:03d}"
-)
+def _timestamp(row: _Row) -> str:
+    return f"{row.now:%Y/%m/%d %H:%M:%S}.{row.now.microsecond // 1000:03d}"
+
+
 _GPU_COLUMNS = (
-    _TIMESTAMP,
+    _Column(name="timestamp", value=_timestamp),
     _Column(name="index", value=lambda row: row.index),
     _Column(name="name", value=lambda row: queries.model_of(row.gpu).product),
     _Column(name="uuid", value=lambda row: row.gpu.uuid),
     _Column(name="pci.bus_id", value=lambda row: row.gpu.bus_id),
     _Column(name="driver_version", value=lambda _: DRIVER_VERSION),
-    _Column(name="compute_cap", value=lambda row: "{}.{}".format(*queries.model_of(row.gpu).compute_capability)),
-    _Column(name="persistence_mode", value=lambda _: "Enabled"),
     _Column(name="memory.total", unit="MiB", value=lambda row: queries.model_of(row.gpu).capacity_mib),
     _Column(name="memory.reserved", unit="MiB", value=lambda _: queries.RESERVED_MIB),
     _Column(name="memory.used", unit="MiB", value=lambda row: queries.used_memory_mib(row.gpu)),
-    _Column(name="memory.free", unit="MiB", value=lambda row: _free_mib(row.gpu)),
     _Column(name="mig.mode.current", value=lambda row: _SWITCH[row.gpu.mig_current]),
     _Column(name="mig.mode.pending", value=lambda row: _SWITCH[row.gpu.mig_pending]),
     _Column(name="compute_mode", value=lambda row: _COMPUTE_MODES[row.gpu.compute_mode]),
     _Column(name="power.draw", unit="W"),
     _Column(name="power.draw.average", unit="W"),
     _Column(name="power.draw.instant", unit="W"),
-    _Column(name="power.limit", unit="W"),
     _Column(name="utilization.gpu", unit="%"),
     _Column(name="utilization.memory", unit="%"),
     _Column(name="pstate"),
     _Column(name="clocks.current.sm", unit="MHz"),
     _Column(name="clocks.current.memory", unit="MHz"),
-    _Column(name="clocks.current.graphics", unit="MHz"),
     _Column(name="temperature.gpu"),
     _Column(name="temperature.memory"),
     _Column(name="clocks_event_reasons.active"),
-    _Column(name="clocks_throttle_reasons.active"),
     _Column(name="ecc.errors.uncorrected.volatile.total"),
 )
 _APP_COLUMNS = (
-    _TIMESTAMP,
     _Column(name="pid", value=lambda row: _process(row).pid),
     _Column(name="process_name", value=lambda row: _process(row).name),
     _Column(name="used_gpu_memory", unit="MiB", value=lambda row: _process(row).memory_mib),
     _Column(name="gpu_uuid", value=lambda row: row.gpu.uuid),
-    _Column(name="gpu_name", value=lambda row: queries.model_of(row.gpu).product),
-    _Column(name="gpu_bus_id", value=lambda row: row.gpu.bus_id),
 )
 # Other names under which a column can be asked for.
-_ALIASES = {
-    "clocks.sm": "clocks.current.sm",
-    "clocks.mem": "clocks.current.memory",
-    "clocks.gr": "clocks.current.graphics",
-    "gpu_name": "name",
-    "gpu_uuid": "uuid",
-    "gpu_bus_id": "pci.bus_id",
-}
+_ALIASES = {"clocks.sm": "clocks.current.sm", "clocks.mem": "clocks.current.memory"}
 _APP_ALIASES = {"name": "process_name", "used_memory": "used_gpu_memory"}
 
 
 class Query:
-    """Columns that were asked for.
-
-    Args:
-        fields: their names, separated by commas.
-        of_processes: whether the lines are about computing processes, not about GPUs.
-        has_units: whether values are followed by their units.
+    """Columns that were asked for, by their names with commas between; of computing processes or of GPUs.
 
     Raises:
         UnknownFieldError: there is no such column.
@@ -139,7 +115,7 @@ class Query:
         rows = [_Row(now=now, index=index, gpu=gpu) for index, gpu in gpus]
         if self._of_processes:
             rows = [
-                _Row(now=now, index=row.index, gpu=row.gpu, process=process)
+                replace(row, process=process)
                 for row in rows
                 for process in reversed(row.gpu.processes)
                 if process.kind != "G"
@@ -151,7 +127,3 @@ class Query:
             return _NOT_AVAILABLE
         unit = f" {column.unit}" if column.unit and self._has_units else ""
         return f"{column.value(row)}{unit}"
-
-
-def _free_mib(gpu: Gpu) -> int:
-    return queries.model_of(gpu).capacity_mib - queries.RESERVED_MIB - queries.used_memory_mib(gpu)

@@ -16,6 +16,7 @@ from pipeline.prepare.mig import profiles
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state import Fault, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
 from tests.conftest import DATA
@@ -43,6 +44,15 @@ def library(state_file: StateFile) -> Iterator[NvmlLibrary]:
 def handle(library: NvmlLibrary) -> object:
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def _partition(state_file: StateFile, *profile_ids: int) -> Driver:
+    """GPU 0 in MIG mode, with GPU instances that hold no compute instance."""
+    driver = Driver(state_file)
+    driver.set_mig_mode(0, is_on=True)
+    for profile_id in profile_ids:
+        driver.create_gpu_instance(0, profile_id)
+    return driver
 
 
 def _recorded(start: str) -> list[list[str]]:
@@ -121,10 +131,9 @@ def test_every_profile_has_the_measured_size_places_and_capacity(
     assert [(place.start, place.size) for place in room[: number.value]] == [(start, size) for start in starts]
 
 
-def test_instances_take_capacity_and_no_possible_placement(handle: object) -> None:
+def test_instances_take_capacity_and_no_possible_placement(state_file: StateFile, handle: object) -> None:
     """Placements are told whether or not they are taken; what is left is the capacity."""
-    pynvml.nvmlDeviceSetMigMode(handle, 1)
-    pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
+    _partition(state_file, 9)
     left = {each: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, each) for each in (19, 14, 9, 5, 0, 20, 15)}
     assert left == {19: 4, 14: 2, 9: 1, 5: 1, 0: 0, 20: 1, 15: 2}
     number = ctypes.c_uint(0)
@@ -193,27 +202,22 @@ def test_profiles_read_through_nvml_are_those_of_the_table(state_file: StateFile
 
 
 def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: object) -> None:
-    assert pynvml.nvmlDeviceSetMigMode(handle, 1) == 0
+    driver = _partition(state_file, 9)
     assert pynvml.nvmlDeviceGetMigMode(handle) == [1, 1]
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) == 7
-    place = pynvml.c_nvmlGpuInstancePlacement_t(start=4, size=4)
-    gi = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, 9, ctypes.byref(place))
-    info = pynvml.nvmlGpuInstanceGetInfo(gi)
+    count, room = ctypes.c_uint(7), (pynvml.c_nvmlGpuInstance_t * 7)()
+    pynvml.nvmlDeviceGetGpuInstances(handle, 9, room, ctypes.byref(count))
+    info = pynvml.nvmlGpuInstanceGetInfo(room[0])
     assert (info.id, info.profileId, info.placement.start, info.placement.size) == (2, 9, 4, 4)
-    ci = pynvml.nvmlGpuInstanceCreateComputeInstance(gi, 2)
-    assert pynvml.nvmlComputeInstanceGetInfo(ci).placement.size == 3
-    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gi, 0) == 0
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
+    driver.create_compute_instance(0, 2)
 
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
     uuid = pynvml.nvmlDeviceGetUUID(mig)
     assert uuid.startswith("MIG-")
     assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
-    assert pynvml.nvmlDeviceGetName(mig) == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert (pynvml.nvmlDeviceGetGpuInstanceId(mig), pynvml.nvmlDeviceGetComputeInstanceId(mig)) == (2, 0)
-    attributes = pynvml.nvmlDeviceGetAttributes(mig)
-    assert (attributes.multiprocessorCount, attributes.memorySizeMB) == (60, 40448)
-    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)
-    assert pynvml.nvmlDeviceGetUUID(parent) == pynvml.nvmlDeviceGetUUID(handle)
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 1)
 
@@ -221,23 +225,18 @@ def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: ob
         Clients(state_file).hold(uuid, process.pid, "sleep", 500)
         (entry,) = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(mig)
         assert (entry.pid, entry.gpuInstanceId, entry.computeInstanceId) == (process.pid, 2, 0)
-        assert pynvml.nvmlDeviceGetMemoryInfo(mig).used == 500 * MIB
+        assert entry.usedGpuMemory == 500 * MIB
         assert nvml.processes(pynvml.nvmlDeviceGetUUID(handle))[0].memory_mib == 500
-        with pytest.raises(pynvml.NVMLError) as caught:
-            pynvml.nvmlComputeInstanceDestroy(ci)
-        assert caught.value.value == codes.IN_USE
-        assert "In use by another client" in str(caught.value)
         process.kill()
-    pynvml.nvmlComputeInstanceDestroy(ci)
-    pynvml.nvmlGpuInstanceDestroy(gi)
-    with pytest.raises(pynvml.NVMLError_NotFound):
-        pynvml.nvmlDeviceGetUUID(mig)
+    driver.destroy_compute_instance(0, 2)
+    driver.destroy_gpu_instance(0, 2)
+    for gone in (lambda: pynvml.nvmlDeviceGetUUID(mig), lambda: pynvml.nvmlGpuInstanceGetInfo(room[0])):
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            gone()
 
 
-def test_instances_are_listed_by_profile(handle: object) -> None:
-    pynvml.nvmlDeviceSetMigMode(handle, 1)
-    for profile_id in (14, 19, 19):
-        pynvml.nvmlDeviceCreateGpuInstance(handle, profile_id)
+def test_instances_are_listed_by_profile(state_file: StateFile, handle: object) -> None:
+    _partition(state_file, 14, 19, 19)
     count = ctypes.c_uint(7)
     room = (pynvml.c_nvmlGpuInstance_t * 7)()
     pynvml.nvmlDeviceGetGpuInstances(handle, 19, room, ctypes.byref(count))
@@ -284,54 +283,30 @@ def test_a_version_that_is_not_asked_right_is_refused(handle: object, library: N
         pynvml.nvmlDeviceGetSerial(handle)
 
 
-def test_compute_instances_are_queried_placed_and_listed(handle: object) -> None:
-    pynvml.nvmlDeviceSetMigMode(handle, 1)
-    gi = pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
-    full = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 2, 0)
-    assert (full.id, full.sliceCount, full.instanceCount, full.multiprocessorCount) == (2, 3, 1, 60)
-    part = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 0, 0, version=1)
-    # How many multiprocessors a part of an H100's 3g has is not known, and not made up.
-    assert (part.id, part.instanceCount, part.multiprocessorCount) == (0, 3, 0xFFFFFFFF)
-    assert full.name in (b"MIG 3g.40gb", "MIG 3g.40gb")
-    for enum, error in ((3, pynvml.NVMLError_NotSupported), (9, pynvml.NVMLError_InvalidArgument)):
-        with pytest.raises(error):
-            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, enum, 0)
-
-    count = ctypes.c_uint(8)
-    places = (pynvml.c_nvmlComputeInstancePlacement_t * 8)()
-    pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(gi, 0, places, ctypes.byref(count))
-    assert [(place.start, place.size) for place in places[: count.value]] == [(0, 1), (1, 1), (2, 1)]
-    place = pynvml.c_nvmlComputeInstancePlacement_t(start=2, size=1)
-    ci = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(gi, 0, ctypes.byref(place))
-    info = pynvml.nvmlComputeInstanceGetInfo(ci)
-    assert (info.id, info.profileId, info.placement.start, info.placement.size) == (0, 0, 2, 1)
-    assert pynvml.nvmlGpuInstanceGetInfo(info.gpuInstance).profileId == 9
-    assert pynvml.nvmlDeviceGetName(info.device).endswith(" MIG 1c.3g.40gb")
-
-    found = (pynvml.c_nvmlComputeInstance_t * 8)()
-    count.value = 8
-    pynvml.nvmlGpuInstanceGetComputeInstances(gi, 0, found, ctypes.byref(count))
-    assert [pynvml.nvmlComputeInstanceGetInfo(each).id for each in found[: count.value]] == [0]
-    assert pynvml.nvmlComputeInstanceGetInfo(pynvml.nvmlGpuInstanceGetComputeInstanceById(gi, 0)).id == 0
-    pynvml.nvmlComputeInstanceDestroy(ci)
-    for gone in (lambda: pynvml.nvmlComputeInstanceGetInfo(ci), lambda: pynvml.nvmlComputeInstanceDestroy(ci)):
-        with pytest.raises(pynvml.NVMLError_NotFound):
-            gone()
-    with pytest.raises(pynvml.NVMLError_NotFound):
-        pynvml.nvmlGpuInstanceGetComputeInstanceById(gi, 0)
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("nvmlDeviceSetMigMode", (1,)),
+        ("nvmlDeviceSetComputeMode", (3,)),
+        ("nvmlDeviceCreateGpuInstance", (9,)),
+        ("nvmlDeviceGetArchitecture", ()),
+        ("nvmlDeviceGetAttributes", ()),
+    ],
+)
+def test_what_the_project_does_not_ask_nvml_for_is_not_found(
+    state_file: StateFile, handle: object, function: str, arguments: tuple[int, ...]
+) -> None:
+    """Nothing is written through NVML; nvidia-smi does that."""
+    before = state_file.read()
+    with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+        getattr(pynvml, function)(handle, *arguments)
+    assert state_file.read() == before
 
 
-def test_gpu_instances_and_profiles_are_found_by_id(handle: object) -> None:
-    pynvml.nvmlDeviceSetMigMode(handle, 1)
-    pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
-    assert pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(handle, 2)).placement.start == 4
-    assert pynvml.nvmlDeviceGetGpuInstanceProfileInfoById(handle, 9).name in (b"MIG 3g.40gb", "MIG 3g.40gb")
-    with pytest.raises(pynvml.NVMLError_NotFound):
-        pynvml.nvmlDeviceGetGpuInstanceById(handle, 1)
+def test_placements_are_refused_without_a_profile_or_room(handle: object) -> None:
+    count, room = ctypes.c_uint(1), (pynvml.c_nvmlGpuInstancePlacement_t * 1)()
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        pynvml.nvmlDeviceGetGpuInstanceProfileInfoById(handle, 77)
-    count = ctypes.c_uint(1)
-    room = (pynvml.c_nvmlGpuInstancePlacement_t * 1)()
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 77, room, ctypes.byref(count))
     with pytest.raises(pynvml.NVMLError_InsufficientSize):
         pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 9, room, ctypes.byref(count))
 
@@ -340,16 +315,14 @@ def test_a_device_is_found_by_every_name_it_has(state_file: StateFile) -> None:
     first, second = state_file.create(["h100_80gb", "a100_40gb"]).gpus
     with installed(state_file.path):
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(second.bus_id)
-        assert pynvml.nvmlDeviceGetUUID(handle) == second.uuid
-        assert (pynvml.nvmlDeviceGetIndex(handle), pynvml.nvmlDeviceGetArchitecture(handle)) == (1, 7)
-        assert pynvml.nvmlDeviceGetPciInfo(handle).device == 7
-        assert pynvml.nvmlDeviceIsMigDeviceHandle(handle).value == 0
-        pynvml.nvmlDeviceSetComputeMode(handle, 3)
-        assert [gpu.compute_mode for gpu in state_file.read().gpus] == [0, 3]
+        by_names = pynvml.nvmlDeviceGetHandleByUUID(second.uuid), pynvml.nvmlDeviceGetHandleByIndex(1)
+        for handle in by_names:
+            assert pynvml.nvmlDeviceGetUUID(handle) == second.uuid
+            assert pynvml.nvmlDeviceGetPciInfo(handle).device == 7
+        Driver(state_file).set_compute_mode(1, 3)
+        assert [pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in (0, 1)] == [0, 3]
         for unknown in (
             lambda: pynvml.nvmlDeviceGetHandleByUUID("GPU-0"),
-            lambda: pynvml.nvmlDeviceGetHandleByPciBusId("0"),
             lambda: pynvml.nvmlSystemGetProcessName(1),
         ):
             with pytest.raises(pynvml.NVMLError_NotFound):
@@ -367,14 +340,12 @@ def test_a_fault_of_one_gpu_spares_the_other(state_file: StateFile) -> None:
     assert modes == ["disabled", None]
 
 
-def test_a_handle_of_the_wrong_kind_is_an_invalid_argument(handle: object) -> None:
-    pynvml.nvmlDeviceSetMigMode(handle, 1)
-    gi = pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
-    pynvml.nvmlGpuInstanceCreateComputeInstance(gi, 2)
+def test_a_handle_of_the_wrong_kind_is_an_invalid_argument(state_file: StateFile, handle: object) -> None:
+    _partition(state_file, 9).create_compute_instance(0, 2)
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetMigMode(mig)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        pynvml.nvmlDeviceGetAttributes(handle)
+        pynvml.nvmlDeviceGetGpuInstanceId(handle)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetName(pynvml.c_nvmlDevice_t())

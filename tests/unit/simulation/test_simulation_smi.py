@@ -210,34 +210,14 @@ def test_the_overview_shows_mig_devices_and_where_processes_run(smi: Smi, state_
     assert f"{sleeper}, sleep, 44 MiB\n" in smi("--query-compute-apps=pid,name,used_memory", "--format=csv")[1]
 
 
-def test_compute_instances_divide_a_gpu_instance(smi: Smi) -> None:
+@pytest.mark.parametrize("command", ["-lcip", "-lcipp", "-cci"])
+def test_smaller_compute_instances_are_not_simulated_and_refused(smi: Smi, state_file: StateFile, command: str) -> None:
     smi("-mig", "1")
-    smi("mig", "-cgi", "9")
-    assert smi("mig", "-i", "0", "-gi", "2", "-cci", "0,1c.3g.40gb") == (
-        0,
-        "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2 "
-        "using profile MIG 1c.3g.40gb (ID  0)\n"
-        "Successfully created compute instance ID  1 on GPU  0 GPU instance ID  2 "
-        "using profile MIG 1c.3g.40gb (ID  0)\n",
-    )
-    overview = smi()[1].splitlines()
-    position = overview.index(
-        "|  0    2   0   0  |               0MiB / 40448MiB    |N/A    N/A |  3   0    3    0    3 |"
-    )
-    assert overview[position + 2 : position + 4] == [
-        "+------------------+                                  +-----------+-----------------------+",
-        "|  0    2   1   1  |                                  |N/A    N/A |  3   0    3    0    3 |",
-    ]
-    rows = [line for line in smi("mig", "-lcip")[1].splitlines() if " MIG " in line]
-    assert [re.findall(r"MIG (\S+) +(\S+) +(\d/\d) ", row)[0] for row in rows] == [
-        ("1c.3g.40gb", "0", "1/3"),
-        ("2c.3g.40gb", "1", "0/1"),
-        ("3g.40gb", "2*", "0/1"),
-    ]
-    assert {len(line) for line in smi("mig", "-lcip")[1].splitlines()} == {88}
-    assert smi("mig", "-lcipp")[1].splitlines()[0] == "GPU  0 GI  2 Profile ID  0 Placements: {0,1,2}:1"
-    assert smi("mig", "-gi", "2", "-cci")[0] == codes.INSUFFICIENT_RESOURCES
-    assert smi("mig", "-gi", "5", "-cci") == (6, "No GPU instances found: Not Found\n")
+    smi("mig", "-cgi", "9", "-C")
+    before = state_file.read()
+    status, text = smi("mig", "-i", "0", command)
+    assert (status, text.startswith("The simulated nvidia-smi ")) == (2, True)
+    assert state_file.read() == before
 
 
 def test_a_list_is_worked_off_until_it_fails(smi: Smi, state_file: StateFile) -> None:
@@ -275,7 +255,7 @@ def test_without_i_a_command_acts_on_every_gpu(smi: Smi, state_file: StateFile) 
     assert [gpu.mig_current for gpu in state_file.read().gpus] == [True, False]
 
 
-@pytest.mark.parametrize("command", [["-cgi", "19"], ["-cci"], ["-dci"], ["-dgi"]])
+@pytest.mark.parametrize("command", [["-cgi", "19"], ["-lci"], ["-dci"], ["-dgi"]])
 def test_with_mig_off_a_command_does_nothing_and_ends_with_0(smi: Smi, command: list[str]) -> None:
     assert smi("mig", *command) == (0, "No MIG-enabled devices found.\n")
 
@@ -343,10 +323,10 @@ def test_the_compute_mode_is_set_and_told(smi: Smi, state_file: StateFile) -> No
     assert smi("-i", "0", "-c", "EXCLUSIVE_PROCESS") == (0, done)
     assert smi(*query)[1] == "Exclusive_Process\n"
     assert "  E. Process |" in smi()[1]
-    assert smi("-c", "0")[0] == 0
+    assert smi("-c", "default")[0] == 0
     assert smi(*query)[1] == "Default\n"
     smi("-mig", "1")
-    assert smi("-c", "3")[0] == codes.NOT_SUPPORTED
+    assert smi("-c", "EXCLUSIVE_PROCESS")[0] == codes.NOT_SUPPORTED
     assert state_file.read().gpus[0].compute_mode == 0
 
 
@@ -360,7 +340,7 @@ def test_the_compute_mode_is_set_and_told(smi: Smi, state_file: StateFile) -> No
         ["mig", "-cgi"],
         ["mig", "-dgi", "-gi", "x"],
         ["-mig", "2"],
-        ["-c", "1"],
+        ["-c", "EXCLUSIVE_THREAD"],
         ["-lms", "soon"],
         ["--query-gpu=name"],
         ["-q"],
@@ -414,7 +394,8 @@ sys.addaudithook(note)
 from pathlib import Path
 from pipeline.simulation import dcgmi, install
 from pipeline.simulation.smi import program as nvidia_smi
-for arguments in (["-L"], ["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"], ["-c", "0"]):
+mig = (["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"])
+for arguments in (["-L"], *mig, ["-c", "DEFAULT"]):
     assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0
 for arguments in (["discovery", "-c"], ["dmon", "-e", "1001", "-c", "1"]):
     assert dcgmi.main(["--state-file", sys.argv[1], *arguments]) == 0
