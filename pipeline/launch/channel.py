@@ -28,18 +28,14 @@ class Connection:
 
     def receive(self) -> tuple[list[dict[str, object]], bool]:
         """The complete messages that have arrived, and whether the other side has closed."""
-        closed = False
-        while True:
-            try:
-                data = self.socket.recv(65536)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                closed = True
-                break
-            self._buffer += data
+        closed = True
+        try:
+            while data := self.socket.recv(65536):
+                self._buffer += data
+        except BlockingIOError:
+            closed = False
+        except OSError:
+            pass
         *lines, self._buffer = self._buffer.split(b"\n")
         messages = []
         for line in lines:

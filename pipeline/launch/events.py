@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-
-_TAIL_BYTES = 4096
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -82,15 +82,9 @@ def read(path: Path) -> Events:
 
 def read_progress(path: Path) -> JobProgress:
     """The newest phase and step of a job, at the cost of reading a few kilobytes."""
-    phase, epoch, total, t_ns = "start", None, None, None
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return JobProgress(phase, epoch, total, t_ns)
-    phase = "train"  # whatever scrolled out of the tail was steps
+    lines = last_lines(path)
+    # Whatever scrolled out of the tail was steps.
+    phase, epoch, total, t_ns = "train" if lines else "start", None, None, None
     for line in lines:
         try:
             event = json.loads(line)
@@ -103,23 +97,33 @@ def read_progress(path: Path) -> JobProgress:
     return JobProgress(phase, epoch, total, t_ns)
 
 
-def _add(events: Events, event: dict[str, object]) -> None:
+def last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
+    """The lines in the last bytes of a file, the first of which may be cut; none of a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _add(events: Events, event: dict[str, Any]) -> None:
     kind = event["event"]
     if kind == "step":
-        events.steps.t_ns.append(event["t_ns"])  # type: ignore[arg-type]
-        events.steps.total.append(event["total"])  # type: ignore[arg-type]
-        events.steps.epoch.append(event["epoch"])  # type: ignore[arg-type]
+        events.steps.t_ns.append(event["t_ns"])
+        events.steps.total.append(event["total"])
+        events.steps.epoch.append(event["epoch"])
     elif kind == "epoch":
-        events.epochs.append(Epoch(event["epoch"], event["t_ns"], event["seconds"], event["metrics"]))  # type: ignore[arg-type]
+        events.epochs.append(Epoch(event["epoch"], event["t_ns"], event["seconds"], event["metrics"]))
     elif kind == "metric":
-        events.metrics.append((event["name"], event["step"], event["t_ns"], event["value"]))  # type: ignore[arg-type]
+        events.metrics.append((event["name"], event["step"], event["t_ns"], event["value"]))
     elif kind == "param":
-        events.params.update(event["params"])  # type: ignore[call-overload]
+        events.params.update(event["params"])
     elif kind == "error":
-        events.errors.append(event)  # type: ignore[arg-type]
+        events.errors.append(event)
     elif kind == "phase":
-        events.phases.append((str(event["name"]), event["t_ns"]))  # type: ignore[arg-type]
+        events.phases.append((str(event["name"]), event["t_ns"]))
     elif kind == "wrong":
         events.wrong.append(str(event["what"]))
     elif kind == "started":
-        events.started_ns = event["t_ns"]  # type: ignore[assignment]
+        events.started_ns = event["t_ns"]

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from pipeline.base import layout
 from pipeline.base.errors import LaunchError
@@ -34,13 +33,7 @@ _UNKNOWN_STATUS = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
-    """One job to start.
-
-    Attributes:
-        slot: where it runs.
-        starter: what starts its process.
-        profiler: the program that the starter puts before the job's command, if there is one.
-    """
+    """One job to start; `profiler` is the program that the starter puts before its command, if there is one."""
 
     job: Job
     slot: Slot
@@ -64,13 +57,9 @@ class GroupFiles:
 
 
 class JobGroup:
-    """A context in which the jobs live; leaving it ends every process, whatever happened.
+    """A context in which jobs run at the same time; leaving it ends every process, whatever happened.
 
-    Args:
-        starts: the jobs, which run at the same time.
-        files: of the group.
-        limits: how long they may take to be ready and to end.
-        pin_cpus: give each job an equal share of the CPUs.
+    With `pin_cpus`, each gets an equal share of the CPUs.
     """
 
     def __init__(
@@ -90,13 +79,11 @@ class JobGroup:
             for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
                 self._start(state, start, position)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End every process group: TERM, then KILL after a grace period; also what ended jobs left behind."""
         try:
             for signum in (signal.SIGTERM, signal.SIGKILL):

@@ -22,7 +22,6 @@ class Process(Protocol):
     @property
     def pid(self) -> int:
         """Its number, which is also that of its session and process group."""
-        ...
 
     def status(self) -> int:
         """How it ended: its exit status, or minus the signal that ended it. Blocks until it has ended.
@@ -30,11 +29,9 @@ class Process(Protocol):
         Raises:
             LaunchError: nobody knows.
         """
-        ...
 
     def reap(self) -> None:
         """Give its number back. It must have ended."""
-        ...
 
 
 class Starter(Protocol):
@@ -43,24 +40,15 @@ class Starter(Protocol):
     @property
     def interpreter(self) -> Interpreter:
         """What they run with."""
-        ...
 
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
     ) -> Process:
-        """Start a program in a session of its own.
-
-        Args:
-            argv: the program and its arguments.
-            environ: its whole environment.
-            stdout: file that gets its output.
-            stderr: file that gets its errors.
-            cpus: the CPUs that it is bound to; all of them if there is none.
+        """Start a program in a session of its own, with this whole environment, on these CPUs or, without, on all.
 
         Raises:
             LaunchError: it could not be started.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +64,8 @@ class Spawn:
         command = [*self.prefix, str(self.interpreter.python), *argv]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             try:
-                # The argument list comes from the plan; there is no shell.
                 process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env=dict(environ),
-                    start_new_session=True,
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ, start_new_session=True
                 )
             except OSError as error:
                 raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error

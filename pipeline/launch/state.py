@@ -23,7 +23,7 @@ class Started:
     """How its process came to life.
 
     Attributes:
-        at_ns: just before the process was started.
+        at_ns: just before that.
         cpus: the CPUs that it is bound to; none if it is not bound.
     """
 

@@ -13,7 +13,6 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pipeline.base import interrupts
@@ -34,7 +33,7 @@ _NO_MARK = "0" * 32
 
 
 class WarmStart:
-    """A context in which fork servers live, one for each pair of environment and modules."""
+    """A context in which fork servers live, one for each pair of environment and module."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._enabled = enabled
@@ -43,67 +42,60 @@ class WarmStart:
     def __enter__(self) -> WarmStart:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for server in self._servers.values():
             if server is not None:
                 server.close()
 
     def begin(self, workload: Workload, interpreter: Interpreter) -> None:
         """Start the server that jobs of this workload will be forked from, if they can be; does not wait for it."""
-        modules = self._modules(workload)
-        if modules is None or (interpreter, modules) in self._servers:
+        key = self._key(workload, interpreter)
+        if key is None or key in self._servers:
             return
         try:
-            self._servers[interpreter, modules] = ForkServer(interpreter, modules)
+            self._servers[key] = ForkServer(*key)
         except OSError as error:
-            self._servers[interpreter, modules] = None
+            self._servers[key] = None
             log.warning("jobs of %s start cold: %s", workload.name, error)
 
     def starter(self, workload: Workload, interpreter: Interpreter) -> Starter:
         """What starts a job of this workload. Waits until the server has imported what it needs."""
         self.begin(workload, interpreter)
-        modules = self._modules(workload)
-        server = self._ready(interpreter, modules) if modules is not None else None
+        key = self._key(workload, interpreter)
+        server = None if key is None else self._ready(key)
         return server or Spawn(interpreter)
 
     def rest(self) -> None:
         """Wait until no server imports: that would take CPU time from the jobs that are measured."""
-        for interpreter, modules in self._servers:
-            self._ready(interpreter, modules)
+        for key in self._servers:
+            self._ready(key)
 
-    def _ready(self, interpreter: Interpreter, modules: str) -> ForkServer | None:
+    def _ready(self, key: tuple[Interpreter, str]) -> ForkServer | None:
         """The server, once it has imported; `None` if jobs cannot be forked from it."""
-        server = self._servers[interpreter, modules]
-        if server is None:
-            return None
-        try:
-            server.wait_ready()
-        except LaunchError as error:
-            log.warning("jobs with preload=%s start cold: %s", modules, error)
-            server.close()
-            self._servers[interpreter, modules] = None
-            return None
+        server = self._servers[key]
+        if server is not None:
+            try:
+                server.wait_ready()
+            except LaunchError as error:
+                log.warning("jobs with preload=%s start cold: %s", key[1], error)
+                server.close()
+                self._servers[key] = server = None
         return server
 
-    def _modules(self, workload: Workload) -> str | None:
-        """What a server imports for this workload; `None` if its jobs start from nothing.
+    def _key(self, workload: Workload, interpreter: Interpreter) -> tuple[Interpreter, str] | None:
+        """The server that jobs of this workload are forked from, and what it imports; `None` if they are not forked.
 
         A library may look at a variable when it is imported, so a workload with variables of its own is not forked.
         """
-        return workload.preload if self._enabled and not workload.environ else None
+        if workload.preload is None or not self._enabled or workload.environ:
+            return None
+        return interpreter, workload.preload
 
 
 class ForkServer:
-    """The server process, and our end of its socket.
+    """The server process, which has imported a module, and our end of its socket."""
 
-    Args:
-        interpreter: what it and its jobs run with.
-        modules: module that it imports.
-    """
-
-    def __init__(self, interpreter: Interpreter, modules: str) -> None:
+    def __init__(self, interpreter: Interpreter, module: str) -> None:
         self.interpreter = interpreter
         self._is_ready = False
         self._lost: str | None = None
@@ -117,7 +109,7 @@ class ForkServer:
             }
             try:
                 self._process = subprocess.Popen(
-                    [str(interpreter.python), str(_SERVER), str(theirs.fileno()), modules],
+                    [str(interpreter.python), str(_SERVER), str(theirs.fileno()), module],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -135,7 +127,7 @@ class ForkServer:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Wait until it has imported its modules.
+        """Wait until it has imported its module.
 
         Raises:
             LaunchError: it cannot fork, or is gone.

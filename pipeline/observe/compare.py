@@ -24,30 +24,12 @@ from pipeline.observe.group_result import GroupResult
 _LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """What one serial group found.
-
-    Attributes:
-        key: what a comparison must share (`comparable`).
-        alone: by workload digest: samples/s (steady) or seconds (work) of each job of that workload, alone.
-        jobs: workload digests of all its jobs, in their order.
-        makespan_s: of the whole group.
-        losses: by workload digest: losses of the first steps.
-    """
-
-    key: tuple[object, ...]
-    alone: dict[str, list[float]]
-    jobs: tuple[str, ...]
-    makespan_s: float | None
-    losses: dict[str, list[float]]
-
-
 class Comparison:
     """The rows of a study and the baselines among them."""
 
     def __init__(self) -> None:
-        self._baselines: list[Baseline] = []
+        # Serial rows that ended well, by what a comparison must share.
+        self._baselines: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
         self._rows: dict[str, GroupResult] = {}
 
     def add(self, row: GroupResult) -> list[GroupResult]:
@@ -59,7 +41,7 @@ class Comparison:
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK:
-            self._baselines.append(baseline_of(row))
+            self._baselines[comparable(row.group)].append(row)
             concerned = list(self._rows)
         changed = []
         for digest in concerned:
@@ -79,24 +61,24 @@ class Comparison:
     def latest(self, row: GroupResult) -> GroupResult:
         return self._rows.get(row.group.digest, row)
 
-    def _usable(self, row: GroupResult) -> list[Baseline]:
-        return [baseline for baseline in self._baselines if baseline.key == comparable(row.group)]
+    def _usable(self, row: GroupResult) -> list[GroupResult]:
+        return self._baselines.get(comparable(row.group), [])
 
     def _loss_difference(self, row: GroupResult) -> str | None:
-        alone = {digest: losses for baseline in self._usable(row) for digest, losses in baseline.losses.items()}
-        for job in row.jobs:
-            together = _losses(row).get(job.job.index, [])
-            if difference := loss_difference(together, alone.get(job.job.workload.digest, [])):
+        alone = {digest: losses for baseline in self._usable(row) for digest, losses in _losses(baseline)}
+        for job, (digest, together) in zip(row.jobs, _losses(row), strict=True):
+            if difference := loss_difference(together, alone.get(digest, [])):
                 return f"the losses of job {job.job.name} differ from its solo run: {difference}"
         return None
 
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
         usable = self._usable(row)
-        own = [baseline for baseline in usable if len(baseline.jobs) == 1]
-        mix = in_turn({baseline.jobs: baseline for baseline in usable if len(baseline.jobs) > 1}, _digests(row))
+        own = [baseline for baseline in usable if baseline.group.degree == 1]
+        mixes = {_digests(baseline): baseline for baseline in usable if baseline.group.degree > 1}
+        mix = in_turn(mixes, _digests(row))
         # A run of its own is preferred to turns in the same mix, and those to turns in any.
         solo = _means(usable) | _means([mix] if mix else []) | _means(own)
-        return against_baseline(row, solo, mix.makespan_s if mix else None)
+        return against_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 
 def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
@@ -132,34 +114,21 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
     return None
 
 
-def baseline_of(row: GroupResult) -> Baseline:
-    """What a serial row says of its workloads."""
-    name = rate_name(row.group.window.kind)
-    alone: dict[str, list[float]] = defaultdict(list)
-    for job in row.jobs:
-        if name in job.metrics:
-            alone[job.job.workload.digest].append(job.metrics[name])
-    return Baseline(
-        key=comparable(row.group),
-        alone=dict(alone),
-        jobs=_digests(row),
-        makespan_s=row.metrics.get("makespan_s"),
-        losses={job.job.workload.digest: _losses(row).get(job.job.index, []) for job in row.jobs},
-    )
-
-
-def _means(baselines: Sequence[Baseline]) -> dict[str, float]:
-    """By workload digest: the mean over its jobs in all of the baselines."""
+def _means(baselines: Sequence[GroupResult]) -> dict[str, float]:
+    """By workload digest: the mean of its jobs in all of the baselines; samples/s (steady) or seconds (work)."""
     values: dict[str, list[float]] = defaultdict(list)
     for baseline in baselines:
-        for digest, found in baseline.alone.items():
-            values[digest] += found
+        name = rate_name(baseline.group.window.kind)
+        for job in baseline.jobs:
+            if name in job.metrics:
+                values[job.job.workload.digest].append(job.metrics[name])
     return {digest: statistics.fmean(found) for digest, found in values.items()}
 
 
-def _losses(row: GroupResult) -> dict[int, list[float]]:
-    """Losses of the first steps by index of the job."""
-    return {int(index): values for index, values in json.loads(row.tags.get(Tag.FIRST_LOSSES, "{}")).items()}
+def _losses(row: GroupResult) -> list[tuple[str, list[float]]]:
+    """Workload digest and losses of the first steps of each job."""
+    told = json.loads(row.tags.get(Tag.FIRST_LOSSES, "{}"))
+    return [(job.job.workload.digest, told.get(str(job.job.index), [])) for job in row.jobs]
 
 
 def _digests(row: GroupResult) -> tuple[str, ...]:

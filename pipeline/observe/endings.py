@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base import layout
 from pipeline.base.records import Group, Job, Result, WindowKind
-from pipeline.launch.events import Events
+from pipeline.launch.events import Events, last_lines
 from pipeline.launch.state import Ending, JobState
 from pipeline.observe.group_result import GroupResult, JobResult
 
@@ -57,6 +57,11 @@ def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool
     if len(jobs) < expected:
         return Ending(Result.FAILED, f"only {len(jobs)} of {expected} jobs ran")
     return Ending(Result.OK)
+
+
+def without_owner() -> Ending:
+    """How a group and its running jobs ended whose orchestrator died and could not say."""
+    return Ending(Result.INTERRUPTED)
 
 
 def of_absent_job(group: Result) -> Ending:
@@ -124,10 +129,5 @@ def _tells_oom(text: str) -> bool:
 
 def _last_words(path: Path) -> str:
     """The last line that a process wrote to its error output, as `: LINE`."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 4096))
-            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return ""
-    return f": {lines[-1][:500]}" if lines else ""
+    lines = [line.strip() for line in last_lines(path) if line.strip()]
+    return f": {lines[-1].decode(errors='replace')[:500]}" if lines else ""

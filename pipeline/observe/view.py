@@ -5,44 +5,22 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pipeline.base import layout
-from pipeline.base.protocols import Watch
 from pipeline.base.records import Group, WindowKind
-from pipeline.base.samples import Sample
 from pipeline.base.words import duration, say
 from pipeline.launch import events
-from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.observation import Watched
 from pipeline.observe.progress import Progress
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _REFRESH_S = 1.0
-
-
-class Shown(Watch, Protocol):
-    """The group that runs, as the live view sees it."""
-
-    @property
-    def folder(self) -> Path:
-        """The group's files."""
-        ...
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        """What the listeners have read until now."""
-        ...
-
-    @property
-    def fields(self) -> Fields:
-        """The quantities of the listeners."""
-        ...
 
 
 class PlainView:
@@ -56,7 +34,7 @@ class PlainView:
         self._announce(group)
 
     @contextmanager
-    def watch(self, group: Group, watched: Shown) -> Iterator[None]:
+    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
         yield
 
     def done(self, row: GroupResult) -> None:
@@ -74,7 +52,7 @@ class LiveView(PlainView):
     """A table that is drawn anew every second, on a terminal."""
 
     @contextmanager
-    def watch(self, group: Group, watched: Shown) -> Iterator[None]:
+    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
         from rich.console import Console
         from rich.live import Live
 
@@ -105,7 +83,7 @@ class LiveView(PlainView):
 class _Drawer:
     """Builds the live table from the tails of the jobs' event files."""
 
-    def __init__(self, group: Group, watched: Shown, progress: Progress) -> None:
+    def __init__(self, group: Group, watched: Watched, progress: Progress) -> None:
         self.group, self.watched, self.progress = group, watched, progress
         self.before: dict[int, events.JobProgress] = {}
         self.begin_s = time.monotonic()
@@ -126,7 +104,8 @@ class _Drawer:
         for job in self.group.jobs:
             now = events.read_progress(self.watched.folder / layout.job_path(job.index) / layout.EVENTS)
             phase = now.phase if job.index in alive else "ended" if now.t_ns else "waiting"
-            table.add_row(job.name, phase, _or_dash(now.epoch), self._rate(job.index, now), self._memory(job.index))
+            epoch = "-" if now.epoch is None else str(now.epoch)
+            table.add_row(job.name, phase, epoch, self._rate(job.index, now), self._memory(job.index))
         return table
 
     def _rate(self, index: int, now: events.JobProgress) -> str:
@@ -145,7 +124,3 @@ class _Drawer:
 def make_view(progress: Progress) -> PlainView:
     """The live view on a terminal, plain lines elsewhere."""
     return (LiveView if sys.stderr.isatty() else PlainView)(progress)
-
-
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else str(value)

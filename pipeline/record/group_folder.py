@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 from pipeline.base import layout, locks
 from pipeline.base.errors import TrackingError
-from pipeline.base.records import Result
 from pipeline.base.tags import Tag
 from pipeline.clean import leftovers
+from pipeline.launch.events import last_lines
+from pipeline.observe import endings
 
 VERSION = 2
 TAIL_BYTES = 1 << 16
@@ -260,19 +261,14 @@ def _closed(folder: Path) -> Record:
 
 
 def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
-    tags = {**run.tags, Tag.RESULT: Result.INTERRUPTED.value}
-    return dataclasses.replace(run, status="KILLED", end_ns=max(end_ns, run.start_ns), tags=tags)
+    result = endings.without_owner().result
+    tags = {**run.tags, Tag.RESULT: result.value}
+    return dataclasses.replace(run, status=result.mlflow_status, end_ns=max(end_ns, run.start_ns), tags=tags)
 
 
 def _last_instant(path: Path) -> int | None:
     """The `t_ns` of the last whole line of a JSON-lines file, if there is one."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
+    for line in reversed(last_lines(path, TAIL_BYTES)):
         with suppress(ValueError, KeyError, TypeError):
             return int(json.loads(line)["t_ns"])
     return None
