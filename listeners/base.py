@@ -1,7 +1,6 @@
 """What every listener shares: a thread that samples, a first sample before entering returns, and errors that surface.
 
-A listener of this package extends `PollingListener` (a source that is asked at every tick) or `ThreadedListener`
-(a source that speaks by itself).
+A listener extends `PollingListener` (a source that is asked at every tick) or `ThreadedListener` (one that speaks).
 """
 
 from __future__ import annotations
@@ -47,13 +46,12 @@ class StopSignal:
     """Tells a sampling thread to end. Unlike `threading.Event` it can be waited for together with a pipe."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC)
         self._is_set = False
 
     def set(self) -> None:
-        if not self._is_set:
-            self._is_set = True
-            os.close(self._writer)
+        self._is_set = True
+        os.eventfd_write(self._event, 1)
 
     def is_set(self) -> bool:
         return self._is_set
@@ -61,35 +59,26 @@ class StopSignal:
     def wait(self, timeout_s: float) -> bool:
         """Block until the signal is set or the time is over; return whether it is set."""
         poll = select.poll()
-        poll.register(self._reader)
+        poll.register(self._event, select.POLLIN)
         return bool(poll.poll(timeout_s * 1e3))
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the signal is set."""
-        return self._reader
+        return self._event
 
     def close(self) -> None:
-        """Give the descriptors back. Only when no thread waits any more."""
-        self.set()
-        os.close(self._reader)
+        """Give the descriptor back. Only when no thread waits any more."""
+        os.close(self._event)
 
 
 class ThreadedListener(ABC):
-    """A listener whose readings come from one thread of its own, named after it.
+    """A listener whose readings come from one thread of its own, named after it. `FieldTable` says what `rank` means.
 
     Attributes:
-        name: how configuration and results call it.
-        fields: every quantity that its samples can hold.
-        rank: of two listeners that give the same figure or series, the one of the higher rank is shown.
-        of_machine: whether its samples without a job are of the machine, not of the device.
         start_limit_s: how long the first sample may take.
 
-    Args:
-        interval_ms: time between two readings.
-        options: of the subclass; one that no class takes is an error.
-
     Raises:
-        ConfigError: an interval below 200 ms, or an unknown option.
+        ConfigError: an interval below 200 ms, or an option that no class takes.
     """
 
     name: ClassVar[str]
@@ -134,13 +123,10 @@ class ThreadedListener(ABC):
 
     @contextmanager
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
-        """Sample until the context ends. The first sample is stored before entering returns.
+        """Sample until the context ends (`pipeline.base.protocols.Listener`).
 
         A sample without any value is not stored. Of a simulated GPU a source may have nothing else: that is a warning.
-
-        Raises:
-            ListenerError: the source is missing or gives no sample in time; on exit, it died on the way. An
-                exception of the body goes first and gets the listener's failure as a note.
+        An exception of the body goes first and gets the listener's failure as a note.
         """
         observation = _Observation(self, watch, sink)
         try:
@@ -151,8 +137,7 @@ class ThreadedListener(ABC):
             if failure is not None and failure is not error:
                 error.add_note(str(failure))
             raise
-        failure = observation.stop()
-        if failure is not None:
+        if (failure := observation.stop()) is not None:
             raise failure
 
 
@@ -222,7 +207,7 @@ class _Observation:
         self._stop = StopSignal()
         self._started = threading.Event()
         self._is_under_way = False
-        self._failure: Exception | None = None
+        self._failure: ListenerError | None = None
         # A daemon: a source that hangs in the driver must not keep the orchestrator from ending.
         self._thread = threading.Thread(target=self._sample, name=listener.name, daemon=True)
         self._thread.start()
@@ -230,8 +215,8 @@ class _Observation:
     def wait_first_sample(self) -> None:
         limit_s = self._listener.start_limit_s
         self._started.wait(limit_s)
-        if (failure := self._error()) is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
         if not self._is_under_way:
             raise ListenerError(
                 f"listener {self._listener.name} gave no sample of {self._watch.device.name} within {limit_s:g} s"
@@ -247,15 +232,20 @@ class _Observation:
                 f"it did not stop within {_STOP_LIMIT_S:g} s"
             )
         self._stop.close()
-        return self._error()
+        return self._failure
 
     def _sample(self) -> None:
         try:
             with contextlib.closing(self._listener.batches(self._watch, self._stop)) as batches:
                 for batch in batches:
                     self._store(batch)
-        except Exception as error:  # noqa: BLE001 -- handed to the thread that observes, which raises it
+        except ListenerError as error:  # handed to the thread that observes, which raises it
             self._failure = error
+        except Exception as error:  # noqa: BLE001  likewise
+            name, device = self._listener.name, self._watch.device.name
+            what = f"listener {name} stopped reading {device}: {type(error).__name__}: {error}"
+            self._failure = ListenerError(what)
+            self._failure.__cause__ = error
         finally:
             self._started.set()
 
@@ -270,13 +260,3 @@ class _Observation:
                 self._is_under_way = True
         if self._is_under_way:
             self._started.set()
-
-    def _error(self) -> ListenerError | None:
-        if self._failure is None or isinstance(self._failure, ListenerError):
-            return self._failure
-        cause = self._failure
-        failure = ListenerError(
-            f"listener {self._listener.name} stopped reading {self._watch.device.name}: {type(cause).__name__}: {cause}"
-        )
-        failure.__cause__ = cause
-        return failure

@@ -62,10 +62,7 @@ class DcgmListener(ProgramListener):
     instance. In layouts of mixed sizes DCGM may cap a larger instance at a smaller one's share (NVIDIA/DCGM#248). A
     field that the host engine refuses is reported as a warning and is absent.
 
-    Args:
-        interval_ms: given to dcgmi, which prints that often.
-        program: dcgmi's path; if not given, the one on PATH. A simulated GPU has its own instead.
-        options: none more.
+    Without `program`, dcgmi is the one on PATH; a simulated GPU has its own instead.
     """
 
     name = "dcgm"

@@ -51,7 +51,7 @@ class GpmListener(PollingListener):
             try:
                 gpu = _pynvml().nvmlDeviceGetHandleByUUID(device.uuid)
             except _pynvml().NVMLError as error:
-                raise ListenerError(f"listener {self.name}: NVML does not give GPU {device.uuid}: {error}") from error
+                raise ListenerError(f"listener gpm: NVML does not give GPU {device.uuid}: {error}") from error
             _check_support(gpu, device.name)
             counters = _open(gpu, sorted({slot.gi_id for slot in watch.slots if slot.gi_id is not None}), stack)
             time.sleep(_APART_S)
@@ -85,9 +85,6 @@ class _Counters:
         """Values since the sample before, by metric, in NVML's units. What NVML does not give is absent.
 
         Empty when the sample before, which then stays, is too recent: a late tick has the next one close behind it.
-
-        Raises:
-            ListenerError: NVML does not answer.
         """
         if time.monotonic_ns() - self.t_ns < _APART_S * 1e9:
             return {}

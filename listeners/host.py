@@ -26,12 +26,7 @@ _PSS_REST_FACTOR = 100
 
 
 def job_of(pid: int, jobs: Mapping[int, int]) -> int | None:
-    """Index of the job that a process belongs to: by its session, or as a descendant of the job's leading process.
-
-    Args:
-        pid: the process.
-        jobs: job index to PID of its leading process.
-    """
+    """Index of the job that a process belongs to: by its session, or as a descendant of the job's leading process."""
     roots = {root: job for job, root in jobs.items()}
     while pid > 1:
         process = read_process(pid)
@@ -57,11 +52,7 @@ class JobProcesses:
         self._members: dict[int, tuple[int, ProcessReading]] = {}
 
     def scan(self, jobs: Mapping[int, int]) -> dict[int, dict[int, ProcessReading]]:
-        """Job index to its processes by PID, for the jobs that have any.
-
-        Args:
-            jobs: job index to PID of its leading process.
-        """
+        """Job index to its processes by PID, for the jobs that have any; given are the PIDs of those that lead them."""
         if dict(jobs) != self._jobs:
             self._jobs = dict(jobs)
             self._foreign.clear()  # a job may have been seen before it was known
@@ -124,8 +115,8 @@ def growth(
     Args:
         before: the tree at the first reading, by PID.
         now: the tree at the second one.
-        own: the part of the counter that belongs to the process itself.
-        inherited: the part that it has from children it waited for.
+        own: gives the part of the counter that belongs to the process itself.
+        inherited: gives the part that it has from children it waited for.
     """
     total = 0
     gained: dict[int, int] = {}

@@ -24,11 +24,7 @@ class SmiListener(ProgramListener):
     """Samples one whole GPU with `nvidia-smi --query-gpu`, stamped when each line arrives.
 
     A column that this nvidia-smi does not know, or prints under another name, is reported as a warning and is absent.
-
-    Args:
-        interval_ms: given to nvidia-smi, which prints that often.
-        program: nvidia-smi's name or path; a simulated GPU has its own instead.
-        options: none more.
+    A simulated GPU has its own nvidia-smi instead of `program`.
     """
 
     name = "smi"

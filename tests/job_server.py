@@ -25,7 +25,7 @@ class JobServer:
     def __enter__(self) -> JobServer:
         self.folder = Path(tempfile.mkdtemp(prefix="job-"))  # not pytest's: a socket's path has 107 bytes at most
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.settimeout(30)
+        self._listener.settimeout(180)
         self._listener.bind(str(self.folder / "socket"))
         self._listener.listen()
         spec = {"index": 0, "socket": str(self.folder / "socket")}
@@ -52,7 +52,7 @@ class JobServer:
             **options,
         )
         self._connection, _ = self._listener.accept()
-        self._connection.settimeout(60)
+        self._connection.settimeout(180)
         self._lines = self._connection.makefile("r", encoding="utf-8")
         return self.receive()
 
@@ -78,7 +78,7 @@ class JobServer:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for the process; return its exit status, output and errors."""
-        output, errors = self.process.communicate(timeout=60)
+        output, errors = self.process.communicate(timeout=180)
         return self.process.returncode, output, errors
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:

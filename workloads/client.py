@@ -92,11 +92,7 @@ class NullJob:
 
 
 class Job(NullJob):
-    """A job that an orchestrator started.
-
-    Args:
-        folder: the job's folder, which holds `job.json` and receives `events.jsonl`.
-    """
+    """A job that an orchestrator started, by its folder, which holds `job.json` and receives `events.jsonl`."""
 
     attached = True
 
@@ -208,9 +204,8 @@ class Job(NullJob):
 
     def epoch(self, number: int, seconds: float, **metrics: float) -> None:
         """Record a whole epoch: its training time in seconds, and its figures (loss, accuracy_ratio, ...)."""
-        self._event(
-            "epoch", epoch=int(number), seconds=float(seconds), metrics={k: float(v) for k, v in metrics.items()}
-        )
+        figures = {name: float(value) for name, value in metrics.items()}
+        self._event("epoch", epoch=int(number), seconds=float(seconds), metrics=figures)
 
     def _event(self, event: str, **values: object) -> None:
         values.setdefault("t_ns", time.monotonic_ns())

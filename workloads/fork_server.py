@@ -38,12 +38,7 @@ _ON_OPENMP = 2  # Source: OPENBLAS_OPENMP in cblas.h
 
 
 class Server:
-    """Forks on request, until the other side of the socket is closed.
-
-    Args:
-        control: to the orchestrator.
-        mark_address: where the value of the group's mark lies in the environment that the kernel shows of us.
-    """
+    """Forks on request, until the other side of the socket is closed."""
 
     def __init__(self, control: socket.socket, mark_address: int) -> None:
         self._control, self._mark_address = control, mark_address
@@ -82,17 +77,8 @@ class Server:
         return None
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        buffer = b""
-        while True:
-            try:
-                data = self._control.recv(1 << 20)
-            except OSError:  # closed with an answer of ours unread
-                return
-            if not data:
-                return
-            *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
-                yield json.loads(line)
+        with contextlib.suppress(OSError):  # closed with an answer of ours unread
+            yield from map(json.loads, self._control.makefile("r", encoding="utf-8"))
 
     def _fork(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Start a job and answer with its PID once it has a session of its own; `None` in the job itself."""
@@ -123,7 +109,8 @@ class Server:
         os.setsid()
         os.environ.clear()
         os.environ.update(environ)
-        # Others see the environment that a process was started with. The group is found and ended by its mark there.
+        # /proc shows others the environment that a process was started with, and a child of the job that calls setsid
+        # is found only by the mark that it inherits there: so the group's own is written over that of the server.
         mark = environ[MARK_VARIABLE.decode()].encode()
         ctypes.memmove(self._mark_address, mark, len(mark))
         for descriptor, path, flags in (
@@ -213,7 +200,7 @@ def obstacle() -> str | None:
 
 
 def address_of_mark() -> int:
-    """Return where the kernel reads the mark from when it shows our environment; call this before that changes."""
+    """Where the kernel reads the mark from when it shows our environment; to be called before that changes."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     return int(getenv(MARK_VARIABLE))

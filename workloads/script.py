@@ -30,12 +30,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ScriptError(SystemExit):
-    """The script failed. Uncaught, it ends this process with `status`, as the script itself would have ended.
-
-    Args:
-        message: how the script ended.
-        status: its exit status, or 128 plus the number of the signal that killed it.
-    """
+    """The script failed. Uncaught, it ends this process with the script's status, or 128 plus the signal's number."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -44,10 +39,6 @@ class ScriptError(SystemExit):
 
 def run(job: client.NullJob, argv: list[str]) -> None:
     """Start the script together with the group's other jobs and wait for its end.
-
-    Args:
-        job: the entered connection to the orchestrator.
-        argv: path of the script, then its arguments.
 
     Raises:
         FileNotFoundError: there is no such script; raised before the job is ready.
@@ -62,8 +53,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
     threading.Thread(target=_end_on_stop, args=(job, pid), name="script-stop", daemon=True).start()
     # The ended script is not reaped, so that its PID cannot become another process while signals are passed on to it.
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    if end is None:
-        raise RuntimeError("waitid returned without an ended child")
+    assert end is not None
     if end.si_code != os.CLD_EXITED:
         raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)
     if end.si_status != 0:

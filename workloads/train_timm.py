@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +23,7 @@ if __name__ == "__main__":
 from workloads import client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from workloads.training.steps import Step, Training
 
 _MOMENTUM = 0.9
+_RECORDED = (
+    *("model", "dataset", "source", "image_px", "batch_size", "learning_rate", "step_mode", "precision"),
+    *("channels_last", "loader_workers", "autotune", "warmup_steps", "seed"),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -49,18 +53,16 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    return number
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
+_count, _positive = _at_least(0), _at_least(1)
 
 
 def _model_argument(text: str) -> tuple[str, Any]:
@@ -136,10 +138,6 @@ def main() -> None:
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Set up, warm up, wait for the group, train.
-
-    Args:
-        args: what `parse` returned.
-        job: the entered connection to the orchestrator.
 
     Raises:
         UsageError: this machine lacks the device.
@@ -236,14 +234,12 @@ def _warm_up(args: argparse.Namespace, job: client.NullJob, training: Training, 
         with job.in_turn() if args.autotune == "in_turn" else nullcontext():
             if args.step_mode == "cuda_graph":
                 step = steps.graph_step(training, *next(batches.epoch(1)))
-            elif args.step_mode == "compile":
-                step = steps.compiled_step(training)
             else:
-                step = steps.eager_step(training)
-            for images, labels in islice(warm_up, 1):
-                step(images, labels)
-        for images, labels in warm_up:
-            step(images, labels)
+                step = steps.compiled_step(training) if args.step_mode == "compile" else steps.eager_step(training)
+            for batch in islice(warm_up, 1):
+                step(*batch)
+        for batch in warm_up:
+            step(*batch)
         if args.canary:
             _check_results(job, training, next(batches.epoch(1)))
     return step
@@ -295,19 +291,15 @@ def _describe(args: argparse.Namespace, job: client.NullJob, training: Training)
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         facts["cublas"] = _cublas_version()
-    names = ["model", "dataset", "source", "image_px", "batch_size", "learning_rate", "step_mode", "precision"]
-    for name in [*names, "channels_last", "loader_workers", "autotune", "warmup_steps", "seed"]:
-        facts[name] = getattr(args, name)
+    facts |= {name: getattr(args, name) for name in _RECORDED}
     job.param(**{name: value for name, value in facts.items() if value is not None})
 
 
 def _cublas_version() -> str | None:
     """Return the version of the package that PyPI's torch takes cuBLAS from; `None` if it comes from elsewhere."""
     for name in ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12"):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return None
 
 

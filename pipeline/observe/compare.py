@@ -82,10 +82,10 @@ class Comparison:
 
 
 def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
-    """Figures against the serial baseline and normalised by it; absent where a baseline is absent.
+    """Figures of a group that ended well against its serial baseline; absent where a baseline is absent.
 
     Args:
-        row: a group that ended well.
+        row: of the group.
         solo: by workload digest: samples/s alone in a steady window, seconds alone in a work window.
         serial_makespan_s: of the same jobs really executed one after another, if that was measured.
     """

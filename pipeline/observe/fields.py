@@ -48,7 +48,8 @@ class Fields:
             if sample.job == job
             for name, value in sample.values.items()
         }
-        return next((latest[key] for key in self._live() if key in latest), None)
+        live = ((source, field.name) for source, field in self if field.is_live)
+        return next((latest[key] for key in live if key in latest), None)
 
     def titled(self, figures: Collection[str]) -> str:
         """Title, unit and summary of those figures that the report's tables show, by name, as JSON; empty if none."""
@@ -61,9 +62,6 @@ class Fields:
 
     def as_json(self) -> str:
         return json.dumps([dataclasses.asdict(table) for table in self.tables], indent=1) + "\n"
-
-    def _live(self) -> Iterator[tuple[str, str]]:
-        return ((source, field.name) for source, field in self if field.is_live)
 
 
 def read(path: Path) -> Fields:

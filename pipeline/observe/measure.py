@@ -9,6 +9,7 @@ import json
 import math
 import statistics
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base import layout
@@ -112,13 +113,7 @@ def _job(
     metrics |= sampled.figures(read.get(state.job.index, {}), seen.fields, [window] if window is not None else [])
     spans = phases.of_job(state, log)
     metrics |= phases.job_metrics(spans)
-    series: dict[str, list[tuple[int, int, float]]] = {}
-    for epoch in log.epochs:
-        series.setdefault("epoch_time_s", []).append((epoch.number, epoch.t_ns, epoch.seconds))
-        for name, value in epoch.metrics.items():
-            series.setdefault(name, []).append((epoch.number, epoch.t_ns, value))
-    for name, step, t_ns, value in log.metrics:
-        series.setdefault(name, []).append((step, t_ns, value))
+    cpus = state.started.cpus if state.started is not None else ()
     ending = endings.of_job(state, log, interrupted=seen.interrupted)
     if ending.result is Result.OK:
         ending = endings.of_measurement(group, state.job, log, metrics)
@@ -131,15 +126,21 @@ def _job(
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=series,
+        series=_series(log),
         spans=tuple(spans),
-        params=log.params | _place(state),
+        params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}),
     )
 
 
-def _place(state: JobState) -> dict[str, str]:
-    cpus = state.started.cpus if state.started is not None else ()
-    return {"cpus": ",".join(map(str, cpus))} if cpus else {}
+def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
+    """Points `(step, monotonic ns, value)` of what the job reported, by name."""
+    series: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    for epoch in log.epochs:
+        for name, value in {"epoch_time_s": epoch.seconds, **epoch.metrics}.items():
+            series[name].append((epoch.number, epoch.t_ns, value))
+    for name, step, t_ns, value in log.metrics:
+        series[name].append((step, t_ns, value))
+    return dict(series)
 
 
 def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:

@@ -16,14 +16,7 @@ from pipeline.observe.group_result import Span
 
 @dataclass(slots=True)
 class Watched:
-    """What listeners and the live view see of the group that runs (`pipeline.base.protocols.Watch`).
-
-    Attributes:
-        folder: the group's files.
-        samples: what the listeners have read until now.
-        fields: the quantities of the listeners.
-        running: the jobs that run now, if any do.
-    """
+    """What listeners (`pipeline.base.protocols.Watch`) and the live view see of the group that runs."""
 
     device: Device
     slots: Sequence[Slot]
@@ -42,12 +35,8 @@ class Observation:
 
     Attributes:
         batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
-        samples: what the listeners read.
-        fields: the quantities of the listeners.
         reason: why the group ended early, in words, if that was no job.
-        interrupted: whether the user ended it.
         idle_w: power of the device with nothing on it, if it was read.
-        spans: the phases of the group.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 

@@ -29,12 +29,7 @@ class Phases:
         self._since_ns = 0
 
     def begin(self, name: str, at_ns: int | None = None) -> None:
-        """End the phase that runs, if one does, and begin another.
-
-        Args:
-            name: of the phase.
-            at_ns: when it began, if that is not now.
-        """
+        """End the phase that runs, if one does, and begin another; now, if it is not said when."""
         self.finish(at_ns)
         self._name, self._since_ns = name, time.monotonic_ns() if at_ns is None else at_ns
 
@@ -50,8 +45,7 @@ def of_job(state: JobState, log: Events) -> list[Span]:
     ends_ns = state.ended.at_ns
     if state.started is None or ends_ns is None:
         return []
-    marks = [("process", state.started.at_ns), *log.phases, ("", ends_ns)]
-    pairs = itertools.pairwise(marks)
+    pairs = itertools.pairwise([("process", state.started.at_ns), *log.phases, ("", ends_ns)])
     index = state.job.index
     return [Span(name=name, start_ns=begin, end_ns=max(begin, end), job=index) for (name, begin), (_, end) in pairs]
 
@@ -85,12 +79,7 @@ def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
 
 
 def share_in_words(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
-    """What a study spent its time on, largest share first; empty if nothing was measured.
-
-    Args:
-        metrics: of its groups, with the `time_<phase>_s` of each.
-        elapsed_s: from its start to its end.
-    """
+    """What a study spent its time on, largest share first, from the metrics of its groups; empty if on no window."""
     every = list(metrics)
     spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in every) for name in _IN_WORDS}
     if not spent[WINDOW] or elapsed_s <= 0:

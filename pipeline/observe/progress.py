@@ -24,7 +24,7 @@ class Progress:
     Args:
         groups: the whole study, in its order.
         known: how the groups ended that need not run, because an earlier start ran them.
-        left: the groups to run.
+        left: the groups to run; all, if not given.
         clock: gives seconds.
     """
 

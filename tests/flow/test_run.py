@@ -22,7 +22,7 @@ pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 @contextlib.contextmanager
 def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
     """Wait until the jobs of the first group train; gives the group's mark."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         for record in tmp_path.glob("mlruns/spool/*/*/record.json"):
             events = list(record.parent.glob("jobs/*/events.jsonl"))
@@ -36,10 +36,15 @@ def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
 
 @pytest.mark.torch
 def test_the_main_job_lands_in_the_store(run, client, tmp_path):
-    status, out, err = run("window.seconds=4", "window.settle_s=1", is_real=True)
-    assert status == 0, err
+    for seconds in (4, 12, 40):  # on a busy machine, two epochs take longer
+        status, out, err = run(f"window.seconds={seconds}", "window.settle_s=1", is_real=True)
+        assert status == 0, err
+        *_, (parent, children) = groups(client)
+        losses = [[m.value for m in client.get_metric_history(c.info.run_id, "loss")] for c in children]
+        if min(map(len, losses)) > 1:
+            break
     assert "naive-2x-tiny" in out and "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db" in out
-    ((parent, children),) = groups(client)
+    assert all(of_child[-1] < of_child[0] for of_child in losses)
     assert parent.info.status == "FINISHED" and [c.info.status for c in children] == ["FINISHED"] * 2
     metrics = parent.data.metrics
     assert metrics["throughput_total_samples_per_s"] > 0
@@ -50,8 +55,6 @@ def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     for child in children:
         assert child.data.metrics["throughput_samples_per_s"] > 0
         assert 0 < child.data.metrics["accuracy_ratio"] <= 1
-        losses = [m.value for m in client.get_metric_history(child.info.run_id, "loss")]
-        assert losses[-1] < losses[0]
         assert any(name.startswith("system/host/") for name in child.data.metrics)
     artifacts = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert {"plan.txt", "config.yaml", "provenance.txt", "group.json", "samples.parquet"} <= artifacts

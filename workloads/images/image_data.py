@@ -33,9 +33,7 @@ class Facts:
     """What is known of a data set without reading it.
 
     Attributes:
-        native_px: the size that its images are stored in, from which they are scaled up on the device; `None` where
-            they are scaled as they are read.
-        train_samples: images that train.
+        native_px: the size of its images, which are scaled up on the device; `None` where they are scaled when read.
         mean, std: by channel, of values from 0 to 1.
         flips: a mirrored image is still of its class.
     """
@@ -133,7 +131,7 @@ class ArrayImages(Dataset[Batch]):
 
 
 class SyntheticImages(Dataset[Batch]):
-    """As many images as asked for, drawn from a small pool, each with a label: the loader's work without a disk."""
+    """Images from a small pool, as many as asked for: the loader's work without a disk."""
 
     def __init__(self, pool: Tensor, samples: int, num_classes: int, seed: int) -> None:
         self._pool = pool
@@ -183,7 +181,8 @@ class LoaderBatches:
             pin_memory=device.type == "cuda",
             persistent_workers=training and workers > 0,
             generator=_generator(request.seed, 4),  # else it would draw from torch's own, which models draw from
-            collate_fn=_keep if hasattr(dataset, "__getitems__") else None,
+            # A dataset with `__getitems__` returns whole batches: nothing is left to collate.
+            collate_fn=(lambda batch: batch) if hasattr(dataset, "__getitems__") else None,
             # Forked workers share the images; where Python starts them afresh, each would get a copy of a mapped array.
             multiprocessing_context="fork" if workers > 0 else None,
         )
@@ -234,15 +233,14 @@ class DeviceBatches:
 def _open_disk(request: DataRequest) -> tuple[Dataset[Any], Dataset[Any]]:
     if request.dataset == "digits":
         split = read_digits(request.image_px)
+    elif request.data_root is None:
+        raise ValueError(f"--data-root must name the folder that holds {request.dataset}")
+    elif request.dataset == "imagenet":
+        return _open_image_folders(request.data_root / "imagenet", request)
+    elif request.dataset == "cifar10":
+        split = read_cifar10(request.data_root)
     else:
-        if request.data_root is None:
-            raise ValueError(f"--data-root must name the folder that holds {request.dataset}")
-        if request.dataset == "imagenet":
-            return _open_image_folders(request.data_root / "imagenet", request)
-        if request.dataset == "cifar10":
-            split = read_cifar10(request.data_root)
-        else:
-            split = read_imagenet64(request.data_root, request.cache_root)
+        split = read_imagenet64(request.data_root, request.cache_root)
     return ArrayImages(split.train, request.num_classes), ArrayImages(split.validation, request.num_classes)
 
 
@@ -271,11 +269,6 @@ def _to_square(image: Any, px: int) -> Tensor:
 def _synthetic_images(request: DataRequest, count: int, px: int | None = None) -> Tensor:
     shape = (count, 3, px or request.image_px, px or request.image_px)
     return torch.randint(256, shape, dtype=torch.uint8, generator=_generator(request.seed, 0))
-
-
-def _keep(batch: Any) -> Any:
-    """A dataset with `__getitems__` returns whole batches: nothing is left to collate."""
-    return batch
 
 
 def _mix(*parts: int) -> int:

@@ -13,8 +13,6 @@ import os
 import pickle
 import shutil
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,11 +51,8 @@ def read_digits(image_px: int) -> Split:
 
     1500 images train and 297 validate; which ones is fixed, whatever the seed of a run.
 
-    Args:
-        image_px: edge in pixels, a multiple of the digits' own 8.
-
     Raises:
-        ValueError: `image_px` is not a multiple of 8.
+        ValueError: `image_px` is not a multiple of the digits' own 8.
 
     Source: scikit-learn, `sklearn.datasets.load_digits` (1797 images of 8x8 values from 0 to 16).
     """
@@ -100,11 +95,8 @@ def read_cifar10(data_root: Path) -> Split:
 def read_imagenet64(data_root: Path, cache_root: Path | None) -> Split:
     """Return downsampled ImageNet 64x64 as read-only memory maps, which all processes of a machine share.
 
-    The first caller converts the published files, one at a time; others wait for it.
-
-    Args:
-        data_root: folder that holds `imagenet64`.
-        cache_root: where the converted files go; the data set's own folder if `None`.
+    The first caller converts the published files, one at a time; others wait for it. The converted files go to
+    `cache_root`, or the data set's own folder.
 
     Raises:
         FileNotFoundError: a file of it is missing.
@@ -120,7 +112,8 @@ def read_imagenet64(data_root: Path, cache_root: Path | None) -> Split:
         layout = f"{folder} must hold train_data_batch_1 to train_data_batch_10 and val_data (ImageNet 64x64, Python)"
         _require([*train, folder / "val_data"], layout)
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / "imagenet64.lock"):
+        with (cache / "imagenet64.lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, however this process ends
             if not result.is_dir():
                 _convert(result, {"train": train, "validation": [folder / "val_data"]})
     return Split(train=_open_map(result, "train"), validation=_open_map(result, "validation"))
@@ -178,14 +171,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel releases when this process ends, however it ends."""
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _require(files: list[Path], layout: str) -> None:

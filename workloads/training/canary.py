@@ -47,11 +47,9 @@ class Canary:
     """Collects what was checked.
 
     Attributes:
-        limit_s: after this many seconds nothing more is checked. Unit: s.
+        limit_s: after this time nothing more is checked.
         wrong: what came out wrong, in words.
-        num_checked: results that were compared.
         num_left_out: results for which no time was left.
-        spent_s: time that the checks took. Unit: s.
     """
 
     limit_s: float = 1.0
@@ -86,11 +84,10 @@ class Canary:
         kind = (operator, *(_kind(argument) for argument in arguments))
         if check is None or kind in self._seen:
             return operator(*arguments, **options)
-        if self.spent_s > self.limit_s:
-            self.num_left_out += kind not in self._seen
-            self._seen.add(kind)
-            return operator(*arguments, **options)
         self._seen.add(kind)
+        if self.spent_s > self.limit_s:
+            self.num_left_out += 1
+            return operator(*arguments, **options)
         began = time.monotonic()
         result = operator(*arguments, **options)
         _fill_next(result)

@@ -20,22 +20,13 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class Trainer:
-    """Trains for a number of epochs, or until told to stop.
+    """Trains for a number of epochs, or with 0 until told to stop.
 
-    Args:
-        epochs: how many; 0 goes on until told to stop.
-        validates: measure the accuracy: after each epoch of a fixed number, else once, after the stop.
+    With `validates`, the accuracy is measured after each epoch of a fixed number, else once, after the stop.
     """
 
     def __init__(
-        self,
-        job: client.NullJob,
-        training: Training,
-        data: TrainingData,
-        step: Step,
-        *,
-        epochs: int,
-        validates: bool,
+        self, job: client.NullJob, training: Training, data: TrainingData, step: Step, *, epochs: int, validates: bool
     ) -> None:
         self._job, self._training, self._data, self._step = job, training, data, step
         self._epochs = epochs

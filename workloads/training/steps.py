@@ -24,13 +24,10 @@ _STEPS_BEFORE_CAPTURE = 3
 
 
 class StepClock:
-    """Reports each step at the instant at which the device had completed it.
+    """Reports samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
 
     On CUDA a step's event is waited for two steps later, by a blocking wait that leaves the core to others. On the CPU
     a step is complete when it returns.
-
-    Args:
-        report: takes samples, epoch and CLOCK_MONOTONIC nanoseconds of each complete step, in order.
     """
 
     def __init__(self, device: torch.device, report: Callable[[int, int, int], None]) -> None:
@@ -47,17 +44,14 @@ class StepClock:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         self._pending.append((event, samples, epoch))
-        while len(self._pending) > _STEPS_AHEAD:
-            self._wait_for_oldest()
+        self.drain(_STEPS_AHEAD)
 
-    def drain(self) -> None:
-        while self._pending:
-            self._wait_for_oldest()
-
-    def _wait_for_oldest(self) -> None:
-        event, samples, epoch = self._pending.popleft()
-        event.synchronize()
-        self._complete(samples, epoch)
+    def drain(self, left: int = 0) -> None:
+        """Wait for and report the oldest steps, until so many are left."""
+        while len(self._pending) > left:
+            event, samples, epoch = self._pending.popleft()
+            event.synchronize()
+            self._complete(samples, epoch)
 
     def _complete(self, samples: int, epoch: int) -> None:
         self.last_ns = time.monotonic_ns()

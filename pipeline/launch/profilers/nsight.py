@@ -6,7 +6,6 @@ its job: it starts the program, passes on how that ended, and then writes its re
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -75,7 +74,7 @@ class _Nsight:
                     f"PATH); profiler={self.name} needs {self.product}"
                 )
             return str(Path(path).absolute())
-        path = shutil.which(self.name) or next(filter(_can_be_run, self._installed()), None)
+        path = next(filter(None, map(shutil.which, [self.name, *self._installed()])), None)
         if path is None:
             looked = ", ".join(["PATH", *self.places])
             raise ConfigError(
@@ -135,7 +134,3 @@ class Ncu(_Nsight):
 
 def _escaped(path: Path) -> str:
     return str(path).replace("%", "%%")
-
-
-def _can_be_run(path: str) -> bool:
-    return Path(path).is_file() and os.access(path, os.X_OK)

@@ -74,7 +74,8 @@ def start(starter: Starter, folder: Path, code: str, *words: str, cpus: tuple[in
 def end(process: Process) -> int:
     descriptor = os.pidfd_open(process.pid)
     try:
-        assert select.select([descriptor], [], [], 30)[0], "did not end"
+        # Far longer than a training takes on a busy machine; one that waits for threads that it lacks never ends.
+        assert select.select([descriptor], [], [], 180)[0], "did not end"
     finally:
         os.close(descriptor)
     status = process.status()
