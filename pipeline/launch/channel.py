@@ -39,13 +39,10 @@ class Connection:
         *lines, self._buffer = self._buffer.split(b"\n")
         messages = []
         for line in lines:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # not ours: the socket lies in a private folder, but a job may still write nonsense
-            if isinstance(message, dict):
-                messages.append(message)
-        return messages, closed
+            # The socket lies in a private folder, but a job may still write nonsense.
+            with contextlib.suppress(ValueError):
+                messages.append(json.loads(line))
+        return [message for message in messages if isinstance(message, dict)], closed
 
     def send(self, **message: object) -> None:
         """Send one message; a job that is gone is noticed by its exit, not here."""
@@ -59,7 +56,7 @@ class Channel:
     Args:
         path: of the socket; at most 107 bytes.
         on_message: called with the job's index and each message.
-        on_exit: called with the job's index once its process has ended and its last messages were handled.
+        on_exit: called with the job's index once its process has ended, after its last message.
     """
 
     def __init__(

@@ -11,13 +11,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Steps:
-    """Completed steps in the order of their completion.
-
-    Attributes:
-        t_ns: instant at which each step was complete.
-        total: samples done since the start, that step included.
-        epoch: epoch of each step, if the job counts them.
-    """
+    """Completed steps in the order of their completion: when, samples done since the start, and epoch, if counted."""
 
     t_ns: list[int] = field(default_factory=list)
     total: list[int] = field(default_factory=list)

@@ -20,12 +20,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """How its process came to life.
-
-    Attributes:
-        at_ns: just before that.
-        cpus: the CPUs that it is bound to; none if it is not bound.
-    """
+    """How its process came to life, just after `at_ns`; no `cpus` if it is bound to none."""
 
     process: Process
     at_ns: int
@@ -76,7 +71,6 @@ class JobState:
     Attributes:
         folder: its files; absolute.
         profiler: what its leading process is, if not the job itself; a job under one is never started warm.
-        started: `None` before it was started.
     """
 
     job: Job

@@ -18,7 +18,6 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return (self.end_ns - self.start_ns) / 1e9
 
 

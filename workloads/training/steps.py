@@ -91,11 +91,7 @@ class LossRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a step changes: the model, its optimiser, and the scaler of fp16 losses (disabled for the others).
-
-    Attributes:
-        autocast: type that autocast computes in, or `None`.
-    """
+    """What a step changes: the model, its optimiser, and the scaler of fp16 losses (disabled for the others)."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -125,7 +121,7 @@ def eager_step(training: Training, forward: Forward | None = None) -> Step:
 
 
 def compiled_step(training: Training) -> Step:
-    """Return a step whose model is compiled, at its first call."""
+    """Return a step whose model is compiled at its first call."""
     return eager_step(training, torch.compile(training.model))
 
 
