@@ -90,14 +90,14 @@ def scripts(folder: Path, runs: int) -> list[str]:
         cpu.append(cpu_s_of_children() - spent_s)
     figures = (statistics.median(values[1:]) for values in (before, after, cpu))
     return [
-        "| before the first line, s (median) | after the last line, s | CPU of everything, s |",
+        "| before the first line, s (median) | after the last line, s | CPU of the orchestrator and its helpers, s |",
         "|---|---|---|",
         "| " + " | ".join(f"{value:.2f}" for value in figures) + " |",
     ]
 
 
 def cpu_s_of_children() -> float:
-    """CPU time of every process that was started here and has ended."""
+    """CPU time of every process that was started here and was waited for: not of scripts, which only their job awaits."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -36,10 +35,11 @@ from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.schema import Config, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.record import group_folder, provenance, resume
+from pipeline.record.original import FinishedGroup
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
-from pipeline.record.store import links
+from pipeline.record.store import links, local
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import reproduce
 from pipeline.reproduce.reproduce import Reproduction
@@ -184,7 +184,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     return bool(dirty)
 
 
-def _what_is_left(plan: Plan, finished: Sequence[dict[str, Any]]) -> tuple[tuple[Group, ...], list[GroupResult]]:
+def _what_is_left(plan: Plan, finished: Sequence[FinishedGroup]) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """The groups to run and the rows of the others; says how many there are."""
     groups, known = resume.remaining(plan, finished, host.boot_id())
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
@@ -248,7 +248,9 @@ class _Study:
             facts["reproduces"] = self.reproduction.original.run_id
         artifacts = self._artifacts(facts)
         tracking_to = self.config.tracking
-        store = self.sender.open(self.plan.experiment, self.root, tracking_to.uri, tracking_to.series_points)
+        self.sender.open(self.plan.experiment, self.root, tracking_to.uri, tracking_to.series_points)
+        if tracking_to.uri is not None or not local.is_ready(self.root, self.plan.experiment):
+            self.sender.store()  # else the jobs are started while MLflow is imported
         self._send_what_others_left(waiting)
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume:
@@ -288,7 +290,7 @@ class _Study:
                 self._take_in(row, comparison, spool)
         finally:
             with interrupts.held():
-                self._finish(spool, comparison, store)
+                self._finish(spool, comparison)
                 self._say_where_time_went(time.monotonic() - begin_s, known)
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_whole and all(row.result.is_finding for row in self.rows) else 1
@@ -318,21 +320,24 @@ class _Study:
         """Send the groups, and the late figures, that earlier starts could not."""
         for folder in waiting:
             self.sender.send(folder)
-        for file in group_folder.amendments(self.root / layout.SPOOL):
+        late = group_folder.amendments(self.root / layout.SPOOL)
+        for file in late:
             self.sender.amend(file)
-        self.sender.rest()
+        if waiting or late:
+            self.sender.rest()
 
     def _artifacts(self, facts: dict[str, str]) -> dict[str, str]:
         text = "\n".join(f"{key}: {value}" for key, value in sorted(facts.items())) + "\n"
         text_of_plan = f"{describe.as_text(self.plan)}\n"
         return {layout.PLAN: text_of_plan, layout.PROVENANCE: text}
 
-    def _how_to_open(self, store: dict[str, str]) -> str:
+    def _how_to_open(self) -> str:
+        store = self.sender.store()
         if store["kind"] == "local":
             return f"open: {links.ui_hint(self.root, store['experiment_id'])}"
         return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
 
-    def _finish(self, spool: Spool, comparison: Comparison, store: dict[str, str]) -> None:
+    def _finish(self, spool: Spool, comparison: Comparison) -> None:
         self.sender.rest()
         for folder in list(self.sender.unsent):
             self.sender.send(folder)  # the server may be back
@@ -347,7 +352,7 @@ class _Study:
             sys.stdout.write(table(rows, _fields(self.plan)) + "\n")
             if self.reproduction is not None:
                 sys.stdout.write(self.reproduction.side_by_side(comparison.latest(self.rows[0])) + "\n")
-            sys.stdout.write(self._how_to_open(store) + "\n")
+            sys.stdout.write(self._how_to_open() + "\n")
         self._say_how_to_resume()
         if self.sender.unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"

@@ -5,8 +5,10 @@ Each use says why it is needed; `tests/unit/base/test_library_internals.py` fail
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,3 +72,25 @@ def nvml_answered_by(library: Any) -> Iterator[None]:
         pynvml.nvmlLib = before[0]
         functions.clear()
         functions.update(before[1])
+
+
+@contextmanager
+def without(modules: Sequence[str], stand_ins: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """Let libraries that are imported meanwhile take these modules for not installed.
+
+    MLflow goes without some of what it imports, and never says so. One that is in use already is left as it is.
+
+    Args:
+        modules: that are optional.
+        stand_ins: modules that are not optional, with the classes that are looked for in them.
+    """
+    hidden = [name for name in (*modules, *stand_ins) if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = ModuleType(name) if name in stand_ins else None  # type: ignore[assignment]
+        for class_name in stand_ins.get(name, ()):
+            setattr(sys.modules[name], class_name, type(class_name, (Exception,), {}))
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

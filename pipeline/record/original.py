@@ -1,4 +1,4 @@
-"""A group's run as the store holds it: what a reproduction needs to know of its original."""
+"""A group as the store holds it: what `resume` and a reproduction need to know of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.layout import SCRIPT_PREFIX
+from pipeline.base.records import Result
 from pipeline.base.tags import fact_tag
 
 
@@ -26,6 +27,22 @@ def script_files(scripts: Iterable[str]) -> dict[str, str]:
         for path, index in first.items()
         for name in [Path(path).name]
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedGroup:
+    """A group that ended. What its run does not say is `None`."""
+
+    digest: str
+    result: Result
+    gpu_uuid: str | None
+    boot_id: str | None
+    run_id: str = ""
+    spool_id: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    reason: str | None = None
+    first_losses: str | None = None
+    settings: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

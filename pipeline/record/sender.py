@@ -1,6 +1,6 @@
 """The orchestrator's end of the process that talks to MLflow (`python -m pipeline.tracking serve`).
 
-MLflow takes seconds to import and writes for tens of milliseconds; in a process of its own neither delays a job or a
+MLflow takes a second to import and writes for tens of milliseconds; in a process of its own neither delays a job or a
 sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
 """
 
@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.base.errors import TrackingError
-from pipeline.record.original import Original
 
-_OPEN_LIMIT_S = 120.0
-_SEND_LIMIT_S = 300.0
+if TYPE_CHECKING:
+    from pipeline.record.original import FinishedGroup, Original
+
+_LIMIT_S = 300.0
 _END_LIMIT_S = 30.0
 
 # Command lines that end before anything is sent.
@@ -33,12 +34,17 @@ log = logging.getLogger(__name__)
 
 
 class Sender:
-    """A context in which the sender process lives. It imports MLflow at once and touches nothing before `open`."""
+    """A context in which the sender process lives. It imports MLflow at once and touches nothing before `open`.
+
+    Attributes:
+        unsent: folders that could not be sent and stay in the spool, and why.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._pending: deque[dict[str, Any]] = deque()
         self._buffer = b""
+        self._store: dict[str, Any] | None = None
         self._was_asked = False
         self.unsent: dict[Path, str] = {}
 
@@ -56,7 +62,6 @@ class Sender:
         )
 
     def __enter__(self) -> Sender:
-        """Start the process, if that was not done early."""
         self.start()
         return self
 
@@ -85,22 +90,29 @@ class Sender:
         assert self._process is not None
         return self._process.pid
 
-    def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> dict[str, Any]:
-        """Open the store; returns what the sender says of it (experiment_id, uri, kind).
+    def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
+        """Have the store opened. Does not wait: `store` says what came of it.
 
         Args:
             experiment: MLflow experiment.
             root: folder of the store and of the spool.
             uri: tracking server, or `None` for the store in `root`.
             series_points: how many points of a series MLflow gets.
+        """
+        where = {"root": str(root), "uri": uri, "series_points": series_points}
+        self._ask({"op": "open", "experiment": experiment, **where})
+
+    def store(self) -> dict[str, Any]:
+        """What the sender says of the store that it opened (experiment_id, uri, kind). Waits until it rests.
 
         Raises:
             TrackingError: the store cannot be used.
         """
-        where = {"root": str(root), "uri": uri, "series_points": series_points}
-        return self._call({"op": "open", "experiment": experiment, **where}, _OPEN_LIMIT_S)
+        self.rest()
+        assert self._store is not None
+        return _checked(self._store)
 
-    def finished(self, experiment: str, store: str | None = None) -> list[dict[str, Any]]:
+    def finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
         """The finished groups of an experiment, for `resume`.
 
         Args:
@@ -111,9 +123,12 @@ class Sender:
         Raises:
             TrackingError: the store cannot be read.
         """
+        from pipeline.base.records import Result
+        from pipeline.record.original import FinishedGroup
+
         request = {"op": "finished", "experiment": experiment} | ({} if store is None else {"store": store})
-        groups: list[dict[str, Any]] = self._call(request, _OPEN_LIMIT_S)["groups"]
-        return groups
+        groups = self._call(request)["groups"]
+        return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
 
     def recall(self, run_id: str, store: str) -> Original:
         """The group of a run, for a reproduction.
@@ -125,7 +140,9 @@ class Sender:
         Raises:
             TrackingError: there is no such run of ours.
         """
-        return Original(**self._call({"op": "recall", "run_id": run_id, "store": store}, _OPEN_LIMIT_S)["group"])
+        from pipeline.record.original import Original
+
+        return Original(**self._call({"op": "recall", "run_id": run_id, "store": store})["group"])
 
     def begin(self, folder: Path) -> None:
         """Have the group's runs made, so that the UI shows them as running. Does not wait."""
@@ -141,18 +158,16 @@ class Sender:
 
     def rest(self) -> None:
         """Wait until everything that was asked is done, so that the process is idle."""
-        deadline = time.monotonic() + _SEND_LIMIT_S
+        deadline = time.monotonic() + _LIMIT_S
         while self._pending:
             self._note(self._reply(deadline))
 
-    def _call(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         self.rest()
         self._ask(request)
-        reply = self._reply(time.monotonic() + limit_s)
+        reply = self._reply(time.monotonic() + _LIMIT_S)
         self._pending.popleft()
-        if not reply.get("ok"):
-            raise TrackingError(str(reply.get("error")))
-        return reply
+        return _checked(reply)
 
     def _ask(self, request: dict[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -166,6 +181,9 @@ class Sender:
 
     def _note(self, reply: dict[str, Any]) -> None:
         request = self._pending.popleft()
+        if request["op"] == "open":
+            self._store = reply
+            return
         folder = Path(request["spool"])
         if request["op"] == "send" and reply.get("ok"):
             self.unsent.pop(folder, None)
@@ -191,6 +209,12 @@ class Sender:
         line, self._buffer = self._buffer.split(b"\n", 1)
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+
+def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+    if not reply.get("ok"):
+        raise TrackingError(str(reply.get("error")))
+    return reply
 
 
 _early: list[Sender] = []

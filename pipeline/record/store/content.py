@@ -86,14 +86,16 @@ class RunContent:
         for key, value in run.tags.items():
             self.add_tag(_yielding(run.prefix + key, self.tags), value)
 
-    def batches(self) -> Iterator[LogBatch]:
-        """Everything, in as few calls as MLflow allows; nothing if there is nothing."""
-        tags = dict(self.tags)
+    def batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
+        """Everything but known params and tags, in as few calls as MLflow allows; nothing if there is nothing."""
+        known = known or RunContent()
+        params = {key: value for key, value in self.params.items() if known.params.get(key) != value}
+        tags = {key: value for key, value in self.tags.items() if known.tags.get(key) != value}
         if self.not_finite:
             tags[Tag.NOT_FINITE] = self._cut("tags", Tag.NOT_FINITE, ", ".join(self.not_finite), MAX_TAG)
         batch = LogBatch()
         for kind, key, value in (
-            *(("params", key, value) for key, value in self.params.items()),
+            *(("params", key, value) for key, value in params.items()),
             *(("tags", key, value) for key, value in tags.items()),
             *(("metrics", key, point) for key, points in self.metrics.items() for point in points),
         ):

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -130,7 +131,6 @@ def open_store(root: Path, uri: str | None = None) -> Store:
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
-    from mlflow.version import VERSION
 
     if uri is not None:
         try:
@@ -144,12 +144,7 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         with locked(root) as version_file:
             _prepare(root, version_file)
         local_uri = database_uri(root / DATABASE)
-        try:
-            client = MlflowClient(tracking_uri=local_uri)
-        except MlflowException:  # the schema is not ours, though it was: another version of MLflow was here since
-            with locked(root):
-                _upgrade(root / DATABASE, VERSION)
-            client = MlflowClient(tracking_uri=local_uri)
+        client = MlflowClient(tracking_uri=local_uri)
     except (OSError, sqlite3.Error, MlflowException) as error:
         raise TrackingError(
             f"could not open the tracking store in {root}: {error}; if that is no store of MLflow's that you may "
@@ -240,16 +235,40 @@ def locked(root: Path) -> Iterator[Path]:
 
 
 def _prepare(root: Path, version_file: Path) -> None:
-    """Leave an up-to-date database behind. Only a change of MLflow's version can have made one outdated."""
+    """Leave an up-to-date database behind. Only another version of MLflow can have made one outdated."""
     from mlflow.version import VERSION
 
     database = root / DATABASE
     if not database.exists():
         _create(root)
-    elif version_file.read_text(encoding="utf-8").strip() != VERSION:
+    elif version_file.read_text(encoding="utf-8").split() != [VERSION, _schema(database)]:
         _upgrade(database, VERSION)
     _set_journal_mode(root)
-    version_file.write_text(VERSION, encoding="utf-8")
+    version_file.write_text(f"{VERSION} {_schema(database)}", encoding="utf-8")
+
+
+def is_ready(root: Path, experiment: str) -> bool:
+    """Whether the local store is as `open_store` left it and the experiment can be used; needs no MLflow.
+
+    If it is not, `open_store` and `Store.experiment_id` say why or make it so.
+    """
+    try:
+        known = (root / STORE_LOCK).read_text(encoding="utf-8").split()
+        if known != [metadata.version("mlflow"), _schema(root / DATABASE)] or not os.access(root / DATABASE, os.W_OK):
+            return False
+        with closing(sqlite3.connect(root / DATABASE, timeout=BUSY_TIMEOUT_S)) as connection:
+            found = connection.execute(
+                "SELECT lifecycle_stage, artifact_location FROM experiments WHERE name = ?", (experiment,)
+            ).fetchone()
+    except (OSError, sqlite3.Error, metadata.PackageNotFoundError):
+        return False
+    return found is None or (found[0] == "active" and foreign_root(found[1], root) is None)
+
+
+def _schema(database: Path) -> str:
+    """The revision of MLflow's schema that an existing database has."""
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
 
 
 def _create(root: Path) -> None:
@@ -271,12 +290,12 @@ def _upgrade(database: Path, version: str) -> None:
 
     revisions = ScriptDirectory(str(Path(db_migrations.__file__).parent))
     with closing(sqlite3.connect(database)) as connection:
-        found = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
-        if found == [revisions.get_current_head()]:
+        found = _schema(database)
+        if found == revisions.get_current_head():
             return
-        if found[0] not in {revision.revision for revision in revisions.walk_revisions()}:
+        if found not in {revision.revision for revision in revisions.walk_revisions()}:
             raise TrackingError(
-                f"{database} was written by a newer MLflow than {version}: its schema is {found[0]}; update MLflow, or "
+                f"{database} was written by a newer MLflow than {version}: its schema is {found}; update MLflow, or "
                 "choose another folder"
             )
         copy = database.with_name(f"{DATABASE}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")

@@ -10,7 +10,6 @@ import gc
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,30 +17,13 @@ from pipeline.base import layout
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, JOB, Tag
-from pipeline.record.original import Original
+from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.local import Store, is_server, open_if_there, reason_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedGroup:
-    """A group that ended, as `resume` needs it. What a run does not say is `None`."""
-
-    digest: str
-    result: Result
-    block: int | None
-    gpu_uuid: str | None
-    boot_id: str | None
-    run_id: str
-    spool_id: str | None
-    metrics: dict[str, float]
-    reason: str | None = None
-    first_losses: str | None = None
-    settings: str | None = None
 
 
 def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGroup]:
@@ -66,12 +48,10 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
             continue
-        block = tags.get(Tag.BLOCK)
         finished.append(
             FinishedGroup(
                 digest=digest,
                 result=Result(result),
-                block=int(block) if block is not None and block.isdigit() else None,
                 gpu_uuid=tags.get(Tag.GPU_UUID),
                 boot_id=tags.get(Tag.BOOT_ID),
                 run_id=run.info.run_id,

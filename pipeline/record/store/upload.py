@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base import layout, locks
@@ -30,30 +30,37 @@ from pipeline.record.store.script_runs import read_script_runs
 
 @dataclass(frozen=True, slots=True)
 class RunIds:
-    """The MLflow runs of a group: its own, and one for each index of a job."""
+    """The MLflow runs of a group: its own, and one for each index of a job; params and tags that they have, by run."""
 
     parent: str
     children: dict[int, str]
+    described: dict[str, RunContent] = field(default_factory=dict)
 
 
-def begin(store: Store, folder: Path) -> RunIds:
+Opened = Callable[[str | None], Store]
+"""Gives the store of a record's `uri`, open."""
+
+
+def begin(opened: Opened, folder: Path) -> RunIds:
     """Create the group's runs with what is known of them, so that the UI shows the group while it runs."""
     with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         record = group_folder.read(folder)
+        store = opened(record.uri)
         runs = _find_or_create_runs(store, folder, record)
-        _log(store, runs.parent, RunContent(params=_described(record.parent).params))
-        for child in record.children:
-            _log(store, runs.children[child.index], RunContent(params=_described(child).params))
+        for run, run_id in ((record.parent, runs.parent), *((c, runs.children[c.index]) for c in record.children)):
+            runs.described[run_id] = content = _described(run)
+            _log(store, run_id, RunContent(params=content.params))
         return runs
 
 
-def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
+def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
     """Upload a closed spool folder, give its runs their final status, and remove it.
 
     Args:
-        store: where to.
+        opened: where to.
         folder: the spool folder.
         series_points: samples a series that MLflow gets; the table among the artifacts holds all of them.
+        begun: what `begin` returned, if this process began it.
 
     Returns:
         The runs; `None` if the folder is gone, because it was sent before.
@@ -65,6 +72,7 @@ def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
         return None
     with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         record = group_folder.read(folder)
+        store = opened(record.uri)
         unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]
         if record.state != "closed" or unfinished:
             raise TrackingError(f"{folder} is not finished: its state is {record.state}, still running: {unfinished}")
@@ -78,6 +86,7 @@ def send(store: Store, folder: Path, *, series_points: int) -> RunIds | None:
                 fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
                 scratch=Path(scratch),
                 series_points=series_points,
+                described=begun.described if begun is not None else {},
             )
             for child in record.children:
                 upload.child(child, runs.children[child.index])
@@ -158,6 +167,7 @@ class _Upload:
     fields: Fields
     scratch: Path
     series_points: int
+    described: Mapping[str, RunContent]
 
     def child(self, child: ChildRecord, run_id: str) -> None:
         content = _described(child)
@@ -204,7 +214,7 @@ class _Upload:
             self.store.client.log_artifact(run_id, str(path))
 
     def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
-        _log(self.store, run_id, content)
+        _log(self.store, run_id, content, self.described.get(run_id))
         if content.long_values:
             path = self.scratch / layout.LONG_VALUES
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
@@ -226,10 +236,10 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file() or path.is_dir()) if folder.is_dir() else []
 
 
-def _log(store: Store, run_id: str, content: RunContent) -> None:
+def _log(store: Store, run_id: str, content: RunContent, known: RunContent | None = None) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    for batch in content.batches():
+    for batch in content.batches(known):
         store.client.log_batch(
             run_id,
             metrics=[Metric(key, value, t_ms, step) for key, (step, t_ms, value) in batch.metrics],
@@ -242,15 +252,20 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     experiment_id = store.experiment_id(record.experiment)
     known = _known_runs(store, folder, record, experiment_id)
 
+    def keep() -> None:
+        ids = {"uri": store.uri, "experiment_id": experiment_id, "runs": known}
+        group_folder.write_json(folder / layout.RUN_IDS, ids)
+
+    if not known:
+        keep()  # before the first run is made: a folder without it has none
+
     def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
         if key not in known:
             tags |= {Tag.SPOOL_ID: record.spool_id, Tag.RUN_NAME: run.name}
             tags |= _described(run).tags  # made with the run, they cost a third of what they cost later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
-            group_folder.write_json(
-                folder / layout.RUN_IDS, {"uri": store.uri, "experiment_id": experiment_id, "runs": known}
-            )
+            keep()
         return known[key]
 
     parent = ensure("parent", record.parent, {})
@@ -263,11 +278,14 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
 
 def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
     """Run ids by `parent` or the child's index: from the folder if they are all there, else from MLflow."""
+    path = folder / layout.RUN_IDS
+    if not path.exists():
+        return {}
     try:
-        ids = json.loads((folder / layout.RUN_IDS).read_text(encoding="utf-8"))
+        ids = json.loads(path.read_text(encoding="utf-8"))
         if ids["uri"] == store.uri and len(ids["runs"]) == 1 + len(record.children):
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # absent, or a sender was killed while it created them: MLflow knows which exist
+        pass  # damaged, or a sender was killed while it created them: MLflow knows which exist
     found = store.client.search_runs([experiment_id], f"tags.`{Tag.SPOOL_ID}` = '{record.spool_id}'")
     return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in found}

@@ -11,6 +11,7 @@ from pipeline.base.records import Plan, Result, WindowKind
 from pipeline.observe.compare import Comparison, loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
+from pipeline.record.original import FinishedGroup
 from tests.rows import group
 
 
@@ -49,13 +50,13 @@ HERE = "boot-now"
 
 
 def entry(the_group, *, result="ok", boot=HERE, gpu=None, **metrics):
-    return {
-        "digest": the_group.digest,
-        "result": result,
-        "gpu_uuid": gpu or the_group.device.uuid,
-        "boot_id": boot,
-        "metrics": metrics,
-    }
+    return FinishedGroup(
+        digest=the_group.digest,
+        result=Result(result),
+        gpu_uuid=gpu or the_group.device.uuid,
+        boot_id=boot,
+        metrics=metrics,
+    )
 
 
 @pytest.fixture
@@ -154,9 +155,11 @@ def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, i
 
 
 def test_losses_outlive_a_resume(plan):
-    stored = [entry(plan.groups[0]), entry(plan.groups[1])]
-    stored[0]["first_losses"] = json.dumps({0: list(ALONE)})
-    stored[1]["first_losses"] = json.dumps({0: list(ALONE), 1: [2.9]})
+    losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
+    stored = [
+        dataclasses.replace(entry(each), first_losses=json.dumps(of_jobs))
+        for each, of_jobs in zip(plan.groups, losses, strict=False)
+    ]
     _, known = resume.remaining(plan, stored, HERE)
     comparison = Comparison()
     changed = [c for each in known for c in comparison.add(each)]

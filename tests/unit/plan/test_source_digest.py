@@ -8,9 +8,11 @@ import shutil
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Result
 from pipeline.plan import inventory
 from pipeline.plan.source_digest import module_file, source_digest
 from pipeline.record import resume
+from pipeline.record.original import FinishedGroup
 from tests.conftest import GPU
 
 MOVED = "from pipeline.prepare.sharing.naive import Naive\n\nclass Moved(Naive):\n    pass\n"
@@ -27,8 +29,8 @@ def project(tmp_path, monkeypatch):
 
 def stored(plan):
     """Every group of the plan as a result in the store."""
-    row = {"result": "ok", "gpu_uuid": GPU.uuid, "boot_id": "boot", "metrics": {}}
-    return [row | {"digest": group.digest, "settings": group.settings_digest} for group in plan.groups]
+    same = {"result": Result.OK, "gpu_uuid": GPU.uuid, "boot_id": "boot"}
+    return [FinishedGroup(digest=group.digest, settings=group.settings_digest, **same) for group in plan.groups]
 
 
 def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(make_plan, project, monkeypatch):

@@ -51,10 +51,10 @@ def filled(root: Path) -> Path:
 
 def test_finished_groups_say_what_resume_needs_and_nothing_that_is_unknown(filled: Path) -> None:
     first, second = results.find_finished(filled, EXPERIMENT)
-    assert (first.digest, first.result, first.block) == ("digest1", Result.OK, 2)
+    assert (first.digest, first.result) == ("digest1", Result.OK)
     assert (first.gpu_uuid, first.boot_id) == ("GPU-1", "boot")
     assert first.metrics == {"makespan_s": 1.0, "speedup_vs_serial_ratio": 1.5}
-    assert (second.digest, second.result, second.block, second.gpu_uuid) == ("digest2", Result.OOM, None, None)
+    assert (second.digest, second.result, second.gpu_uuid) == ("digest2", Result.OOM, None)
 
 
 def test_nothing_is_finished_where_there_is_no_store_and_looking_makes_none(root: Path, tmp_path: Path) -> None:

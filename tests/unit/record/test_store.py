@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_LOCK
-from pipeline.record.store.local import is_local, open_store
+from pipeline.record.store.local import is_local, is_ready, open_store
 from pipeline.record.store.relocate import relocate
 from tests.tracking_cases import EXPERIMENT, PROJECT, client, runs_of
 
@@ -77,6 +77,20 @@ def test_a_deleted_experiment_is_refused_with_the_way_out(root: Path) -> None:
     store.client.delete_experiment(experiment_id)
     with pytest.raises(TrackingError, match=f"restore --experiment-id {experiment_id}"):
         open_store(root).experiment_id(EXPERIMENT)
+
+
+def test_a_store_is_ready_only_as_it_was_left_and_with_an_experiment_that_can_be_used(root: Path) -> None:
+    assert not is_ready(root / "absent", "test")
+    store = open_store(root)
+    experiment_id = store.experiment_id("test")
+    assert is_ready(root, "test") and is_ready(root, "another")
+    store.client.delete_experiment(experiment_id)
+    assert not is_ready(root, "test")
+    store.client.restore_experiment(experiment_id)
+    moved = root.rename(root.with_name("moved"))
+    assert not is_ready(moved, "test")
+    query(moved / DATABASE, "UPDATE alembic_version SET version_num = 'from_the_future'")
+    assert not is_ready(moved, "another")
 
 
 @pytest.mark.parametrize("is_said", [True, False])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
         (folder / "samples.jsonl").write_text(sample("nvml", 1, {"power_w": 71.5}))
         return folder
 
-    upload.send(store, new_group(), series_points=100)
+    upload.send(lambda uri: store, new_group(), series_points=100)
     whole = content(store.client)
     killed = 0
     for k in range(1, 100):
@@ -73,10 +74,10 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
                 store.client.delete_run(run.info.run_id)
             folder = new_group()
             try:
-                upload.send(_with_client(store, KilledAt(store.client, k, after)), folder, series_points=100)
+                upload.send(_killed_at(store, k, after), folder, series_points=100)
             except Killed:
                 killed += 1
-            upload.send(store, folder, series_points=100)
+            upload.send(lambda uri: store, folder, series_points=100)
             assert content(store.client) == whole
             assert not list((root / "spool").glob("*/*"))
         if killed < 2 * k:
@@ -84,8 +85,9 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
     assert killed > 30
 
 
-def _with_client(store: Store, proxy: Any) -> Store:
-    return Store(client=proxy, uri=store.uri, kind=store.kind, root=store.root)
+def _killed_at(store: Store, k: int, after: bool) -> Callable[[str | None], Store]:
+    proxy: Any = KilledAt(store.client, k, after)
+    return lambda uri: Store(client=proxy, uri=store.uri, kind=store.kind, root=store.root)
 
 
 def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: Path) -> None:
@@ -99,8 +101,8 @@ def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: 
     )
     folder = make_spool(root, record((one,)))
     store = open_store(root)
-    upload.begin(store, folder)
-    upload.send(store, folder, series_points=10)
+    upload.begin(lambda uri: store, folder)
+    upload.send(lambda uri: store, folder, series_points=10)
     run = by_name(store.client)["0-toy"]
     assert {key: run.data.params[key] for key in ("a_b", "a_b_2", "up")} == {"a_b": "1", "a_b_2": "2", "up": "3"}
     assert run.data.params["p249"] == "249"
@@ -124,7 +126,7 @@ def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
         file.write('{"source": "nvml", "t_ns": 5, "va')
     (folder / "artifacts" / "fields.json").write_text(Fields([HostListener(1000).table]).as_json())
     store = open_store(root)
-    runs = upload.send(store, folder, series_points=10)
+    runs = upload.send(lambda uri: store, folder, series_points=10)
     assert runs is not None
     found = {
         name: {key for key in run.data.metrics if key.startswith("system/")}
@@ -154,7 +156,7 @@ def test_without_pyarrow_the_table_is_a_csv(root: Path, monkeypatch: pytest.Monk
     (folder / "samples.jsonl").write_text(sample("nvml", 0, {"power_w": 71.5}))
     store = open_store(root)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    runs = upload.send(store, folder, series_points=10)
+    runs = upload.send(lambda uri: store, folder, series_points=10)
     assert runs is not None
     rows = Path(store.client.download_artifacts(runs.parent, "samples.csv")).read_text().splitlines()
     assert rows[1] == "nvml,,,5000000000,2023-11-14T22:13:20+00:00,power_w,71.5"
@@ -185,7 +187,7 @@ def test_what_a_script_logs_itself_lands_in_its_run(root: Path) -> None:
     with loss.open("a") as file:
         file.write("1700000000000 0.")  # what a killed job leaves
     store = open_store(root)
-    upload.send(store, folder, series_points=10)
+    upload.send(lambda uri: store, folder, series_points=10)
     run = by_name(store.client)["0-toy"]
     assert run.data.params == {"workload": "toy", "script/workload": "theirs", "lr": "0.1"}
     assert run.data.metrics["throughput_samples_per_s"] == 10.5
