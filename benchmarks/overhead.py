@@ -97,7 +97,7 @@ def scripts(folder: Path, runs: int) -> list[str]:
 
 
 def cpu_s_of_children() -> float:
-    """CPU time of every process that was started here and was waited for: not of scripts, which only their job awaits."""
+    """CPU time of every process that was started here and awaited, which the scripts of jobs are not."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -29,7 +29,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.layout import DATABASE, FIELDS
 from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import Clock
-from pipeline.record.series import Origin, Series, write_table
+from pipeline.record.series import Series, SeriesKey, write_table
 from pipeline.record.store.local import open_store
 
 EXPERIMENT = "scale"
@@ -134,13 +134,13 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         )
 
 
-def _samples(count: int) -> dict[Origin, Series]:
+def _samples(count: int) -> dict[SeriesKey, Series]:
     times = array("q", range(0, count * _STEP_NS, _STEP_NS))
     fields = {"gract_ratio": 0.9, "smact_ratio": 0.6, "dram_active_ratio": 0.3}
     found = {
-        Origin("gpm", None, None, name): Series(times, array("d", [value] * count)) for name, value in fields.items()
+        SeriesKey("gpm", None, None, name): Series(times, array("d", [value] * count)) for name, value in fields.items()
     }
-    found[Origin("nvml", None, None, "memory_used_mib")] = Series(times, array("d", [4000.0] * count))
+    found[SeriesKey("nvml", None, None, "memory_used_mib")] = Series(times, array("d", [4000.0] * count))
     return found
 
 

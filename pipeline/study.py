@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal
 from pipeline.base import factory, host, interrupts, layout, programs, words
-from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device, Group, Plan, Result
@@ -179,7 +179,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
     for device in dirty:
         with lease.hold(device, folder):
-            group_folder.recover(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
+            group_folder.survey(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
             _say_undone(device, replay(Journal(folder, device.uuid, programs.of_device(device))))
     return bool(dirty)
 
@@ -235,7 +235,7 @@ class _Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(self.config.gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        waiting = group_folder.recover(self.root / layout.SPOOL)
+        waiting = group_folder.survey(self.root / layout.SPOOL).ready
         for device in self.plan.devices:
             journal = Journal(Path(self.config.gpu.lock_dir), device.uuid, programs.of_device(device))
             if _goes(self.config):
@@ -332,7 +332,10 @@ class _Study:
         return {layout.PLAN: text_of_plan, layout.PROVENANCE: text}
 
     def _how_to_open(self) -> str:
-        store = self.sender.store()
+        try:
+            store = self.sender.store()
+        except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
+            return f"error: {error}"
         if store["kind"] == "local":
             return f"open: {links.ui_hint(self.root, store['experiment_id'])}"
         return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"

@@ -26,10 +26,6 @@ from pipeline.record.store.local import open_named, set_mlflow_defaults
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
     """The trace of a whole experiment, and how many of its groups have no timeline (skipped, or killed).
 
-    Args:
-        root_or_uri: folder of a local store, or the URI of a tracking server.
-        experiment: MLflow experiment.
-
     Raises:
         ConfigError: there is no store in the folder.
         TrackingError: the store cannot be read, has no such experiment, or no group of it has a timeline.

@@ -22,21 +22,17 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
     """Send everything that lies in the spool and has no living owner; 1 if something could not be sent."""
     found = group_folder.survey(spool_root)
     failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
-    for folder in found.ready:
+    for path in (*found.ready, *group_folder.amendments(spool_root)):
         try:
-            where = handler.where(folder) if folder.exists() else ""
-            run_id = handler.send(folder)
-        except Exception as error:  # noqa: BLE001  one folder that fails, however it does, must not keep the others back
-            failures.append(f"{folder}: {sentence(error)}")
-        else:
-            _say(f"sent {folder}" + (f" to {where} as run {run_id}" if run_id else " (by another process)"))
-    for file in group_folder.amendments(spool_root):
-        try:
-            handler.answer({"op": "amend", "spool": str(file)})
-        except Exception as error:  # noqa: BLE001  as above
-            failures.append(f"{file}: {sentence(error)}")
-        else:
-            _say(f"sent {file}")
+            if path in found.ready:
+                where = handler.where(path) if path.exists() else ""
+                run_id = handler.send(path)
+                _say(f"sent {path}" + (f" to {where} as run {run_id}" if run_id else " (by another process)"))
+            else:
+                handler.answer({"op": "amend", "spool": str(path)})
+                _say(f"sent {path}")
+        except Exception as error:  # noqa: BLE001  what fails, however it does, must not keep the others back
+            failures.append(f"{path}: {sentence(error)}")
     handler.tidy()
     for folder in found.busy:
         _say(f"left {folder}: it is being written")

@@ -10,7 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +66,13 @@ class Program:
         return re.sub(r"\W", "_", f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem)
 
 
-@dataclass(slots=True)
-class Sizes:
-    """The programs of the mixes, each under a name of its own."""
-
-    names: dict[Program, str] = field(default_factory=dict)
-
-    def name_of(self, program: Program) -> str:
-        """The name of a program, given to no other."""
-        if program not in self.names:
-            taken = set(self.names.values())
-            label = program.label if _NAME.fullmatch(program.label) else f"job_{program.label}"
-            others = (f"{label}_{number}" for number in range(2, len(taken) + 3))
-            self.names[program] = next(name for name in (label, *others) if name not in taken)
-        return self.names[program]
+def size_of(program: Program, sizes: dict[Program, str]) -> str:
+    """The name of a program in mixes, given to no other; `sizes` keeps it."""
+    if program not in sizes:
+        label = program.label if _NAME.fullmatch(program.label) else f"job_{program.label}"
+        others = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
+        sizes[program] = next(name for name in (label, *others) if name not in sizes.values())
+    return sizes[program]
 
 
 def program_of(row: Row) -> Program:
@@ -114,13 +107,8 @@ def _options(row: Row) -> dict[str, str] | None:
     return given if row.file else {"model": row.model, "data-dir": row.data} | given
 
 
-def block_of(group: RowGroup, sizes: Sizes, *, by_slices: bool) -> dict[str, Any]:
-    """A group as a block of `hydra.sweeper.blocks`.
-
-    Args:
-        group: rows that run together.
-        sizes: takes up the programs of a mix.
-        by_slices: name MIG profiles by their slices alone, so that they follow the GPU.
+def block_of(group: RowGroup, sizes: dict[Program, str], *, by_slices: bool) -> dict[str, Any]:
+    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix.
 
     Raises:
         ValueError: a row cannot be taken.
@@ -132,7 +120,7 @@ def block_of(group: RowGroup, sizes: Sizes, *, by_slices: bool) -> dict[str, Any
         block |= {"workload": programs[0].workload, "degree": len(programs)}
         block |= {f"workload.{key}": _override_value(value) for key, value in programs[0].values}
     else:
-        block["mix"] = _override_value(tuple(sizes.name_of(program) for program in programs))
+        block["mix"] = _override_value(tuple(size_of(program, sizes) for program in programs))
     if group.profiles:
         profiles = tuple(each.partition(".")[0] if by_slices else each for each in group.profiles)
         block["scenario.profiles"] = _override_value(profiles)
@@ -154,15 +142,9 @@ def _plain(text: str) -> str:
 
 
 def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slices: bool) -> tuple[str, list[str]]:
-    """The text of an experiment file, and what is said of the rows that it could not take.
-
-    Args:
-        groups: of the table.
-        name: of the experiment, here and in MLflow.
-        source: the table, for the record.
-        by_slices: as `block_of`.
-    """
-    sizes, blocks, refused = Sizes(), [], []
+    """The text of an experiment file, and what is said of the rows that it could not take."""
+    sizes: dict[Program, str] = {}
+    blocks, refused = [], []
     for group in groups:
         try:
             blocks.append(block_of(group, sizes, by_slices=by_slices))
@@ -172,7 +154,7 @@ def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slic
     listeners = sorted({_LISTENERS[word] for word in asked if word in _LISTENERS} | {"host"})
     content: dict[str, Any] = {
         "defaults": [
-            *({f"/workload@sizes.{size}": program.workload} for program, size in sizes.names.items()),
+            *({f"/workload@sizes.{size}": program.workload} for program, size in sizes.items()),
             {"override /window": "work"},
             {"override /listeners": listeners},
             "_self_",
@@ -181,9 +163,8 @@ def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slic
         "window": {"epochs": _EPOCHS},
         "tracking": {"experiment": name},
     }
-    if sizes.names:
-        content["sizes"] = {size: {k: _yaml(v) for k, v in program.values} for program, size in sizes.names.items()}
-        content["sizes"] = {size: values for size, values in content["sizes"].items() if values}
+    if sizes:
+        content["sizes"] = {size: {k: _yaml(v) for k, v in p.values} for p, size in sizes.items() if p.values}
     origin = f"imported from {source} by `python -m pipeline.importer`"
     head = f"# @package _global_\n# {counted(len(blocks), 'group')}, {origin}."
     return f"{head}\n{yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)}", refused

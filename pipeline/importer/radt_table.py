@@ -37,8 +37,6 @@ class Row:
     """
 
     line: int
-    experiment: str
-    workload: str
     devices: str
     collocation: str
     file: str
@@ -141,11 +139,6 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
 
 
 def _row(line: int, cells: dict[str, str]) -> Row:
-    """A row.
-
-    Raises:
-        ValueError: it cannot be taken.
-    """
     if cells[_BEYOND]:
         raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on: a cell with a comma needs quotes")
     if not cells["Experiment"] or not cells["Workload"]:
@@ -158,8 +151,6 @@ def _row(line: int, cells: dict[str, str]) -> Row:
         raise ValueError("it names no program: File is empty")
     return Row(
         line=line,
-        experiment=cells["Experiment"],
-        workload=cells["Workload"],
         devices=devices,
         collocation=cells["Collocation"],
         file=file,
@@ -175,11 +166,7 @@ def _filled(cell: str) -> str:
 
 
 def _arguments(params: str) -> tuple[str, ...]:
-    """The arguments of a program, as a shell would split them; `x=1+y=2` of older tables is `--x 1 --y 2`.
-
-    Raises:
-        ValueError: a quotation is not closed.
-    """
+    """The arguments of a program, as a shell would split them; `x=1+y=2` of older tables is `--x 1 --y 2`."""
     try:
         words = shlex.split(params)
     except ValueError as error:
@@ -191,11 +178,7 @@ def _arguments(params: str) -> tuple[str, ...]:
 
 
 def _group(rows: Sequence[Row]) -> RowGroup:
-    """The group that rows make.
-
-    Raises:
-        ValueError: they do not share one GPU in one of the ways that there are.
-    """
+    """The group that rows make; ValueError if they do not share one GPU in one of the ways that there are."""
     devices = sorted({row.devices for row in rows})
     if len(devices) > 1:
         raise ValueError(f"its group is on the GPUs {' and '.join(devices)}: one group shares one GPU")
@@ -206,13 +189,9 @@ def _group(rows: Sequence[Row]) -> RowGroup:
         return RowGroup(rows=tuple(rows), scenario="mps")
     if all(_PROFILE.fullmatch(each) for each in asked):
         return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(asked))
-    unknown = sorted({each for each in asked if not _is_known(each)})
-    if unknown:
+    known = (each in _EMPTY or each.lower() == "mps" or _PROFILE.fullmatch(each) for each in asked)
+    if unknown := sorted({each for each, is_known in zip(asked, known, strict=True) if not is_known}):
         raise ValueError(
             f"Collocation {', '.join(unknown)} of its group is not known; it must be -, MPS or a MIG profile"
         )
     raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(asked)))}: jobs share a GPU in one way")
-
-
-def _is_known(collocation: str) -> bool:
-    return collocation in _EMPTY or collocation.lower() == "mps" or _PROFILE.fullmatch(collocation) is not None

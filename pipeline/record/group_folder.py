@@ -31,17 +31,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """One instant on both clocks: gives monotonic instants their wall-clock labels."""
+    """One instant on both clocks: gives monotonic instants their wall-clock labels, since the epoch."""
 
     wall_ns: int
     monotonic_ns: int
 
     def to_wall_ns(self, t_ns: int) -> int:
-        """The wall-clock label of a monotonic instant. Unit: ns since the epoch."""
         return self.wall_ns + (t_ns - self.monotonic_ns)
 
     def to_wall_ms(self, t_ns: int) -> int:
-        """The wall-clock label of a monotonic instant. Unit: ms since the epoch, as MLflow stores it."""
         return self.to_wall_ns(t_ns) // 1_000_000
 
 
@@ -122,7 +120,7 @@ AnyRun = TypeVar("AnyRun", bound=RunRecord)
 
 def write_json(path: Path, content: object) -> None:
     """Replace a file by the JSON of `content`, in one step: a reader sees the old one or the new one."""
-    text = json.dumps(content, default=_fields_of)
+    text = json.dumps(content, default=fields_of)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
@@ -182,19 +180,11 @@ def amendments(spool_root: Path) -> list[Path]:
     return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
 
 
-def recover(spool_root: Path) -> list[Path]:
-    """Close what dead owners left open, and return every folder that is ready to be sent, oldest first.
+def survey(spool_root: Path) -> Survey:
+    """Close what dead owners left open, and say what can be sent.
 
     Folders whose owner lives are left alone; those that cannot be read are named in the log.
-
-    Args:
-        spool_root: the folder that holds one folder a study.
     """
-    return list(survey(spool_root).ready)
-
-
-def survey(spool_root: Path) -> Survey:
-    """Like `recover`, and say as well what is not ready and why."""
     ready: list[tuple[int, Path]] = []
     busy: list[Path] = []
     unreadable: dict[Path, str] = {}
@@ -220,7 +210,7 @@ def _child(raw: dict[str, Any]) -> ChildRecord:
     return ChildRecord(**{**raw, "series": series})
 
 
-def _fields_of(record: Any) -> dict[str, Any]:
+def fields_of(record: Any) -> dict[str, Any]:
     """Shallow, unlike `dataclasses.asdict`, which would copy every point of every series."""
     return {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
 
@@ -252,9 +242,8 @@ def _closed(folder: Path) -> Record:
         else child
         for child in record.children
     )
-    ends = [child.end_ns for child in children if child.end_ns is not None]
-    samples_ns = _last_instant(folder / layout.SAMPLES)
-    parent = _interrupted(record.parent, max([alive_ns, *ends, *([] if samples_ns is None else [samples_ns])]))
+    ends = (alive_ns, _last_instant(folder / layout.SAMPLES), *(child.end_ns for child in children))
+    parent = _interrupted(record.parent, max(end for end in ends if end is not None))
     record = dataclasses.replace(record, state="closed", parent=parent, children=children)
     write(folder, record)
     return record

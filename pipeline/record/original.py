@@ -13,11 +13,7 @@ from pipeline.base.tags import fact_tag
 
 
 def script_files(scripts: Iterable[str]) -> dict[str, str]:
-    """The artifact of a group that each script becomes, by the script's path.
-
-    Args:
-        scripts: path of each job's script, in the order of the jobs.
-    """
+    """The artifact of a group that each script becomes, by the script's path."""
     first = {path: index for index, path in reversed(list(enumerate(scripts)))}
     names = Counter(Path(path).name for path in first)
     return {

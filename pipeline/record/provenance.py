@@ -20,11 +20,7 @@ _GIT_LIMIT_S = 10.0
 
 
 def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
-    """The facts that hold for a whole study, by name; what cannot be known is absent.
-
-    Args:
-        interpreters: of its jobs.
-    """
+    """The facts that hold for a whole study, by name; what cannot be known is absent."""
     facts = {
         "command_line": without_secrets(shlex.join(sys.argv)),
         "user": host.user_name(),

@@ -53,10 +53,7 @@ class Sender:
         if self._process is not None:
             return
         argv = [sys.executable, "-m", "pipeline.tracking", "serve"]
-        environ = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-        }
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
         )
@@ -86,19 +83,11 @@ class Sender:
 
     @property
     def pid(self) -> int:
-        """Of the sender process."""
         assert self._process is not None
         return self._process.pid
 
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
-        """Have the store opened. Does not wait: `store` says what came of it.
-
-        Args:
-            experiment: MLflow experiment.
-            root: folder of the store and of the spool.
-            uri: tracking server, or `None` for the store in `root`.
-            series_points: how many points of a series MLflow gets.
-        """
+        """Have the server at `uri`, else the store in `root`, opened. Does not wait: `store` says what came of it."""
         where = {"root": str(root), "uri": uri, "series_points": series_points}
         self._ask({"op": "open", "experiment": experiment, **where})
 
@@ -113,12 +102,7 @@ class Sender:
         return _checked(self._store)
 
     def finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
-        """The finished groups of an experiment, for `resume`.
-
-        Args:
-            experiment: MLflow experiment.
-            store: folder of a local store, or the URI of a tracking server, which is read and, if it is not there, not
-                made; `None` for the one that is open.
+        """The finished groups of an experiment: in the store that is open, or in a folder or at a URI, read only.
 
         Raises:
             TrackingError: the store cannot be read.
@@ -131,11 +115,7 @@ class Sender:
         return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
 
     def recall(self, run_id: str, store: str) -> Original:
-        """The group of a run, for a reproduction.
-
-        Args:
-            run_id: MLflow run of the group, or of one of its jobs.
-            store: folder of a local store, or the URI of a tracking server.
+        """The group of a run, which is its own or that of one of its jobs, in the store in a folder or at a URI.
 
         Raises:
             TrackingError: there is no such run of ours.

@@ -24,7 +24,7 @@ COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
 log = logging.getLogger(__name__)
 
 
-class Origin(NamedTuple):
+class SeriesKey(NamedTuple):
     """What a series is a series of. `job` is `None` for the device or the machine."""
 
     source: str
@@ -47,7 +47,6 @@ class Series:
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def append(self, t_ns: int, value: float) -> None:
-        """Add one sample."""
         self.t_ns.append(t_ns)
         self.values.append(value)
 
@@ -59,9 +58,9 @@ class Series:
             yield index, self.t_ns[index], self.values[index]
 
 
-def read_samples(path: Path) -> dict[Origin, Series]:
+def read_samples(path: Path) -> dict[SeriesKey, Series]:
     """Every sample of a spool folder, by origin. Lines that are not whole are left out, and the log says how many."""
-    found: dict[Origin, Series] = {}
+    found: dict[SeriesKey, Series] = {}
     torn = 0
     if not path.exists():
         return found
@@ -75,18 +74,18 @@ def read_samples(path: Path) -> dict[Origin, Series]:
                 torn += 1
                 continue
             for name, value in values.items():
-                found.setdefault(Origin(source, job, gi_id, name), Series()).append(t_ns, value)
+                found.setdefault(SeriesKey(source, job, gi_id, name), Series()).append(t_ns, value)
     if torn:
         log.warning("%s: left out %d damaged line(s)", path, torn)
     return found
 
 
-def of_parent(samples: Mapping[Origin, Series]) -> dict[str, Series]:
+def of_parent(samples: Mapping[SeriesKey, Series]) -> dict[str, Series]:
     """The series of the group's run: those of the device and of the machine."""
     return {origin.metric: series for origin, series in samples.items() if origin.job is None}
 
 
-def of_child(samples: Mapping[Origin, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
+def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
     """The series of a job's run: its own, and those of the device or GPU instance that it ran on."""
     own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {
@@ -97,7 +96,7 @@ def of_child(samples: Mapping[Origin, Series], child: ChildRecord, fields: Field
     return {**shared, **own}
 
 
-def write_table(samples: Mapping[Origin, Series], clock: Clock, folder: Path) -> Path:
+def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path) -> Path:
     """Write every sample as a tidy table, one row a value, and return its path, which is one of `SAMPLE_TABLES`."""
     parquet, plain = (folder / name for name in SAMPLE_TABLES)
     try:
@@ -107,26 +106,22 @@ def write_table(samples: Mapping[Origin, Series], clock: Clock, folder: Path) ->
     return _write_parquet(samples, clock, parquet)
 
 
-def read_table(path: Path, fields: Collection[str]) -> dict[Origin, Series]:
+def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
     """Some fields of a table that `write_table` wrote.
-
-    Args:
-        path: of the table, named as in `SAMPLE_TABLES`.
-        fields: which to read.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is damaged.
         KeyError: it lacks a column.
     """
-    found: dict[Origin, Series] = {}
+    found: dict[SeriesKey, Series] = {}
     rows = _read_csv(path, fields) if path.suffix == ".csv" else _read_parquet(path, fields)
     for origin, t_ns, value in rows:
         found.setdefault(origin, Series()).append(t_ns, value)
     return found
 
 
-def _write_parquet(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:
+def _write_parquet(samples: Mapping[SeriesKey, Series], clock: Clock, path: Path) -> Path:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -150,24 +145,24 @@ def _write_parquet(samples: Mapping[Origin, Series], clock: Clock, path: Path) -
     return path
 
 
-def _read_parquet(path: Path, fields: Collection[str]) -> Iterator[tuple[Origin, int, float]]:
+def _read_parquet(path: Path, fields: Collection[str]) -> Iterator[tuple[SeriesKey, int, float]]:
     import pyarrow.parquet as pq
 
     columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
     table = pq.read_table(path, columns=columns, filters=[("field", "in", set(fields))])
     rows = zip(*(table[column].to_pylist() for column in columns), strict=True)
-    return ((Origin(*origin), t_ns, value) for *origin, t_ns, value in rows)
+    return ((SeriesKey(*origin), t_ns, value) for *origin, t_ns, value in rows)
 
 
-def _read_csv(path: Path, fields: Collection[str]) -> Iterator[tuple[Origin, int, float]]:
+def _read_csv(path: Path, fields: Collection[str]) -> Iterator[tuple[SeriesKey, int, float]]:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["field"] in fields:
                 job, gi_id = (int(row[name]) if row[name] else None for name in ("job", "gi_id"))
-                yield Origin(row["source"], job, gi_id, row["field"]), int(row["t_ns"]), float(row["value"])
+                yield SeriesKey(row["source"], job, gi_id, row["field"]), int(row["t_ns"]), float(row["value"])
 
 
-def _write_csv(samples: Mapping[Origin, Series], clock: Clock, path: Path) -> Path:
+def _write_csv(samples: Mapping[SeriesKey, Series], clock: Clock, path: Path) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)

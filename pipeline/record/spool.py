@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from pipeline.base import layout, locks
@@ -36,8 +37,7 @@ class SpoolRun:
     """One open record; `close` gives it its result."""
 
     def __init__(self, folder: Path, record: Record, sink: SampleFile) -> None:
-        self.folder, self.sink, self._record = folder, sink, record
-        self.is_closed = False
+        self.folder, self.sink, self.record = folder, sink, record
 
     @property
     def scratch(self) -> Path:
@@ -47,22 +47,17 @@ class SpoolRun:
     @property
     def spool_id(self) -> str:
         """Names the group in the store; every process of it carries it as its mark."""
-        return self._record.spool_id
-
-    @property
-    def record(self) -> Record:
-        """What is known of the group until now."""
-        return self._record
+        return self.record.spool_id
 
     def place(self, slots: Sequence[Slot]) -> None:
         """Note where each job runs: its device, GPU instance and share."""
         children = []
-        for child in self._record.children:
+        for child in self.record.children:
             slot = slots[child.index]
             facts = {"device": slot.visible_devices, "gi_id": slot.gi_id, "ci_id": slot.ci_id} | dict(slot.facts)
             params = {f"place.{key}": str(value) for key, value in facts.items() if value not in (None, "")}
             children.append(dataclasses.replace(child, gi_id=slot.gi_id, params=child.params | params))
-        self._record = dataclasses.replace(self._record, children=tuple(children))
+        self.record = dataclasses.replace(self.record, children=tuple(children))
 
     def add_artifact(self, name: str, text: str) -> None:
         """Keep a text file with the group."""
@@ -73,17 +68,16 @@ class SpoolRun:
         now = time.monotonic_ns()
         tags = {Tag.RESULT: result.result.value, Tag.REASON: result.reason, **result.tags}
         parent = dataclasses.replace(
-            self._record.parent,
+            self.record.parent,
             status=result.result.mlflow_status,
             end_ns=now,
-            tags=self._record.parent.tags | {key: value for key, value in tags.items() if value},
+            tags=self.record.parent.tags | {key: value for key, value in tags.items() if value},
             metrics=result.metrics,
         )
         by_index = {job.job.index: job for job in result.jobs}
-        children = tuple(_close_child(child, by_index.get(child.index), result, now) for child in self._record.children)
-        self._record = dataclasses.replace(self._record, state="closed", parent=parent, children=children)
-        group_folder.write(self.folder, self._record)
-        self.is_closed = True
+        children = tuple(_close_child(child, by_index.get(child.index), result, now) for child in self.record.children)
+        self.record = dataclasses.replace(self.record, state="closed", parent=parent, children=children)
+        group_folder.write(self.folder, self.record)
 
 
 class Spool:
@@ -138,7 +132,7 @@ class Spool:
                     run.add_artifact(name, Path(script).read_text(encoding="utf-8", errors="replace"))
             self._add_locks(folder, group)
             run.add_artifact(layout.CONFIG, without_secrets(group.config_text()))
-            group_folder.write(folder, run._record)
+            group_folder.write(folder, run.record)
             with leftovers.scratch(run.spool_id):
                 self._sender.begin(folder)
                 yield run
@@ -180,13 +174,9 @@ class Spool:
 
 def _new_folder(spool: Path) -> Path:
     """A folder that no other start has, not even one in the same second."""
-    while True:
-        folder = spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-        try:
-            folder.mkdir(parents=True)  # another orchestrator may remove an empty spool at any time
-        except FileExistsError:
-            continue
-        return folder
+    folder = spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: Mapping[Spec, Interpreter]) -> Record:
@@ -253,36 +243,24 @@ def _group_params(group: Group) -> dict[str, str]:
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
         "profiler": group.profiler.name,
-        **_device_params(group),
-        **{f"scenario.{key}": _text(value) for key, value in group.sharing.options if value is not None},
+        **({"exclusive_process": str(group.gpu.exclusive_process).lower()} if group.device.is_gpu else {}),
+        **({"job_memory_mib": str(group.gpu.job_memory_mib)} if group.device.is_simulated else {}),
+        **{
+            f"scenario.{key}": value if isinstance(value, str) else json.dumps(value)
+            for key, value in group.sharing.options
+            if value is not None
+        },
     }
     shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
     return params | {key: value for key, value in shared if key not in params}
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _device_params(group: Group) -> dict[str, str]:
-    """What the plan's digest tells groups apart by, beside the device itself: a report must not take two for one."""
-    params = {}
-    if group.device.is_gpu:
-        params["exclusive_process"] = str(group.gpu.exclusive_process).lower()
-    if group.device.is_simulated:
-        params["job_memory_mib"] = str(group.gpu.job_memory_mib)
-    return params
-
-
 def _group_json(group: Group) -> str:
-    record = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name != "config_text"}
-    return json.dumps(record, indent=1, default=_plain)
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return str(value)
+    record = group_folder.fields_of(group)
+    del record["config_text"]
+    return json.dumps(
+        record, indent=1, default=lambda value: group_folder.fields_of(value) if is_dataclass(value) else str(value)
+    )
 
 
 def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
@@ -290,14 +268,14 @@ def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, 
         ending = endings.of_absent_job(group.result)
         tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
         return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
-    tags = {
+    facts: dict[str, object] = {
         Tag.RESULT: job.result.value,
         Tag.REASON: job.reason,
-        Tag.EXIT_STATUS: "" if job.exit_status is None else str(job.exit_status),
-        Tag.PID: "" if job.pid is None else str(job.pid),
+        Tag.EXIT_STATUS: job.exit_status,
+        Tag.PID: job.pid,
         # Monotonic, so that spans of one boot can be compared to the nanosecond.
-        Tag.START_NS: "" if job.start_ns is None else str(job.start_ns),
-        Tag.END_NS: "" if job.end_ns is None else str(job.end_ns),
+        Tag.START_NS: job.start_ns,
+        Tag.END_NS: job.end_ns,
     }
     return dataclasses.replace(
         child,
@@ -305,7 +283,7 @@ def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, 
         start_ns=child.start_ns if job.start_ns is None else job.start_ns,
         end_ns=now if job.end_ns is None else job.end_ns,
         params=child.params | {f"job.{key}": value for key, value in job.params.items()},
-        tags=child.tags | {key: value for key, value in tags.items() if value},
+        tags=child.tags | {key: str(value) for key, value in facts.items() if value not in (None, "")},
         metrics=job.metrics,
         series=job.series,
     )

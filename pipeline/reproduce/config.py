@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -14,7 +14,12 @@ from pipeline.plan import schema
 from pipeline.plan.workloads import WorkloadConfig
 from pipeline.record.original import Original
 
-T = TypeVar("T")
+_KINDS: dict[str, type[Any]] = {
+    "scenario": schema.ScenarioConfig,
+    "workload": WorkloadConfig,
+    "env": schema.EnvConfig,
+    "profiler": schema.ProfilerConfig,
+}
 
 
 def config_of(group: Original) -> tuple[DictConfig, list[str]]:
@@ -29,21 +34,14 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     if text is None:
         raise ConfigError(f"run {group.run_id} has no artifact {CONFIG}, so that it cannot be reproduced")
     values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
-    if lacking := [key for key in ("scenario", "workload", "env", "profiler", "sizes") if key not in values]:
+    if lacking := [key for key in (*_KINDS, "sizes") if key not in values]:
         raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))
     absent: list[str] = []
     whole = OmegaConf.structured(schema.Config)
     try:
-        nodes = {
-            "scenario": _typed(schema.ScenarioConfig, values.pop("scenario"), "scenario", absent),
-            "workload": _typed(WorkloadConfig, values.pop("workload"), "workload", absent),
-            "env": _typed(schema.EnvConfig, values.pop("env"), "env", absent),
-            "profiler": _typed(schema.ProfilerConfig, values.pop("profiler"), "profiler", absent),
-            "sizes": {
-                name: _typed(WorkloadConfig, size, f"sizes.{name}", absent)
-                for name, size in values.pop("sizes").items()
-            },
-        }
+        nodes: dict[str, Any] = {key: _typed(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
+        sizes = values.pop("sizes").items()
+        nodes["sizes"] = {name: _typed(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
         for key, node in nodes.items():
             whole[key] = node
         whole = OmegaConf.merge(whole, values)
@@ -55,7 +53,7 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     return whole, absent + sorted(known - set(values))
 
 
-def _typed(base: type[T], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
+def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
     """The values as the node of the schema that has these keys, or the fewest keys beside them."""
     fitting = [(_keys(node) - set(values), node) for node in schema.kinds(base) if set(values) <= _keys(node)]
     if not fitting and "_target_" in values:  # of a YAML that extends no node: its keys are arguments of its class

@@ -19,14 +19,7 @@ _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 
 
 def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
-    """One line for each thing that differs; what the original did not record cannot be compared and is left out.
-
-    Args:
-        original: as the store holds it.
-        group: as it is planned now.
-        inventory: of this machine now.
-        facts: provenance of this start.
-    """
+    """One line for each thing that differs; what the original did not record cannot be compared and is left out."""
     found = [*_device(original, group), *_source(original, facts)]
     found += [_changed(words, original.fact(key), facts.get(key)) for key, words in _FACTS.items()]
     found += _packages(original, group, inventory)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.base import layout
+from pipeline.base import layout, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
@@ -65,11 +65,6 @@ class Reproduction:
     def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
         """What is run again and what is not as it was, as text.
 
-        Args:
-            plan: of `only_its_group`.
-            inventory: of this machine.
-            facts: provenance of this start.
-
         Raises:
             ConfigError: something is not as it was, and `reproduce_strict` forbids that.
         """
@@ -96,21 +91,14 @@ class Reproduction:
         lines = [("metric", "original", "now", "ratio")]
         lines.append(("result", self.original.fact("result") or "-", row.result.value, ""))
         for name in sorted(names):
-            lines.append((name, _figure(before.get(name)), _figure(now.get(name)), _ratio(before, now, name)))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
-        )
+            was, is_now = before.get(name), now.get(name)
+            ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"
+            lines.append((name, _figure(was), _figure(is_now), ratio))
+        return "\n".join(words.aligned(lines))
 
 
 def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoStack) -> Reproduction:
     """Read the original and make its configuration the one of this study.
-
-    Args:
-        composed: of the command line, which is about another group but for what it gives beside `reproduce`.
-        config: the same as typed objects.
-        sender: reads the store.
-        stack: keeps the files of locks until the study ends.
 
     Raises:
         ConfigError: the command line gives what only the original may say, or the original cannot be planned again.
@@ -196,9 +184,3 @@ def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
-
-
-def _ratio(before: Mapping[str, float], now: Mapping[str, float], name: str) -> str:
-    if name not in before or name not in now or before[name] == 0:
-        return "-"
-    return f"{now[name] / before[name]:.3f}"

@@ -37,7 +37,6 @@ class LogBatch:
     num_bytes: int = 0
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether one more entity of any kind fits."""
         num_entities = len(self.metrics) + len(self.params) + len(self.tags)
         return (
             num_entities < MAX_ENTITIES
@@ -58,12 +57,10 @@ class RunContent:
     not_finite: list[str] = field(default_factory=list)
 
     def add_param(self, key: str, value: str) -> None:
-        """Add a param."""
         name = _free_name(key, self.params)
         self.params[name] = self._cut("params", name, value, MAX_PARAM)
 
     def add_tag(self, key: str, value: str) -> None:
-        """Add a tag."""
         name = _free_name(key, self.tags)
         self.tags[name] = self._cut("tags", name, value, MAX_TAG)
 

@@ -212,11 +212,9 @@ def is_local(path: Path) -> bool:
 
 
 def foreign_root(location: str, root: Path) -> Path | None:
-    """The other store that an artifact location of ours belongs to; `None` if it is this store's, or not ours at all.
+    """The other store that an artifact location (`file:` URI or absolute path) belongs to.
 
-    Args:
-        location: a `file:` URI or an absolute path; ours are `<root>/artifacts/<experiment>`.
-        root: the present place of the store, absolute.
+    `None` if it is this store's, or not of the form of ours: `<root>/artifacts/<experiment>`.
     """
     path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
     if not path.is_absolute() or path.parent.name != STORE_ARTIFACTS:

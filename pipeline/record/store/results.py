@@ -29,10 +29,6 @@ PAGE = 1000
 def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGroup]:
     """Every group of an experiment that ended, in whatever result; nothing if there is no such store or experiment.
 
-    Args:
-        root_or_uri: folder of a local store, or the URI of a tracking server.
-        experiment: MLflow experiment.
-
     Raises:
         TrackingError: the store cannot be read.
     """
@@ -66,11 +62,7 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:
-    """The group of a run, which may be the group's own or that of one of its jobs.
-
-    Args:
-        root_or_uri: folder of a local store, or the URI of a tracking server.
-        run_id: MLflow run.
+    """The group of a run, which may be the group's own or that of one of its jobs, from a folder or a server.
 
     Raises:
         TrackingError: there is no such store or run, or it is no run of this project.
@@ -129,13 +121,7 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
 
 
 def fetch(store: Store, run_id: str, names: Sequence[str], folder: str | None = None) -> Path | None:
-    """The first of some artifacts that a run has, as a file here; `None` if it has none of them.
-
-    Args:
-        store: that holds the run.
-        run_id: MLflow run.
-        names: of artifacts.
-        folder: to copy it to, else MLflow chooses.
+    """The first of some artifacts that a run has, copied to a folder (or where MLflow chooses); `None` if it has none.
 
     Raises:
         TrackingError: the store does not give it.

@@ -22,7 +22,7 @@ from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record import group_folder, series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
-from pipeline.record.series import Origin, Series
+from pipeline.record.series import Series, SeriesKey
 from pipeline.record.store.content import RunContent
 from pipeline.record.store.local import Store
 from pipeline.record.store.script_runs import read_script_runs
@@ -124,15 +124,7 @@ def amend(store: Store, file: Path) -> None:
 def log_files(
     store: Store, experiment: str, run_name: str, tags: dict[str, str], folder: Path, files: Sequence[str]
 ) -> str:
-    """Make a run that holds nothing but files; its id.
-
-    Args:
-        store: where to.
-        experiment: it is made if there is none.
-        run_name: of the run.
-        tags: of the run.
-        folder: that holds the files.
-        files: paths below it, which they keep.
+    """Make a run that holds nothing but files, below `folder` by their paths, which they keep; its id.
 
     Raises:
         TrackingError: the store cannot be written.
@@ -163,7 +155,7 @@ class _Upload:
     store: Store
     folder: Path
     record: Record
-    samples: Mapping[Origin, Series]
+    samples: Mapping[SeriesKey, Series]
     fields: Fields
     scratch: Path
     series_points: int

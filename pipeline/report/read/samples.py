@@ -15,7 +15,7 @@ from pipeline.base.records import Result
 from pipeline.base.samples import Field
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
-from pipeline.record.series import Origin, Series, read_table
+from pipeline.record.series import Series, SeriesKey, read_table
 from pipeline.record.store.local import open_named
 from pipeline.record.store.results import fetch
 from pipeline.report.read.labels import jobs_label
@@ -134,7 +134,7 @@ def read_group(row: Row) -> GroupSeries | None:
     )
 
 
-def _fetch(row: Row) -> tuple[dict[Origin, Series], Fields]:
+def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
     """The samples of the device and its instances that are drawn, and the quantities of the listeners.
 
     Not those of the machine, nor of single processes.
@@ -152,7 +152,7 @@ def _fetch(row: Row) -> tuple[dict[Origin, Series], Fields]:
     return of_device, known
 
 
-def _lines(samples: Mapping[Origin, Series], known: Fields, panel: str, begin: int) -> tuple[tuple[Line, ...], bool]:
+def _lines(samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin: int) -> tuple[tuple[Line, ...], bool]:
     """A line a quantity and instance, from the best source that has it; whether any had to be thinned."""
     found: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
     names = {origin.field for origin in samples}

@@ -7,7 +7,7 @@ import threading
 from pipeline.base.samples import Sample
 from pipeline.observe.sinks import History, SampleFile, Tee
 from pipeline.record import series
-from pipeline.record.series import Origin
+from pipeline.record.series import SeriesKey
 
 
 def test_a_tee_gives_each_sample_to_the_file_and_to_the_history(tmp_path):
@@ -18,8 +18,8 @@ def test_a_tee_gives_each_sample_to_the_file_and_to_the_history(tmp_path):
         sink.put(sample)
     assert history.samples == samples
     read = series.read_samples(tmp_path / "samples.jsonl")  # not closed yet: a killed orchestrator loses none
-    assert list(read[Origin("nvml", None, None, "power_w")].values) == [70.0, 72.0, 74.0, 76.0, 78.0]
-    assert list(read[Origin("nvml", None, 1, "power_w")].t_ns) == [1, 3, 5, 7, 9]
+    assert list(read[SeriesKey("nvml", None, None, "power_w")].values) == [70.0, 72.0, 74.0, 76.0, 78.0]
+    assert list(read[SeriesKey("nvml", None, 1, "power_w")].t_ns) == [1, 3, 5, 7, 9]
     file.close()
 
 

@@ -9,19 +9,19 @@ import pytest
 
 from pipeline.base.layout import SAMPLE_TABLES
 from pipeline.record import series
-from pipeline.record.series import Origin, Series
+from pipeline.record.series import Series, SeriesKey
 from tests.tracking_cases import CLOCK, SECOND, START, sample
 
 POWER, MEMORY, OF_JOB, OF_INSTANCE = (
-    Origin("nvml", None, None, "power_w"),
-    Origin("nvml", None, None, "memory_used_mib"),
-    Origin("nvml", 1, None, "memory_used_mib"),
-    Origin("dcgm", None, 3, "memory_used_mib"),
+    SeriesKey("nvml", None, None, "power_w"),
+    SeriesKey("nvml", None, None, "memory_used_mib"),
+    SeriesKey("nvml", 1, None, "memory_used_mib"),
+    SeriesKey("dcgm", None, 3, "memory_used_mib"),
 )
 
 
 @pytest.fixture
-def samples(tmp_path: Path) -> dict[Origin, Series]:
+def samples(tmp_path: Path) -> dict[SeriesKey, Series]:
     path = tmp_path / "samples.jsonl"
     lines = [sample("nvml", second, {"power_w": 70.5 + second, "memory_used_mib": 512.0}) for second in range(4)]
     lines.append(sample("nvml", 2, {"memory_used_mib": 128.0}, job=1))

@@ -82,7 +82,7 @@ def test_a_group_that_is_left_without_a_row_is_closed_as_interrupted_by_the_next
     spool = Spool(tmp_path, Recorded(), {}, {})
     with pytest.raises(RuntimeError), spool.open(a_group):
         raise RuntimeError("the orchestrator itself broke")
-    (folder,) = group_folder.recover(tmp_path / "spool")
+    (folder,) = group_folder.survey(tmp_path / "spool").ready
     record = group_folder.read(folder)
     assert [run.status for run in (record.parent, *record.children)] == ["KILLED"] * 3
 

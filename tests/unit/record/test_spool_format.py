@@ -33,7 +33,7 @@ def test_recover_closes_what_a_dead_owner_left(tmp_path: Path) -> None:
     (folder / "samples.jsonl").write_text(sample("nvml", 100, {"power_w": 1.0}))
     os.utime(folder / "record.json", ns=(0, CLOCK.wall_ns + 2 * SECOND))
 
-    assert group_folder.recover(tmp_path / "spool") == [folder]
+    assert group_folder.survey(tmp_path / "spool").ready == (folder,)
 
     closed = group_folder.read(folder)
     assert (closed.state, closed.parent.status, closed.parent.end_ns) == ("closed", "KILLED", START + 100 * SECOND)
@@ -44,7 +44,7 @@ def test_recover_closes_what_a_dead_owner_left(tmp_path: Path) -> None:
         "interrupted",
     )
     assert second == open_record.children[1]
-    assert group_folder.recover(tmp_path / "spool") == [folder]
+    assert group_folder.survey(tmp_path / "spool").ready == (folder,)
     assert group_folder.read(folder) == closed
 
 
