@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import subprocess
 import sys
 
@@ -79,3 +80,13 @@ def test_nvml_is_answered_by_another_library_and_then_as_before():
         with library_internals.nvml_answered_by(_Library(5)):
             assert pynvml.nvmlDeviceGetCount() == 5
         assert pynvml.nvmlDeviceGetCount() == 3
+
+
+def test_modules_are_hidden_while_others_are_imported_and_stand_in_for_classes_that_must_be_there():
+    assert "this" not in sys.modules and "antigravity" not in sys.modules
+    with library_internals.without(["this", "pytest"], stand_ins={"antigravity": ["Flight"]}):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("this")
+        assert issubclass(importlib.import_module("antigravity").Flight, Exception)
+        assert importlib.import_module("pytest") is pytest  # in use already
+    assert "this" not in sys.modules and "antigravity" not in sys.modules
