@@ -45,14 +45,11 @@ def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> 
     size = changes.pop("size", None)
     values: dict[str, Any] = {
         "index": index,
-        "run_id": f"job{index}",
-        "name": f"{index}-{size}-{name}" if size else f"{index}-{name}",
         "label": name,
         "base_label": name,
         "digest": digest_of(own, changes.pop("salt", "")),
         "size": size,
         "result": Result.OK,
-        "reason": "",
         "metrics": {} if rate is None else {"throughput_samples_per_s": rate},
         "params": own,
         "place": {},
@@ -86,7 +83,6 @@ def row(
     names = "+".join(one.size or one.params["workload"] for one in jobs)
     values: dict[str, Any] = {
         "run_id": hashlib.sha256(repr((key, block, start_ms)).encode()).hexdigest()[:32],
-        "digest": hashlib.sha256(repr((key, block)).encode()).hexdigest(),
         "key": key,
         "name": f"{scenario}-{names}",
         "scenario": scenario,

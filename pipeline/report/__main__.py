@@ -14,7 +14,9 @@ from pipeline.base.words import counted
 from pipeline.plan.schema import TrackingConfig
 from pipeline.record.store.local import open_named, set_mlflow_defaults
 from pipeline.record.store.results import experiment_names
+from pipeline.report.page.page import content_of
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
+from pipeline.report.read import rows, samples
 
 DEFAULT_ROOT = Path("mlruns")
 
@@ -63,12 +65,6 @@ def report(
 ) -> tuple[Written, bool, str]:
     """Read a study, draw it, and write its report.
 
-    Args:
-        stores: folders of local stores, URIs of tracking servers.
-        experiment: that exists in each.
-        folder: to write to.
-        group: run id or name of the group to draw over time; chosen if not given.
-
     Returns:
         What was written, whether it is of a simulated GPU, and what it is about in one line.
 
@@ -76,13 +72,6 @@ def report(
         ConfigError: there is no such group, or none at all, or the folder cannot be written.
         TrackingError: the store cannot be read.
     """
-    from pipeline.report.evaluate import cells as evaluated
-    from pipeline.report.evaluate import paper, verdicts
-    from pipeline.report.figures import every
-    from pipeline.report.page import tables as report_tables
-    from pipeline.report.page.page import Content
-    from pipeline.report.read import rows, samples
-
     study = rows.read(stores, experiment)
     if not study.rows:
         raise ConfigError(
@@ -93,18 +82,7 @@ def report(
     timeline = samples.read_group(row) if row is not None else None
     if timeline is None and group is not None:
         logger.warning("group %s has no samples, so it is not drawn over time", group)
-    cells = evaluated.cells(study)
-    found = verdicts.verdicts(cells)
-    winners = verdicts.winners(cells, found)
-    comparisons = paper.compare(cells, winners)
-    content = Content(
-        study=study,
-        cells=cells,
-        verdicts=found,
-        winners=winners,
-        tables=report_tables.every_table(study, cells, found, winners, comparisons),
-        figures=every.every_figure(study, cells, timeline),
-    )
+    content = content_of(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
     if study.is_simulated:

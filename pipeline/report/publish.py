@@ -30,7 +30,6 @@ class Written:
 
     @property
     def page(self) -> Path:
-        """What to open."""
         return self.folder / PAGE
 
 
@@ -118,11 +117,8 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
 
 def _write_manifest(folder: Path, content: Content, files: Sequence[str]) -> None:
     """Put a manifest in the place of the one before, which stands until this one is whole."""
-    says = {
-        "experiment": content.study.experiment,
-        "simulated": content.study.is_simulated,
-        "files": files,
-    }
+    study = content.study
+    says = {"experiment": study.experiment, "simulated": study.is_simulated, "files": files}
     (folder / _PART).write_text(json.dumps(says, indent=2) + "\n", encoding="utf-8")
     (folder / _PART).replace(folder / MANIFEST)
 

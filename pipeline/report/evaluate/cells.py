@@ -55,7 +55,6 @@ class Cell:
         sampled: what else listeners give than `METRICS` knows.
         reason: why the first block that did not end `ok` did not.
         flags: what is doubtful about rows that are `ok`.
-        run_ids: of the groups' runs, by block.
         is_simulated: whether the GPU was a simulated one, of which no figure says anything about a real one.
     """
 
@@ -76,33 +75,24 @@ class Cell:
     sampled: dict[str, Metric] = field(default_factory=dict)
     reason: str = ""
     flags: tuple[str, ...] = ()
-    run_ids: dict[int, str] = field(default_factory=dict)
 
     @property
     def is_ranked(self) -> bool:
-        """Whether this may be compared: every block that ran to its end computed what it should, and fitted."""
+        """Whether every block that ran to its end computed what it should, and fitted, so that it may be compared."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
 
     @property
     def finding(self) -> Result:
         """The one result to show: what is wrong before what is well."""
-        for result in (Result.WRONG_RESULTS, Result.OOM, Result.OK, Result.SKIPPED, Result.TIMEOUT, Result.FAILED):
-            if self.results[result]:
-                return result
-        return Result.INTERRUPTED
+        order = (Result.WRONG_RESULTS, Result.OOM, Result.OK, Result.SKIPPED, Result.TIMEOUT, Result.FAILED)
+        return next((result for result in order if self.results[result]), Result.INTERRUPTED)
 
 
-def cells(study: Study) -> list[Cell]:
+def cells_of(study: Study) -> list[Cell]:
     """Every cell of a study: by case, degree, and mode in the order serial, naive, MPS, MIG."""
-    return cells_of(study.rows)
-
-
-def cells_of(rows: Sequence[Row]) -> list[Cell]:
-    """Like `cells`, of rows."""
-    baselines = quantities.baselines_of(rows)
-    cases = cases_of(rows)
+    baselines, cases = quantities.baselines_of(study.rows), cases_of(study)
     members: dict[tuple[Case, int, str, Mode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
-    for row in rows:
+    for row in study.rows:
         mine = baselines.get(quantities.baseline_key(row), quantities.Baselines())
         members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, mine)))
     solos = {case: found for (case, degree, _, sharing), found in members.items() if (degree, sharing) == (1, SERIAL)}
@@ -111,16 +101,14 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
     for case, degree in collocated:
         if case in solos and (case, degree, SERIAL.label, SERIAL) not in members:
             serial = [
-                (row, quantities.serial_quantities(row, degree, baselines[quantities.baseline_key(row)]))
-                if row.result is Result.OK
-                else (row, {})
-                for row, _ in solos[case]
+                (row, quantities.of_copies_in_turn(alone, row, degree) if row.result is Result.OK else {})
+                for row, alone in solos[case]
             ]
             made.append(_cell(case, degree, SERIAL.label, SERIAL, serial, is_derived=True))
-    return sorted(made, key=_order)
+    return sorted(made, key=lambda cell: (cell.case, cell.degree, cell.sharing.order, cell.mode))
 
 
-def case_of(row: Row) -> Case:
+def _case_of(row: Row) -> Case:
     """What a row is a repeat of, whatever its degree and mode."""
     jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
     label = labels.jobs_label(row.workloads, row.sizes)
@@ -135,9 +123,9 @@ def case_of(row: Row) -> Case:
     )
 
 
-def cases_of(rows: Sequence[Row]) -> dict[str, Case]:
+def cases_of(study: Study) -> dict[str, Case]:
     """The case of each row by its run, with longer labels where different mixes would share one."""
-    cases = {row.run_id: case_of(row) for row in rows}
+    cases = {row.run_id: _case_of(row) for row in study.rows}
     sharing: dict[str, set[Case]] = defaultdict(set)
     for case in cases.values():
         sharing[case.label].add(case)
@@ -167,10 +155,7 @@ def cases_in(cells: Sequence[Cell]) -> list[Case]:
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[float], str]:
     """Speed of one cell over that of another in each block that has both, and the quantity that it is taken from.
 
-    Args:
-        cell: whose speed is above the line.
-        other: whose speed is below it.
-        names: quantities that it can be taken from; the first counts that both have in some block.
+    Of the quantities `names`, that is the first that both have in some block.
     """
     for name in names:
         mine, theirs = cell.values.get(name, {}), other.values.get(name, {})
@@ -179,10 +164,6 @@ def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[fl
             is_time = name == TOTAL_TIME
             return [theirs[b] / mine[b] if is_time else mine[b] / theirs[b] for b in common], name
     return [], ""
-
-
-def _order(cell: Cell) -> tuple[object, ...]:
-    return (cell.case, cell.degree, cell.sharing.order, cell.mode)
 
 
 def _cell(
@@ -194,15 +175,16 @@ def _cell(
     *,
     is_derived: bool = False,
 ) -> Cell:
+    first, _ = found[0]
     cell = Cell(
         case=case,
         degree=degree,
         mode=mode,
         sharing=sharing,
-        detail=found[0][0].detail,
-        profiles=found[0][0].profiles,
-        window=found[0][0].window,
-        device=found[0][0].device,
+        detail=first.detail,
+        profiles=first.profiles,
+        window=first.window,
+        device=first.device,
         is_simulated=any(row.is_simulated for row, _ in found),
         is_derived=is_derived,
         reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),
@@ -210,12 +192,10 @@ def _cell(
     )
     for row, figures in found:
         cell.results[row.result] += 1
-        cell.run_ids[row.block] = row.run_id
         if row.result in (Result.OK, Result.WRONG_RESULTS):
             into = cell.values if row.result is Result.OK else cell.wrong_values
             for name, value in figures.items():
                 into.setdefault(name, {})[row.block] = value
-    for row, _ in found:
         cell.sampled.update(sampled(row))
     for name, metric in (METRICS | cell.sampled).items():
         if name in cell.values:

@@ -18,6 +18,7 @@ from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import finding_in_words, interval_in_words
 
 _SYNTHETIC = ("synthetic_host", "synthetic_device")
+_SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
 
 
 class Agreement(enum.StrEnum):
@@ -46,20 +47,15 @@ class FindingCheck:
     case_label: str
     degree: int | None
     mode: str
-    ours: Estimate | None
-    ours_in_words: str
-    agreement: Agreement
-    difference: str
-    note: str
+    ours: Estimate | None = None
+    ours_in_words: str = ""
+    agreement: Agreement = Agreement.NOT_MEASURED
+    difference: str = ""
+    note: str = ""
 
 
 def compare(cells: Sequence[Cell], winners: Sequence[Winner] = ()) -> list[FindingCheck]:
-    """Each finding of each publication with every cell of ours that it speaks of; one entry if there is none.
-
-    Args:
-        cells: of a study.
-        winners: of the same, for the findings about the fastest mode of a mix.
-    """
+    """Each finding of each publication with every cell or fastest mode that it speaks of; one entry if there is none."""
     made: list[FindingCheck] = []
     for publication in publications():
         for finding in publication.findings:
@@ -78,12 +74,12 @@ class _About(NamedTuple):
     winners: Sequence[Winner]
 
     def spoken_of(self) -> list[Cell]:
-        """The cells that the finding speaks of."""
         return [cell for cell in self.cells if _speaks_of(self.publication, self.finding, cell)]
 
 
 def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
-    if cell.is_derived or cell.sharing.name not in finding.modes or not _has_degree(finding, cell):
+    has_degree = cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
+    if cell.is_derived or cell.sharing.name not in finding.modes or not has_degree:
         return False
     if cell.sharing == MIG:
         if finding.profile is not None and finding.profile not in [profile.split(".")[0] for profile in cell.profiles]:
@@ -98,10 +94,6 @@ def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
         and program.name in (finding.workloads or publication.workloads)
         and finding.batch_size in (None, program.batch_size)
     )
-
-
-def _has_degree(finding: Finding, cell: Cell) -> bool:
-    return cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
 
 
 def _quantity(about: _About) -> list[FindingCheck | None]:
@@ -132,7 +124,7 @@ def _out_of_memory(about: _About) -> list[FindingCheck | None]:
 
 
 def _ran_out(about: _About, cell: Cell) -> FindingCheck | None:
-    if _says_nothing(cell):
+    if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
         return _check(about, cell, None, Result.OOM.value, Agreement.AGREES)
@@ -142,7 +134,7 @@ def _ran_out(about: _About, cell: Cell) -> FindingCheck | None:
 
 
 def _in_range(about: _About, cell: Cell, values: Sequence[float], scale: Scale = Scale.POSITIVE) -> FindingCheck | None:
-    if _says_nothing(cell):
+    if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
         if about.finding.degree is None:
@@ -151,11 +143,8 @@ def _in_range(about: _About, cell: Cell, values: Sequence[float], scale: Scale =
     if not values:
         return None
     ours = estimate(values, scale)
-    return _check(about, cell, ours, _in_words(ours), *_against_range(about.finding, ours))
-
-
-def _says_nothing(cell: Cell) -> bool:
-    return cell.finding in (Result.SKIPPED, Result.WRONG_RESULTS)
+    in_words = f"{ours.median:.2f}{interval_in_words(ours, '.2f')}"
+    return _check(about, cell, ours, in_words, *_against_range(about.finding, ours))
 
 
 def _find(cells: Sequence[Cell], cell: Cell, degree: int, mode: str) -> Cell | None:
@@ -172,12 +161,11 @@ def _ratios(cell: Cell, other: Cell | None, metric: str) -> list[float]:
 def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
     low, high = finding.low, finding.high
     if low is not None and ours.median < low:
-        reaches, difference = ours.high is not None and ours.high >= low, f"{100 * (1 - ours.median / low):.0f} % lower"
+        difference = f"{100 * (1 - ours.median / low):.0f} % lower"
+        reaches = ours.high is not None and ours.high >= low
     elif high is not None and ours.median > high:
-        reaches, difference = (
-            ours.low is not None and ours.low <= high,
-            f"{100 * (ours.median / high - 1):.0f} % higher",
-        )
+        difference = f"{100 * (ours.median / high - 1):.0f} % higher"
+        reaches = ours.low is not None and ours.low <= high
     else:
         return Agreement.AGREES, ""
     if reaches:
@@ -230,11 +218,6 @@ def _absent(about: _About) -> FindingCheck:
         case_label=", ".join(finding.mixes or finding.workloads) or "any workload",
         degree=finding.degree,
         mode=", ".join(finding.mode_labels),
-        ours=None,
-        ours_in_words="",
-        agreement=Agreement.NOT_MEASURED,
-        difference="",
-        note="",
     )
 
 
@@ -250,10 +233,6 @@ def _note(publication: Publication, cell: Cell) -> str:
     if any(program.source in _SYNTHETIC for program in cell.case.programs):
         differs.append("synthetic data instead of images from disk")
     return "; ".join(differs)
-
-
-def _in_words(ours: Estimate) -> str:
-    return f"{ours.median:.2f}{interval_in_words(ours, '.2f')}"
 
 
 CHECKS: dict[str, Callable[[_About], list[FindingCheck | None]]] = {

@@ -49,7 +49,6 @@ class Finding:
 
     @property
     def mode_labels(self) -> tuple[str, ...]:
-        """The labels of its modes."""
         return tuple(mode_of(name).label for name in self.modes)
 
     @property

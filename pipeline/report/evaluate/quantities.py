@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.normalise import in_turn, normalise, rate_name
@@ -63,16 +63,13 @@ class Baselines:
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
     """The baselines of each block, by `baseline_key`. Only those that ended well are compared with."""
     found: dict[BaselineKey, Baselines] = defaultdict(Baselines)
-    for row in rows:
-        if not row.is_sequential or row.result is not Result.OK:
-            continue
+    for row in (row for row in rows if row.is_sequential and row.result is Result.OK):
         mine = found[baseline_key(row)]
         if row.degree > 1:
             mine.mixes[_digests(row)] = row
-            continue
-        (job,) = row.jobs
-        mine.solo[job.digest] = job
-        mine.by_base[job.base_label].append(job)
+        else:
+            mine.solo[row.jobs[0].digest] = row.jobs[0]
+            mine.by_base[row.jobs[0].base_label].append(row.jobs[0])
     return dict(found)
 
 
@@ -98,9 +95,8 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
     return found | figures
 
 
-def serial_quantities(solo: Row, degree: int, baselines: Baselines) -> dict[str, float]:
-    """Those of `degree` copies one after another: `degree` times the solo run, which is what was measured."""
-    alone = quantities(solo, baselines)
+def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
+    """Those of `degree` copies one after another, from those of the solo run, which is what was measured."""
     kept = [name for name in RECORDED if name not in ("makespan_s", "overlap_ratio")]
     kept += ["energy_above_idle_per_sample_j", SPEEDUP, BEST_SOLO, *sampled(solo)]
     found = {name: alone[name] for name in kept if name in alone}
@@ -123,12 +119,10 @@ def _digests(row: Row) -> tuple[str, ...]:
 def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
     """Figures of a row against each job alone, and against the same jobs really executed one after another."""
     rate = rate_name(row.window)
+    pairs = zip(row.jobs, alone, strict=True)
     return normalise(
         row.window,
-        [
-            (job.metrics.get(rate), None if solo is None else solo.metrics.get(rate))
-            for job, solo in zip(row.jobs, alone, strict=True)
-        ],
+        [(job.metrics.get(rate), None if solo is None else solo.metrics.get(rate)) for job, solo in pairs],
         is_sequential=row.is_sequential,
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
@@ -139,10 +133,8 @@ def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's workload in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window)
     candidates = [solo for solo in baselines.by_base.get(job.base_label, []) if solo.metrics.get(name)]
-    if not candidates:
-        return None
     choose = max if row.window is WindowKind.STEADY else min
-    return choose(candidates, key=lambda solo: solo.metrics[name])
+    return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 
 
 def _epochs(row: Row, baselines: Baselines) -> dict[str, float]:
@@ -160,26 +152,16 @@ def _epochs(row: Row, baselines: Baselines) -> dict[str, float]:
 
 
 def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
-    times = []
-    for job in jobs:
-        if measured:
-            time_s = job.metrics.get("epoch_time_mean_s")
-        else:
-            samples, rate = samples_per_epoch(job), job.metrics.get("throughput_samples_per_s")
-            time_s = samples / rate if samples and rate else None
-        if time_s is None:
-            return None
-        times.append(time_s)
-    return statistics.fmean(times) if times else None
+    times = [job.metrics.get("epoch_time_mean_s") if measured else _derived_epoch_s(job) for job in jobs]
+    known = [time_s for time_s in times if time_s is not None]
+    return statistics.fmean(known) if known and len(known) == len(times) else None
 
 
-def samples_per_epoch(job: JobRow) -> int | None:
-    """Training samples of an epoch, as the job reported or was told; `None` if nobody said."""
-    for key in ("job.samples_per_epoch", "samples"):
-        text = job.params.get(key, "")
-        if text.isdigit():
-            return int(text)
-    return None
+def _derived_epoch_s(job: JobRow) -> float | None:
+    """The training samples of an epoch, as the job reported or was told, over its throughput."""
+    told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
+    samples, rate = next((int(text) for text in told if text.isdigit()), 0), job.metrics.get("throughput_samples_per_s")
+    return samples / rate if samples and rate else None
 
 
 def _named(name: str, value: float | None) -> dict[str, float]:

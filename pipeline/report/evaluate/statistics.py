@@ -66,7 +66,7 @@ class Test:
 
 
 def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate:
-    """The median of values that are one a block, and the t interval: of the logarithms where they scatter by factors.
+    """The median of values, one or more, each of a block; the interval is of the logarithms if they scatter by factors.
 
     Raises:
         ValueError: there is no value.
@@ -97,14 +97,8 @@ def paired(ratios: Sequence[float]) -> Test:
     mean, n = statistics.fmean(logs), len(logs)
     if n < 2:
         return Test(ratio=estimate(ratios), p_different=None, p_equal=None, mean=mean, deviation=None)
-    different, equal = p_values(mean, _standard_error(logs), n - 1)
-    return Test(
-        ratio=estimate(ratios),
-        p_different=float(different),
-        p_equal=float(equal),
-        mean=mean,
-        deviation=_deviation(logs),
-    )
+    different, equal = map(float, p_values(mean, _standard_error(logs), n - 1))
+    return Test(ratio=estimate(ratios), p_different=different, p_equal=equal, mean=mean, deviation=_deviation(logs))
 
 
 def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, Floats]:
@@ -118,10 +112,8 @@ def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, F
     import numpy as np
 
     distance = np.abs(mean)
-    # The larger of the two one-sided ones.
-    return np.minimum(1.0, 2 * _p_above(distance, error, degrees)), _p_above(
-        math.log1p(MARGIN) - distance, error, degrees
-    )
+    equal = _p_above(math.log1p(MARGIN) - distance, error, degrees)  # the larger of the two one-sided ones
+    return np.minimum(1.0, 2 * _p_above(distance, error, degrees)), equal
 
 
 def corrected(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Floats]:
@@ -149,17 +141,10 @@ def corrected(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def blocks_needed(test: Test, num_tests: int) -> int | None:
-    """About how many blocks would give a verdict, if blocks go on to scatter as they did.
+    """About how many blocks would give a verdict, if they scatter on as they did; `None` if it cannot be told.
 
     It is the smallest number with which the claim that now looks right (different or equal) passes the strictest step
-    of the correction four times out of five.
-
-    Args:
-        test: what was seen.
-        num_tests: claims in the table.
-
-    Returns:
-        The number of blocks; `None` if it cannot be told, or is more than `MOST_BLOCKS`.
+    of the correction over `num_tests` claims four times out of five.
     """
     if test.deviation is None:
         return None

@@ -1,8 +1,7 @@
 """Which mode is better than which, by how much, and in a sentence.
 
 A verdict needs five blocks, a ratio beyond the margin of 2 %, and a p value that survives the correction over the
-whole table; equality within the margin is a claim as well, shown by two one-sided tests and corrected together with
-the differences (`statistics.corrected`).
+whole table, that of equality within the margin included (`statistics.corrected`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.base.modes import MPS, NAIVE, SERIAL, Mode
+from pipeline.base.modes import MPS, NAIVE, SERIAL
 from pipeline.base.words import counted
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, speed_ratios
@@ -90,13 +89,15 @@ class Winner:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pair:
+class _Pair(NamedTuple):
     cell: Cell
     against: str
-    metric: str
-    num_blocks: int
-    test: Test | None
+    metric: str = ""
+    test: Test | None = None  # unless the cell is not ranked
+
+    @property
+    def num_blocks(self) -> int:
+        return 0 if self.test is None else self.test.ratio.n
 
 
 class _Judgement(NamedTuple):
@@ -112,9 +113,9 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     places = _by_place(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.num_blocks >= MIN_BLOCKS]
-    different, equal = corrected(
-        [_known(test.p_different) for test in tested], [_known(test.p_equal) for test in tested]
-    )
+    p_different = [test.p_different for test in tested if test.p_different is not None]
+    p_equal = [test.p_equal for test in tested if test.p_equal is not None]
+    different, equal = corrected(p_different, p_equal)
     decisions = decided([test.ratio.median for test in tested], different, equal)
     judgements = map(_Judgement, decisions, different.tolist(), equal.tolist())
     judged = dict(zip(map(id, tested), judgements, strict=True))
@@ -123,13 +124,7 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
 
 
 def decided(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
-    """What comparisons of enough blocks come to.
-
-    Args:
-        ratio: median of each comparison.
-        different: its adjusted p value of "no difference".
-        equal: of "a difference of at least the margin".
-    """
+    """What comparisons of enough blocks come to, from the median of each and its adjusted p values (`corrected`)."""
     import numpy as np
 
     ratio, is_different = np.asarray(ratio), np.less(different, LEVEL)
@@ -171,15 +166,15 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
     if cell.mode == SERIAL.label:
         return []
     if not cell.is_ranked:
-        return [_Pair(cell=cell, against=SERIAL.label, metric="", num_blocks=0, test=None)]
+        return [_Pair(cell, SERIAL.label)]
     others = {other.mode: other for other in here}
     found = []
     for reference in REFERENCES:
-        against = reference.label
-        other = others.get(against)
-        if not _comes_after(cell, reference) or (other is not None and not other.is_ranked):
+        other = others.get(reference.label)
+        comes_after = cell.mode != reference.label and cell.sharing.order >= reference.order
+        if not comes_after or (other is not None and not other.is_ranked):
             continue
-        if against == SERIAL.label and SPEEDUP in cell.values:
+        if reference == SERIAL and SPEEDUP in cell.values:
             # Already a ratio to the baseline of its block, also where that is no cell of its own (steady mixes).
             ratios, metric = list(cell.values[SPEEDUP].values()), SPEEDUP
         elif other is not None:
@@ -189,18 +184,8 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
         else:
             continue
         if ratios:
-            pair = _Pair(cell=cell, against=against, metric=metric, num_blocks=len(ratios), test=paired(ratios))
-            found.append(pair)
+            found.append(_Pair(cell, reference.label, metric, paired(ratios)))
     return found
-
-
-def _known(p: float | None) -> float:
-    assert p is not None  # two blocks or more have one
-    return p
-
-
-def _comes_after(cell: Cell, reference: Mode) -> bool:
-    return cell.mode != reference.label and cell.sharing.order >= reference.order
 
 
 def _verdict(pair: _Pair, judgement: _Judgement, num_tests: int) -> Verdict:
@@ -227,7 +212,10 @@ def _verdict(pair: _Pair, judgement: _Judgement, num_tests: int) -> Verdict:
         blocks_needed=needed,
         sentence="",
     )
-    return dataclasses.replace(verdict, sentence=_marked(_sentence(verdict, cell), cell))
+    # What a reader must not overlook.
+    flag = f" ({cell.flags[0]})" if cell.flags and cell.is_ranked else ""
+    simulated = " (simulated)" if cell.is_simulated else ""
+    return dataclasses.replace(verdict, sentence=_sentence(verdict, cell) + flag + simulated)
 
 
 def _sentence(verdict: Verdict, cell: Cell) -> str:
@@ -290,9 +278,3 @@ def _against_best_solo(cells: Sequence[Cell], mode: str) -> str:
     """How the fastest mode compares with one job at a time in its best step mode, where several were measured."""
     found = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == mode), None)
     return "" if found is None else f" Against the best step mode, one at a time: {times_in_words(found)}."
-
-
-def _marked(sentence: str, cell: Cell) -> str:
-    """The sentence with what a reader must not overlook."""
-    flag = f" ({cell.flags[0]})" if cell.flags and cell.is_ranked else ""
-    return sentence + flag + (" (simulated)" if cell.is_simulated else "")

@@ -103,16 +103,10 @@ class Drawn:
 
 
 def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
-    """Paint a figure once and write it as SVG and PDF. Equal input gives equal bytes.
-
-    Args:
-        sketch: of it.
-        name: of its files.
-        is_simulated: stamps it.
-    """
+    """Paint a figure once and write it as SVG and PDF; one that is simulated says so. Equal input gives equal bytes."""
     import matplotlib as mpl
 
-    style: Any = {**_STYLE, "svg.hashsalt": name}
+    style: Any = _STYLE | {"svg.hashsalt": name}
     with mpl.rc_context(style):
         figure = sketch.paint()
         if is_simulated:

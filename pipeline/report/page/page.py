@@ -7,17 +7,20 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from xml.etree import ElementTree
 
-from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate import paper, verdicts
+from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.figures import every
 from pipeline.report.figures.drawing import MODE_COLOURS, STAMP, THEME, Drawn, plain
 from pipeline.report.page import methods
 from pipeline.report.page.answer import answer, missing, question
-from pipeline.report.page.table_format import MISSING, Table, Value, shown, with_interval
+from pipeline.report.page.table_format import MISSING, Table, Value, Values, shown, with_interval
+from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import Study
+from pipeline.report.read.samples import GroupSeries
 
 TEMPLATE = "page.html.jinja"
 _WINNERS = "winners"  # stands among the verdicts
@@ -30,13 +33,7 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\ufff
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Everything that a report shows.
-
-    Attributes:
-        cells, verdicts, winners: for the answer in words.
-        tables: all of them; those for machines are named, not shown.
-        figures: in order; those of one section follow each other.
-    """
+    """Everything that a report shows; figures of one section follow each other, tables for machines are only named."""
 
     study: Study
     cells: Sequence[Cell]
@@ -44,6 +41,16 @@ class Content:
     winners: Sequence[Winner]
     tables: Sequence[Table]
     figures: Sequence[Drawn]
+
+
+def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
+    """All of a report, the samples of one group drawn over time."""
+    cells = cells_of(study)
+    found = verdicts.verdicts(cells)
+    best = verdicts.winners(cells, found)
+    tables = every_table(study, cells, found, best, paper.compare(cells, best))
+    figures = every.every_figure(study, cells, timeline)
+    return Content(study=study, cells=cells, verdicts=found, winners=best, tables=tables, figures=figures)
 
 
 def render(content: Content) -> str:
@@ -58,10 +65,9 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections: dict[str, list[dict[str, Any]]] = {}
+    sections: dict[str, list[tuple[Drawn, str]]] = {}
     for figure in content.figures:
-        view = {"drawn": figure, "svg": inline(figure)}
-        sections.setdefault(figure.section, []).append(view)
+        sections.setdefault(figure.section, []).append((figure, inline(figure)))
     text = environment.get_template(TEMPLATE).render(
         title=plain(study.experiment, 120),
         colours=[(THEME[light], light, dark) for light, dark in MODE_COLOURS],
@@ -115,7 +121,7 @@ def for_page(table: Table) -> Table:
     return dataclasses.replace(table, columns=tuple(columns), rows=rows)
 
 
-def by_case(table: Table) -> list[tuple[str | None, list[tuple[Value, ...]]]]:
+def by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
     """The rows of a table under the case that they share; under `None` where the table is not of cases."""
     if table.columns[0] != "case":
         return [(None, list(table.rows))]

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 Value = str | float | int | None
+Values = tuple[Value, ...]
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -46,7 +47,7 @@ class Table:
     name: str
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    rows: tuple[Values, ...]
     note: str = ""
     about: str = ""
     is_for_machines: bool = False

@@ -13,7 +13,7 @@ from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
-from pipeline.report.page.table_format import Table, Value, shown, with_interval
+from pipeline.report.page.table_format import Table, Value, Values, shown, with_interval
 from pipeline.report.read.records import Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
@@ -21,6 +21,7 @@ _INTERVALS = (
     "Median over the blocks; low and high are a 95 % t interval, of peaks (memory, temperature) the lowest and highest "
     "block, from three blocks on."
 )
+_OF_CELLS = f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."
 
 
 def every_table(
@@ -47,50 +48,34 @@ def every_table(
 
 def winner_table(study: Study, winners: Sequence[Winner]) -> Table:
     """Which mode is the fastest in each case."""
+    rows: list[Values] = []
+    for winner in winners:
+        fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
+        rows.append((winner.case.label, winner.degree, fastest, *_three(winner.speedup), winner.sentence))
     return Table(
         name="winners",
         title="The fastest mode of each case",
         columns=("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words"),
-        rows=tuple(
-            (
-                winner.case.label,
-                winner.degree,
-                winner.mode or "no single one: " + ", ".join(winner.tied),
-                *_three(winner.speedup),
-                winner.sentence,
-            )
-            for winner in winners
-        ),
+        rows=tuple(rows),
         note=_note(study, _INTERVALS),
     )
 
 
 def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     """Every comparison of two modes."""
+    rows: list[Values] = []
+    for found in verdicts:
+        compared = (found.case.label, found.degree, found.mode, found.against, *_three(found.ratio), found.num_blocks)
+        tested = (found.p, found.p_adjusted, found.p_equal_adjusted, found.decision.value, found.blocks_needed)
+        rows.append((*compared, *tested, found.sentence))
     return Table(
         name="verdicts",
         title="Verdicts: each mode against serial, naive and MPS",
         columns=(
-            *("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks", "p", "p adjusted"),
-            *("p equal adjusted", "verdict", "blocks needed", "in words"),
+            *("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks"),
+            *("p", "p adjusted", "p equal adjusted", "verdict", "blocks needed", "in words"),
         ),
-        rows=tuple(
-            (
-                verdict.case.label,
-                verdict.degree,
-                verdict.mode,
-                verdict.against,
-                *_three(verdict.ratio),
-                verdict.num_blocks,
-                verdict.p,
-                verdict.p_adjusted,
-                verdict.p_equal_adjusted,
-                verdict.decision.value,
-                verdict.blocks_needed,
-                verdict.sentence,
-            )
-            for verdict in verdicts
-        ),
+        rows=tuple(rows),
         note=_note(
             study,
             "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
@@ -105,22 +90,13 @@ def group_table(study: Study, cells: Sequence[Cell], name: str, title: str, metr
     known = metrics_in(cells)
     of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
     names = [name for name in dict.fromkeys([*metrics, *of_listeners]) if any(name in cell.estimates for cell in cells)]
-    rows: list[tuple[Value, ...]] = [
-        (
-            cell.case.label,
-            cell.degree,
-            cell.mode,
-            results_in_words(cell),
-            *(_with_interval(cell.estimates.get(name)) for name in names),
-        )
-        for cell in cells
-    ]
+    rows = [(*_what_ran(cell), *(_with_interval(cell.estimates.get(name)) for name in names)) for cell in cells]
     return Table(
         name=name,
         title=title,
         columns=("case", "jobs", "mode", "result", *(_head(known[name]) for name in names)),
         rows=tuple(rows) if names else (),
-        note=_note(study, f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."),
+        note=_note(study, _OF_CELLS),
     )
 
 
@@ -130,35 +106,29 @@ def result_table(study: Study, cells: Sequence[Cell]) -> Table:
     names = [name for name in known if any(name in cell.estimates for cell in cells)]
     titles = [_head(known[name]) for name in names]
     heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
+    rows: list[Values] = []
+    for cell in cells:
+        figures = [value for name in names for value in _three(cell.estimates.get(name))]
+        rows.append((*_what_ran(cell), sum(cell.results.values()), *figures))
     return Table(
         name="results",
         title="Results by case, degree and mode",
         is_for_machines=True,
         columns=("case", "jobs", "mode", "result", "blocks", *heads),
-        rows=tuple(
-            (
-                cell.case.label,
-                cell.degree,
-                cell.mode,
-                results_in_words(cell),
-                sum(cell.results.values()),
-                *(value for name in names for value in _three(cell.estimates.get(name))),
-            )
-            for cell in cells
-        ),
-        note=_note(study, f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."),
+        rows=tuple(rows),
+        note=_note(study, _OF_CELLS),
     )
 
 
 def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
     """The cells that did not end well in every block, and why."""
-    rows: list[tuple[Value, ...]] = []
+    rows: list[Values] = []
     for cell in cells:
         if set(cell.results) == {Result.OK} or cell.is_derived:
             continue
         wrong = list(cell.wrong_values.get(SPEEDUP, {}).values())
         unranked = statistics.median(wrong) if wrong else None
-        rows.append((cell.case.label, cell.degree, cell.mode, results_in_words(cell), cell.reason, unranked))
+        rows.append((*_what_ran(cell), cell.reason, unranked))
     return Table(
         name="endings",
         title="What did not end well",
@@ -170,7 +140,7 @@ def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
 
 def drift_table(study: Study) -> Table:
     """How the baselines changed from block to block: what the machine did while the study ran."""
-    cases = cases_of(study.rows)
+    cases = cases_of(study)
     by_label: dict[tuple[str, str], dict[int, float]] = {}
     for row in study.rows:
         if (baseline := _baseline(row)) is not None:
@@ -178,7 +148,7 @@ def drift_table(study: Study) -> Table:
             case = cases[row.run_id]
             label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
             by_label.setdefault((label, unit), {})[row.block] = value
-    rows: list[tuple[Value, ...]] = []
+    rows: list[Values] = []
     for (label, unit), by_block in sorted(by_label.items()):
         values = [value for _, value in sorted(by_block.items())]
         if len(values) > 1:
@@ -200,7 +170,7 @@ def drift_table(study: Study) -> Table:
 
 def case_table(study: Study) -> Table:
     """What the mixes consist of."""
-    cases = cases_of(study.rows)
+    cases = cases_of(study)
     parts = {
         cases[row.run_id].label: tuple(dict.fromkeys(zip(row.sizes, row.workloads, strict=True)))
         for row in study.rows
@@ -240,36 +210,28 @@ def publication_tables(study: Study, checks: Sequence[FindingCheck]) -> list[Tab
             title=publication.title,
             about=publication.about,
             columns=(
-                *("finding", "source", "case", "jobs", "mode", "paper", "ours", "low", "high", "agreement"),
-                *("by how much", "mind"),
+                *("finding", "source", "case", "jobs", "mode", "paper"),
+                *("ours", "low", "high", "agreement", "by how much", "mind"),
             ),
-            rows=tuple(
-                (
-                    check.finding.text,
-                    "first-hand" if check.finding.is_first_hand else "second-hand",
-                    check.case_label,
-                    check.degree,
-                    check.mode,
-                    check.finding.range_in_words,
-                    check.ours_in_words,
-                    *_three(check.ours)[1:],
-                    check.agreement.value,
-                    check.difference,
-                    check.note,
-                )
-                for check in found
-            ),
+            rows=tuple(map(_compared, found)),
             note=_note(study),
         )
         for publication, found in itertools.groupby(checks, key=lambda check: check.publication)
     ]
 
 
-def results_in_words(cell: Cell) -> str:
-    """`ok`, or what came out how often: `ok 4, oom 1`."""
-    if len(cell.results) == 1:
-        return next(iter(cell.results)).value
-    return ", ".join(f"{result.value} {cell.results[result]}" for result in Result if cell.results[result])
+def _compared(check: FindingCheck) -> Values:
+    finding, (_, low, high) = check.finding, _three(check.ours)
+    source = "first-hand" if finding.is_first_hand else "second-hand"
+    theirs = (finding.text, source, check.case_label, check.degree, check.mode, finding.range_in_words)
+    return (*theirs, check.ours_in_words, low, high, check.agreement.value, check.difference, check.note)
+
+
+def _what_ran(cell: Cell) -> Values:
+    """Case, degree and mode, and `ok`, or what came out how often: `ok 4, oom 1`."""
+    counts = [(result.value, cell.results[result]) for result in Result if cell.results[result]]
+    words = counts[0][0] if len(counts) == 1 else ", ".join(f"{result} {number}" for result, number in counts)
+    return (cell.case.label, cell.degree, cell.mode, words)
 
 
 def _baseline(row: Row) -> tuple[str, float] | None:

@@ -35,14 +35,11 @@ class JobRow:
     """
 
     index: int
-    run_id: str
-    name: str
     label: str
     base_label: str
     digest: str
     size: str | None
     result: Result | None
-    reason: str
     metrics: Mapping[str, float]
     params: Mapping[str, str]
     place: Mapping[str, str]
@@ -51,7 +48,6 @@ class JobRow:
 
     @property
     def program(self) -> Program:
-        """What it runs."""
         batch_size = self.params.get("batch_size", "")
         return Program(
             name=self.params.get("workload", ""),
@@ -66,7 +62,6 @@ class Row:
     """One group of a study, run once.
 
     Attributes:
-        digest: of the group in its block.
         key: the same for this group in every block.
         sharing: its kind of sharing, whatever the options.
         detail: what its label says behind that (`25 %`, `2g.10gb`); empty if nothing.
@@ -84,7 +79,6 @@ class Row:
     """
 
     run_id: str
-    digest: str
     key: str
     name: str
     scenario: str
@@ -126,17 +120,14 @@ class Row:
 
     @property
     def degree(self) -> int:
-        """How many jobs there are."""
         return len(self.workloads)
 
     @property
     def is_mix(self) -> bool:
-        """Whether the jobs differ."""
         return len(set(self.workloads)) > 1
 
     @property
     def is_sequential(self) -> bool:
-        """Whether this is a serial baseline."""
         return self.sharing == SERIAL
 
 
@@ -180,12 +171,10 @@ class Study:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of the devices."""
         return tuple(dict.fromkeys(row.device for row in self.rows))
 
     @property
     def is_simulated(self) -> bool:
-        """Whether anything here comes from a simulated GPU."""
         return any(row.is_simulated for row in self.rows)
 
     @property

@@ -1,14 +1,12 @@
-"""The runs of an experiment as records: one `Row` a group, those alone that may stand beside each other.
-
-`pipeline.report.read.selection` says which runs count, `pipeline.report.read.labels` what they are called.
-"""
+"""The runs of an experiment as records: one `Row` a group, those alone that may stand beside each other."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +30,7 @@ _JOB_FACTS = ("torch", "timm", "cuda", "cudnn", "cublas")
 def read(stores: Sequence[Path | str], experiment: str) -> Study:
     """The study in an experiment: of each group and block the newest finding, of each block one GPU and one boot.
 
-    Args:
-        stores: that have runs of it, such as those of several machines: folders of local stores, URIs of servers.
-        experiment: MLflow experiment.
+    The stores, folders or URIs of servers, are such as those of several machines.
 
     Raises:
         ConfigError: two of the stores hold the same run, which would count twice.
@@ -42,7 +38,7 @@ def read(stores: Sequence[Path | str], experiment: str) -> Study:
     """
     found = [list(_rows_in(store, experiment)) for store in stores]
     held: dict[str, Path | str] = {}
-    for row in (row for rows in found for row in rows if row is not None):
+    for row in filter(None, itertools.chain(*found)):
         if row.run_id in held:
             raise ConfigError(
                 f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}: "
@@ -61,11 +57,9 @@ def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
 
 
 def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
-    """The study that rows make; `None` stands for a run that never got a result.
+    """The study that the rows of each store make; `None` stands for a run that never got a result.
 
-    Args:
-        experiment: its name.
-        found: the rows of each store. Each store has blocks of its own: those of the second follow those of the first.
+    Each store has blocks of its own: those of the second follow those of the first.
     """
     rows: list[Row] = []
     num_without_result, num_blocks = 0, 0
@@ -95,16 +89,21 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = facts_of(tags)
-    if run.info.status == "RUNNING" or facts.get("result") not in set(Result) or "digest" not in facts:
-        return None
-    if not children:
+    is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
+    if not is_over or not children:
         return None
     jobs = tuple(sorted((_job(child) for child in children), key=lambda job: job.index))
     scenario = params.get("scenario", "")
-    settings, options = _planned(run.info.run_id, facts, store)
+    try:
+        planned = json.loads(facts["planned"])
+        settings, options = tuple(planned["settings"].items()), planned["options"]
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise TrackingError(
+            f"run {run.info.run_id} in {store} does not say with which settings and options it ran, as one that an "
+            f"earlier version recorded ({error!r}); name another experiment, or delete the run"
+        ) from error
     return Row(
         run_id=run.info.run_id,
-        digest=facts["digest"],
         key=repr((scenario, sorted(options.items()), [job.digest for job in jobs], settings)),
         name=run.info.run_name,
         scenario=scenario,
@@ -120,7 +119,7 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
         result=Result(facts["result"]),
         reason=facts.get("reason", ""),
         flag=facts.get("flag", ""),
-        metrics={key: value for key, value in run.data.metrics.items() if not key.startswith("system/")},
+        metrics=_figures(run),
         params=params,
         window=WindowKind(params.get("window", WindowKind.STEADY)),
         device=facts.get("device", ""),
@@ -136,43 +135,27 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     )
 
 
-def _planned(
-    run_id: str, facts: Mapping[str, str], store: Path | str
-) -> tuple[tuple[tuple[str, str], ...], dict[str, object]]:
-    """The settings and options of a group.
-
-    Raises:
-        TrackingError: the run does not say.
-    """
-    try:
-        planned = json.loads(facts["planned"])
-        return tuple(planned["settings"].items()), planned["options"]
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise TrackingError(
-            f"run {run_id} in {store} does not say with which settings and options it ran, as one that an earlier "
-            f"version recorded ({error!r}); name another experiment, or delete the run"
-        ) from error
-
-
 def _job(run: Any) -> JobRow:
     tags, params = run.data.tags, run.data.params
     facts, workload = facts_of(tags), params.get("workload", "")
     return JobRow(
         index=int(facts.get("index", "0")),
-        run_id=run.info.run_id,
-        name=run.info.run_name,
         label=workload,
         base_label=workload,
         digest=facts.get("workload_digest", ""),
         size=facts.get("size"),
         result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
-        reason=facts.get("reason", ""),
-        metrics={key: value for key, value in run.data.metrics.items() if not key.startswith("system/")},
+        metrics=_figures(run),
         params=params,
         place={key[len("place.") :]: value for key, value in params.items() if key.startswith("place.")},
         start_ns=int(facts["start_ns"]) if facts.get("start_ns", "").isdigit() else None,
         end_ns=int(facts["end_ns"]) if facts.get("end_ns", "").isdigit() else None,
     )
+
+
+def _figures(run: Any) -> dict[str, float]:
+    """The metrics that a run ends with, without those sampled while it ran."""
+    return {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:

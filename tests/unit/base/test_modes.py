@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.base.modes import MODES, SPARE_COLOURS, mode_of, modes_of
-from pipeline.report.evaluate import cells as evaluated
 from pipeline.report.evaluate import verdicts
+from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.figures import every
 from pipeline.report.figures.drawing import THEME
 from tests.conftest import GPU
@@ -48,7 +48,7 @@ def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> Non
     rows += [copies("mps", 2, 600.0 + block, block) for block in range(1, 6)]
     rows += [timeslice(700.0 + block, block) for block in range(1, 6)]
     found = study(*rows)
-    cells = evaluated.cells(found)
+    cells = cells_of(found)
     assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "timeslice slice_ms=2"]
     sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
     assert [s.split(" times")[0] for s in sentences if s.startswith("timeslice")] == [

@@ -13,11 +13,10 @@ from pipeline.base.modes import MPS, NAIVE, SERIAL
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.figures.drawing import STAMP
 from pipeline.report.page.answer import answer, missing
-from pipeline.report.page.page import Content, for_page, render
+from pipeline.report.page.page import Content, content_of, for_page, render
 from pipeline.report.page.table_format import Table
 from pipeline.report.read.records import Row
 from pipeline.report.read.samples import GroupSeries, JobSpan, Line, choose_group
-from tests.report_content import content_of
 from tests.report_rows import collocation_study, copies, job, params, row, study
 
 VOID = {"meta", "br", "link", "img", "hr"}

@@ -13,7 +13,7 @@ from pipeline.base.modes import mode_of
 from pipeline.base.records import Group, Result
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
-from pipeline.report.evaluate import cells
+from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.read import labels, rows
 from pipeline.report.read.records import Row
 from pipeline.report.read.rows import study_of
@@ -79,7 +79,7 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
     ]
     assert found.num_planned == 12 and len(found.rows) == 9
     assert found.left_out == {"no result: it runs, or was never closed": 1}
-    (naive,) = [cell for cell in cells.cells(found) if cell.mode == "naive"]
+    (naive,) = [cell for cell in cells_of(found) if cell.mode == "naive"]
     assert naive.values["speedup_vs_serial_ratio"] == dict.fromkeys((1, 2, 3, 4), 1.8)
     (reason,) = study_of("synthetic", [copies("naive", 2, 9.0, settings=settings("20 s"), start_ms=1)], first).left_out
     assert reason.startswith("older plan: ")
@@ -155,7 +155,7 @@ def test_a_program_in_two_windows_has_one_name() -> None:
         for epochs in ("0", "5")
     ]
     found = study(*rows).rows
-    assert len({r.digest for r in found}) == 2
+    assert len({r.key for r in found}) == 2
     assert {r.workloads for r in found} == {("resnet26_cifar10 bs128 (data on the GPU)",)}
 
 
@@ -228,7 +228,7 @@ def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(ma
     mix = ["mix=[M,S]", "data.source=synthetic_device", "scenario=mig", "scenario.profiles=[4g,1g]"]
     (found,) = study(recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
     assert (found.sizes, found.mode, found.profiles) == (("M", "S"), "MIG 4g+1g", ("4g", "1g"))
-    (case,) = {cell.case for cell in cells.cells(study(found))}
+    (case,) = {cell.case for cell in cells_of(study(found))}
     assert case.mix == "M+S"
     assert [(one.name, one.batch_size, one.step_mode) for one in case.programs] == [
         ("resnet26_cifar10", 128, "eager"),

@@ -14,8 +14,8 @@ from pipeline.base.errors import TrackingError
 from pipeline.base.layout import DATABASE
 from pipeline.base.records import Result
 from pipeline.record.store.local import open_store
-from pipeline.report.evaluate import cells as evaluated
 from pipeline.report.evaluate import paper, verdicts
+from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.page import tables as report_tables
 from pipeline.report.read import rows
 
@@ -109,7 +109,7 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
     assert study.left_out == {"no result: it runs, or was never closed": 1}
     assert study.facts["git_commit"] == ("0123abcd",) and study.facts["job_torch"] == ("2.11",)
     assert study.devices == (DEVICE,) and not study.is_simulated
-    naive = next(c for c in evaluated.cells(study) if c.mode == "naive")
+    naive = next(c for c in cells_of(study) if c.mode == "naive")
     assert naive.values["speedup_vs_serial_ratio"] == {1: 1.4, 2: 1.4}
     assert not [name for row in study.rows for name in row.metrics if name.startswith("system/")]
 
@@ -134,7 +134,7 @@ def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_s
         rows.read([root], "nothing")
     open_store(root).experiment_id("empty")
     study = rows.read([root], "empty")
-    cells = evaluated.cells(study)
+    cells = cells_of(study)
     found = verdicts.verdicts(cells)
     best = verdicts.winners(cells, found)
     assert (study.rows, cells, found, best) == ((), [], [], [])
@@ -157,7 +157,7 @@ def test_three_thousand_runs_are_read_and_judged_in_seconds(root: Path) -> None:
     began = time.process_time()  # not the clock: other tests run beside this one
     study = rows.read([root], EXPERIMENT)
     reading_s = time.process_time() - began
-    cells = evaluated.cells(study)
+    cells = cells_of(study)
     found = verdicts.verdicts(cells)
     paper.compare(cells, verdicts.winners(cells, found))
     judging_s = time.process_time() - began - reading_s

@@ -10,8 +10,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Summary
 from pipeline.observe.fields import Fields
-from pipeline.report.evaluate import cells
-from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.page import tables as report_tables
 from pipeline.report.page.table_format import with_interval
 from pipeline.report.read import labels
@@ -27,7 +26,7 @@ def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:
 def test_copies_are_compared_with_the_solo_run_of_their_own_block() -> None:
     rows = [copies("serial", 1, 1000.0 * block, block) for block in (1, 2, 3)]
     rows += [copies("naive", 3, 500.0 * block, block) for block in (1, 2, 3)]
-    naive = cell(cells.cells(study(*rows)), "naive", 3)
+    naive = cell(cells_of(study(*rows)), "naive", 3)
     assert naive.values["speedup_vs_serial_ratio"] == {1: 1.5, 2: 1.5, 3: 1.5}
     assert naive.values["slowdown_worst_ratio"] == {1: 2.0, 2: 2.0, 3: 2.0}
     assert naive.values["throughput_total_samples_per_s"] == {1: 1500.0, 2: 3000.0, 3: 4500.0}
@@ -44,7 +43,7 @@ def test_serial_copies_are_as_many_times_the_solo_run() -> None:
 
     together = tuple(job(i, params(), None, metrics={"makespan_s": 16.0, "epoch_time_mean_s": 8.0}) for i in range(2))
     pair = row("naive", together, window=WindowKind.WORK, metrics={"makespan_s": 16.0})
-    found = cells.cells(study(alone(1), pair))
+    found = cells_of(study(alone(1), pair))
     serial = cell(found, "serial", 2)
     assert serial.is_derived and not cell(found, "serial", 1).is_derived
     assert serial.values["makespan_s"] == {1: 20.0}
@@ -62,7 +61,7 @@ def test_a_mix_is_compared_with_the_same_jobs_really_executed_in_sequence() -> N
 
     serial = row("serial", jobs(20.0, 10.0), window=WindowKind.WORK, metrics={"makespan_s": 30.5})
     naive = row("naive", jobs(24.0, 15.0), window=WindowKind.WORK, metrics={"makespan_s": 24.0})
-    found = cells.cells(study(serial, naive))
+    found = cells_of(study(serial, naive))
     assert [c.case.label for c in found] == ["M+S", "M+S"]
     assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 30.5 / 24}
     assert cell(found, "naive", 2).values["slowdown_worst_ratio"] == {1: 1.5}
@@ -78,7 +77,7 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
         copies("serial", 1, 50.0, own=params("other")),
         copies("naive", 7, 40.0, own=params("other")),
     ]
-    found = cells.cells(study(*rows))
+    found = cells_of(study(*rows))
     naive = cell(found, "naive", 7, "resnet26")
     assert naive.values["speedup_vs_serial_ratio"] == {1: pytest.approx(4.2)}
     assert naive.values["speedup_vs_best_solo_ratio"] == {1: pytest.approx(1.05)}
@@ -89,7 +88,7 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
 
 def test_energy_is_given_raw_and_above_idle() -> None:
     energy = {"energy_j": 200.0, "energy_above_idle_j": 150.0, "energy_per_sample_j": 0.4}
-    found = cell(cells.cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
+    found = cell(cells_of(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
     assert found.values["energy_per_sample_j"] == {1: 0.4}
     assert found.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
 
@@ -97,7 +96,7 @@ def test_energy_is_given_raw_and_above_idle() -> None:
 def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
     rows = [copies("serial", 1, 1000.0, block) for block in (1, 2)]
     rows += [copies("mps_percent", 2, 900.0, 1), copies("mps_percent", 2, 950.0, 2, result=Result.WRONG_RESULTS)]
-    found = cell(cells.cells(study(*rows)), "MPS equal shares", 2)
+    found = cell(cells_of(study(*rows)), "MPS equal shares", 2)
     assert found.results == {Result.OK: 1, Result.WRONG_RESULTS: 1}
     assert found.values["speedup_vs_serial_ratio"] == {1: 1.8}
     assert found.wrong_values["speedup_vs_serial_ratio"] == {2: 1.9}
@@ -107,13 +106,13 @@ def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
 
 
 def test_a_cell_without_any_figure_keeps_its_reason_and_nothing_is_zero() -> None:
-    found = cell(cells.cells(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
+    found = cell(cells_of(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
     assert (found.values, found.estimates, found.reason) == ({}, {}, "why it is oom")
     assert found.finding is Result.OOM and not found.is_ranked
 
 
 def test_without_a_baseline_there_is_no_speed_up() -> None:
-    found = cell(cells.cells(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
+    found = cell(cells_of(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
     assert "speedup_vs_serial_ratio" not in found.values
     assert found.values["throughput_total_samples_per_s"] == {1: 1800.0}
 
@@ -123,7 +122,7 @@ def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
         own = {"M": params("resnet50_imagenet64"), "S": params(batch_size=batch_size)}
         return row("naive", tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate("MS")))
 
-    found = [c.case.label for c in cells.cells(study(mix(32), mix(128)))]
+    found = [c.case.label for c in cells_of(study(mix(32), mix(128)))]
     assert len(set(found)) == 2
     assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
 
@@ -131,7 +130,7 @@ def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
 def blocks_of_each_cell(*rows: Row) -> dict[tuple[str, str], list[float]]:
     """The throughputs that each cell has, by case and mode."""
     name = "throughput_total_samples_per_s"
-    return {(c.case.label, c.mode): list(c.values[name].values()) for c in cells.cells(study(*rows))}
+    return {(c.case.label, c.mode): list(c.values[name].values()) for c in cells_of(study(*rows))}
 
 
 def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -> None:
@@ -189,7 +188,7 @@ def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
         return row(scenario, jobs, window=WindowKind.WORK, metrics={"makespan_s": seconds})
 
     def speedups(*rows: Row) -> dict[tuple[str, str], float]:
-        return {(c.case.label, c.mode): c.values["speedup_vs_serial_ratio"][1] for c in cells.cells(study(*rows))}
+        return {(c.case.label, c.mode): c.values["speedup_vs_serial_ratio"][1] for c in cells_of(study(*rows))}
 
     orders = [("SM", 10.0), ("MS", 20.0)]
     found = speedups(*(mix(mode, order, s / n) for order, s in orders for mode, n in (("serial", 1), ("naive", 2))))
@@ -210,7 +209,7 @@ def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes() -> Non
         return row(scenario, made, window=WindowKind.WORK, metrics={"makespan_s": sum(seconds)})
 
     def slowdown(*rows: Row) -> float:
-        (found,) = [c for c in cells.cells(study(*rows)) if c.mode == "naive"]
+        (found,) = [c for c in cells_of(study(*rows)) if c.mode == "naive"]
         return found.values["slowdown_worst_ratio"][1]
 
     together = mix("naive", "MS", 30.0, 40.0)
@@ -246,7 +245,7 @@ def test_an_interval_is_rounded_to_three_digits() -> None:
 
 def test_cells_come_by_case_degree_and_mode() -> None:
     rows = [copies(scenario, degree, 10.0) for scenario in ("mig", "mps", "naive") for degree in (3, 2)]
-    assert [(c.degree, c.mode) for c in cells.cells(study(*rows))] == [
+    assert [(c.degree, c.mode) for c in cells_of(study(*rows))] == [
         *((2, mode) for mode in ("naive", "MPS", "MIG 3g.40gb")),
         *((3, mode) for mode in ("naive", "MPS", "MIG 2g.20gb")),
     ]
@@ -265,7 +264,7 @@ def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -
     facts = {"figures": Fields([fans, NvmlListener(1000).table]).titled(metrics)}
     rows = [row("serial", (job(0, params(), 100.0),), block, metrics=metrics, facts=facts) for block in (1, 2)]
     rows.append(row("naive", tuple(job(i, params(), 60.0) for i in range(2))))
-    found = cells.cells(study(*rows))
+    found = cells_of(study(*rows))
     assert cell(found, "serial", 1).estimates["fan_max_rpm"].median == 900.0
     assert cell(found, "serial", 2).estimates["fan_idle_mean_ratio"].median == 0.25
     made = {table.name: table.columns for table in report_tables.every_table(study(*rows), found, [], [], [])}

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.base.modes import MODES
 from pipeline.base.records import Result
-from pipeline.report.evaluate import cells as evaluated
 from pipeline.report.evaluate import paper, verdicts
+from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import FOLDER, publications
@@ -24,7 +24,7 @@ from tests.report_rows import collocation_study, copies, study
 
 
 def judged(rows: list[Row]) -> list[Verdict]:
-    return verdicts.verdicts(evaluated.cells(study(*rows)))
+    return verdicts.verdicts(cells_of(study(*rows)))
 
 
 def one(found: list[Verdict], mode: str, against: str, label: str, degree: int) -> Verdict:
@@ -35,8 +35,8 @@ def one(found: list[Verdict], mode: str, against: str, label: str, degree: int) 
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[list[evaluated.Cell], list[Verdict], list[verdicts.Winner]]:
-    cells = evaluated.cells(study(*collocation_study()))
+def whole() -> tuple[list[Cell], list[Verdict], list[verdicts.Winner]]:
+    cells = cells_of(study(*collocation_study()))
     found = verdicts.verdicts(cells)
     return cells, found, verdicts.winners(cells, found)
 
@@ -118,7 +118,7 @@ def test_without_a_baseline_modes_are_still_compared_with_each_other() -> None:
 def test_what_is_simulated_says_so_everywhere() -> None:
     rows = [dataclasses.replace(row, is_simulated=True) for row in collocation_study(num_blocks=2)]
     found = study(*rows)
-    cells = evaluated.cells(found)
+    cells = cells_of(found)
     judgements = verdicts.verdicts(cells)
     best = verdicts.winners(cells, judgements)
     assert all(v.sentence.endswith("(simulated)") for v in judgements)
@@ -196,7 +196,7 @@ def test_a_serial_run_with_wrong_results_is_not_among_the_fastest() -> None:
     rows = [copies(mode, 2, rate, block) for block in range(1, 7) for mode, rate in (("naive", 400.0), ("mps", 410.0))]
     endings = [Result.WRONG_RESULTS, *[Result.OK] * 5]
     rows += [copies("serial", 1, 1000.0, block, result=result) for block, result in enumerate(endings, start=1)]
-    cells = evaluated.cells(study(*rows))
+    cells = cells_of(study(*rows))
     (winner,) = verdicts.winners(cells, verdicts.verdicts(cells))
     assert winner.mode == "MPS" and winner.tied == ("MPS",)
 
