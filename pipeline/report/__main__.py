@@ -46,12 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_experiment(root_or_uri: Path | str, experiment: str) -> None:
-    """Refuse an experiment that the store does not have, before anything is made.
-
-    Raises:
-        ConfigError: there is no such store or experiment; the message names the experiments that there are.
-        TrackingError: the server does not answer.
-    """
+    """Refuse an experiment that the store does not have, before anything is made; name those that it has."""
     names = experiment_names(open_named(root_or_uri))
     if experiment not in names:
         there = ", ".join(repr(name) for name in names if name != "Default") or "none"

@@ -45,14 +45,12 @@ def check_folder(folder: Path) -> None:
         ConfigError: it is a file, or has content that no report wrote, or cannot say what a report wrote there.
     """
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"cannot write the report to {folder}: that is a file; choose another folder with --out")
+        raise _refused(folder, "that is a file; choose another folder with --out")
     if (folder / MANIFEST).is_file():
         _earlier(folder)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
-        raise ConfigError(
-            f"cannot write the report to {folder}: the folder has content that no report wrote; "
-            "empty it, or choose another one with --out"
-        )
+        instead = "empty it, or choose another one with --out"
+        raise _refused(folder, f"the folder has content that no report wrote; {instead}")
 
 
 def write(content: Content, folder: Path) -> Written:
@@ -69,10 +67,8 @@ def write(content: Content, folder: Path) -> Written:
         earlier = _earlier(folder)
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
             and_more = f" (and {len(foreign) - 1} more of its files)" if len(foreign) > 1 else ""
-            raise ConfigError(
-                f"cannot write the report to {folder}: no report wrote {foreign[0]} there{and_more}; "
-                "move what is yours away, or choose another folder with --out"
-            )
+            instead = "move what is yours away, or choose another folder with --out"
+            raise _refused(folder, f"no report wrote {foreign[0]} there{and_more}; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
         _write_manifest(folder, content, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:
@@ -83,7 +79,7 @@ def write(content: Content, folder: Path) -> Written:
             path.write_bytes(data)
         _write_manifest(folder, content, list(contents))
     except OSError as error:
-        raise ConfigError(f"cannot write the report to {folder}: {error}; choose another folder with --out") from error
+        raise _refused(folder, f"{error}; choose another folder with --out") from error
     return Written(folder=folder, files=(*contents, MANIFEST))
 
 
@@ -124,7 +120,7 @@ def _write_manifest(folder: Path, content: Content, files: Sequence[str]) -> Non
 
 
 def _earlier(folder: Path) -> list[str]:
-    """The files that an earlier report wrote here or was about to, by its manifest; those of other names are not ours.
+    """The files that an earlier report wrote here, or was about to, by its manifest: those of other names are not ours.
 
     Raises:
         ConfigError: the manifest is damaged, or of something else.
@@ -132,18 +128,19 @@ def _earlier(folder: Path) -> list[str]:
     path = folder / MANIFEST
     if not path.is_file():
         return []
+    seen = "it has no experiment with a list of files"
     try:
-        says = json.loads(path.read_text(encoding="utf-8"))
+        match json.loads(path.read_text(encoding="utf-8")):
+            case {"experiment": _, "files": [*names]}:
+                return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
     except (OSError, ValueError, RecursionError) as error:
-        raise _not_a_manifest(folder, str(error)) from error
-    names = says.get("files") if isinstance(says, dict) else None
-    if not isinstance(names, list) or "experiment" not in says:
-        raise _not_a_manifest(folder, "it has no experiment with a list of files")
-    return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
-
-
-def _not_a_manifest(folder: Path, seen: str) -> ConfigError:
-    return ConfigError(
-        f"cannot write the report to {folder}: {MANIFEST} there does not say what a report wrote ({seen}), so nothing "
-        "is removed; remove the folder if all in it is of a report, or choose another one with --out"
+        seen = str(error)
+    raise _refused(
+        folder,
+        f"{MANIFEST} there does not say what a report wrote ({seen}), so nothing is removed; "
+        "remove the folder if all in it is of a report, or choose another one with --out",
     )
+
+
+def _refused(folder: Path, why: str) -> ConfigError:
+    return ConfigError(f"cannot write the report to {folder}: {why}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.modes import SERIAL, Mode
@@ -13,7 +13,7 @@ from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import METRICS, TOTAL_TIME, Metric, sampled
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.read import labels
-from pipeline.report.read.records import Program, Row, Study
+from pipeline.report.read.records import Row, Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -22,12 +22,11 @@ class Case:
 
     Attributes:
         label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting behind it where a study has several.
-        is_mix: whether the jobs differ.
         workloads: labels of all jobs, sorted; of copies, that of one.
         base_workloads: the same without the step mode: what eager, compiled and CUDA-graph cases share.
         setting: what tells the settings (window, seed, device) from others of the study.
         mix: the sizes of a mix as its label has them, `M+2S`; empty if they name several mixes of the study.
-        programs: of each of the workloads, in their order.
+        params: of the run of a job of each of the workloads, in their order.
     """
 
     is_mix: bool
@@ -36,7 +35,7 @@ class Case:
     base_workloads: tuple[str, ...]
     setting: str = ""
     mix: str = field(default="", compare=False)
-    programs: tuple[Program, ...] = field(default=(), compare=False)
+    params: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +43,7 @@ class Cell:
     """A case at a degree in a mode, over the blocks.
 
     Attributes:
-        mode, detail: label of the mode, and what of it stands behind the kind of sharing.
-        sharing: the kind of sharing.
+        mode, detail: label of the mode, and what of it stands behind the kind of sharing, `sharing`.
         profiles: of MIG instances, the largest first.
         is_derived: this did not run as such: serial copies are counted as `degree` times the solo run.
         results: how often each result came out, over the blocks.
@@ -55,7 +53,6 @@ class Cell:
         sampled: what else listeners give than `METRICS` knows.
         reason: why the first block that did not end `ok` did not.
         flags: what is doubtful about rows that are `ok`.
-        is_simulated: whether the GPU was a simulated one, of which no figure says anything about a real one.
     """
 
     case: Case
@@ -119,7 +116,7 @@ def _case_of(row: Row) -> Case:
         base_workloads=tuple(sorted(job.base_label for job in jobs)),
         setting=row.setting,
         mix=label if row.is_mix else "",
-        programs=tuple(job.program for job in jobs),
+        params=tuple(job.params for job in jobs),
     )
 
 

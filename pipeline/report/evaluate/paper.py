@@ -55,7 +55,7 @@ class FindingCheck:
 
 
 def compare(cells: Sequence[Cell], winners: Sequence[Winner] = ()) -> list[FindingCheck]:
-    """Each finding of each publication with every cell or fastest mode that it speaks of; one entry if there is none."""
+    """Each finding of each publication with every cell or fastest mode that it speaks of; one entry where none is."""
     made: list[FindingCheck] = []
     for publication in publications():
         for finding in publication.findings:
@@ -88,11 +88,11 @@ def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
         return False  # MPS with limits, say, of which no finding speaks
     if finding.mixes or cell.case.is_mix:
         return cell.case.is_mix and cell.case.mix in finding.mixes
-    (program,) = cell.case.programs
+    (params,) = cell.case.params
     return (
-        program.step_mode in ("", "eager")
-        and program.name in (finding.workloads or publication.workloads)
-        and finding.batch_size in (None, program.batch_size)
+        params.get("step_mode", "eager") == "eager"
+        and params.get("workload") in (finding.workloads or publication.workloads)
+        and (finding.batch_size is None or str(finding.batch_size) == params.get("batch_size"))
     )
 
 
@@ -230,7 +230,7 @@ def _note(publication: Publication, cell: Cell) -> str:
         differs.append(f"{cell.device} instead of an {publication.gpu}")
     if cell.window is WindowKind.STEADY:
         differs.append(f"steady window instead of {publication.epochs} epochs")
-    if any(program.source in _SYNTHETIC for program in cell.case.programs):
+    if any(params.get("source") in _SYNTHETIC for params in cell.case.params):
         differs.append("synthetic data instead of images from disk")
     return "; ".join(differs)
 

@@ -68,12 +68,10 @@ class Publication:
     """A publication, and how it measured.
 
     Attributes:
-        table, title: name and title of its table in the report.
-        about: what the page says of it.
+        table, title, about: name and title of its table in the report, and what the page says of it.
         gpu: part of the name of the GPU.
         epochs: that each job did, on images from disk.
         workloads: names of all that it measured.
-        findings: in its order.
     """
 
     table: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,7 +51,7 @@ class Verdict:
         metric: what the ratio is of: the speed-up over serial where that is known, else throughput or total time.
         ratio: speed of the mode over that of the other, by block; above 1 is faster. `None` if it is not ranked.
         p: of "they are equally fast"; `p_adjusted` for all claims of the table, `None` below five blocks.
-        p_equal: of "they differ by more than the margin"; `p_equal_adjusted` likewise.
+        p_equal_adjusted: of "they differ by more than the margin", likewise.
         num_blocks: blocks that have both.
         blocks_needed: about how many would give a verdict; `None` if there is one, or it cannot be told.
     """
@@ -63,7 +64,6 @@ class Verdict:
     ratio: Estimate | None
     p: float | None
     p_adjusted: float | None
-    p_equal: float | None
     p_equal_adjusted: float | None
     num_blocks: int
     decision: Decision
@@ -78,14 +78,16 @@ class Winner:
     Attributes:
         mode: the mode that is better than every other one; `None` if no single one is.
         tied: modes of which none was shown to be slower than the first of them, the fastest median first.
-        speedup: of the first of them over serial; `None` if it is not known.
+        speedup: of the first of them over serial.
+        over_best_solo: over one job at a time in its best step mode; `None` if not several step modes were measured.
     """
 
     case: Case
     degree: int
     mode: str | None
     tied: tuple[str, ...]
-    speedup: Estimate | None
+    speedup: Estimate
+    over_best_solo: Estimate | None
     sentence: str
 
 
@@ -205,7 +207,6 @@ def _verdict(pair: _Pair, judgement: _Judgement, num_tests: int) -> Verdict:
         ratio=None if test is None else test.ratio,
         p=None if test is None else test.p_different,
         p_adjusted=judgement.p_different,
-        p_equal=None if test is None else test.p_equal,
         p_equal_adjusted=judgement.p_equal,
         num_blocks=pair.num_blocks,
         decision=decision,
@@ -246,8 +247,9 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
     case, degree = cells[0].case, cells[0].degree
     order = sorted(speeds, key=lambda mode: -speeds[mode].median)
     best = order[0]
-    beaten = {v.against for v in found if v.mode == best and v.decision is Decision.BETTER}
-    beaten |= {v.mode for v in found if v.against == best and v.decision is Decision.WORSE}
+    is_slower = {(v.mode, v.against) for v in found if v.decision is Decision.WORSE}
+    is_slower |= {(v.against, v.mode) for v in found if v.decision is Decision.BETTER}
+    beaten = {loser for loser, faster in is_slower if faster == best}
     tied = tuple(mode for mode in order if mode not in beaten)
     mode = best if len(tied) == 1 else None
     what, speedup = jobs_in_words(case, degree), speeds[best]
@@ -259,22 +261,20 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
         sentence = f"{what}: {listed(tied)} are not told apart"
         slower = sorted(beaten, key=order.index)
         if slower:
-            ahead = "all" if all(_is_beaten_by_all(loser, tied, found) for loser in slower) else best
+            ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
             sentence += f"; {ahead} ahead of {listed(slower)}"
         sentence += "."
-    sentence += _against_best_solo(cells, best)
+    over_best_solo = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == best), None)
+    if over_best_solo is not None:
+        sentence += f" Against the best step mode, one at a time: {times_in_words(over_best_solo)}."
     if any(cell.is_simulated for cell in cells):
         sentence += " (simulated)"
-    return Winner(case=case, degree=degree, mode=mode, tied=tied, speedup=speedup, sentence=sentence)
-
-
-def _is_beaten_by_all(loser: str, tied: Iterable[str], found: Sequence[Verdict]) -> bool:
-    better = {v.mode for v in found if v.against == loser and v.decision is Decision.BETTER}
-    better |= {v.against for v in found if v.mode == loser and v.decision is Decision.WORSE}
-    return set(tied) <= better
-
-
-def _against_best_solo(cells: Sequence[Cell], mode: str) -> str:
-    """How the fastest mode compares with one job at a time in its best step mode, where several were measured."""
-    found = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == mode), None)
-    return "" if found is None else f" Against the best step mode, one at a time: {times_in_words(found)}."
+    return Winner(
+        case=case,
+        degree=degree,
+        mode=mode,
+        tied=tied,
+        speedup=speedup,
+        over_best_solo=over_best_solo,
+        sentence=sentence,
+    )

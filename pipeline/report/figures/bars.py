@@ -12,7 +12,7 @@ from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Cell, cases_in
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import ENDINGS
-from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, plain, text_on
+from pipeline.report.figures.drawing import FAINT, INK, ON_PAPER, PAPER, UPRIGHT, WARNING, around, plain, text_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,8 +72,8 @@ def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> Non
         for number, bar in enumerate(bars):
             _one_bar(axes, bar, left + number * width, width)
     axes.set_xticks(range(len(groups)), [plain(label, 60) for label, _ in groups])
-    around = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
-    axes.set_xlim(-around, len(groups) - 1 + around)
+    beside = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
+    axes.set_xlim(-beside, len(groups) - 1 + beside)
     axes.tick_params(axis="x", length=0, pad=7)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)
@@ -93,51 +93,26 @@ def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:
             style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
         axes.bar(at, estimate.median, part, **style)
         if estimate.low is not None and estimate.high is not None:
-            below, above = max(0.0, estimate.median - estimate.low), max(0.0, estimate.high - estimate.median)
+            below, above = around(estimate)
             axes.errorbar(at, estimate.median, [[below], [above]], color=INK, linewidth=0.9, capsize=1.8)
     if bar.detail:
-        axes.annotate(
-            bar.detail,
-            (left + part / 2, 0),
-            xytext=(0, 3),
-            textcoords="offset points",
-            rotation=90,
-            ha="center",
-            va="bottom",
-            fontsize=6.5,
-            color=text_on(bar.sharing),
-        )
+        style = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 6.5, "color": text_on(bar.sharing)}
+        axes.annotate(bar.detail, (left + part / 2, 0), **UPRIGHT, **style)
 
 
 def _box(axes: Axes, bar: Bar, left: float, width: float) -> None:
     """A hatched box of a fixed height: it stands for no value, so it does not follow the axis."""
     from matplotlib.patches import Rectangle
 
-    edge = FAINT if bar.finding == NOT_MEASURED else WARNING
-    # x by data, y by the panel.
-    across = axes.get_xaxis_transform()
-    box = Rectangle(
-        (left, 0), width * 0.94, _BOX_HEIGHT, transform=across, facecolor="none", edgecolor=edge, hatch="....",
-        linewidth=0.8, linestyle="--",
-    )  # fmt: skip
-    axes.add_patch(box)
-    label = f"{bar.detail} {bar.finding}".strip() if bar.detail else bar.finding
-    axes.text(
-        left + width * 0.47,
-        0.03,
-        label,
-        transform=across,
-        rotation=90,
-        ha="center",
-        va="bottom",
-        fontsize=7,
-        color=edge if bar.finding == NOT_MEASURED else INK,
-        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
-    )
+    edge, ink = (FAINT, FAINT) if bar.finding == NOT_MEASURED else (WARNING, INK)
+    by_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform()}  # y by the panel, x by data
+    dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "....", "linewidth": 0.8}
+    axes.add_patch(Rectangle((left, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
+    label = f"{bar.detail} {bar.finding}".strip()
+    axes.text(left + width * 0.47, 0.03, label, fontsize=7, color=ink, **UPRIGHT, **ON_PAPER, **by_panel)
     # The colour of its mode, as a strip below the axis.
-    axes.add_patch(
-        Rectangle((left, -0.018), width * 0.94, 0.018, transform=across, facecolor=bar.sharing.colour, clip_on=False)
-    )
+    strip = Rectangle((left, -0.018), width * 0.94, 0.018, facecolor=bar.sharing.colour, clip_on=False, **by_panel)
+    axes.add_patch(strip)
 
 
 def legend_of(axes: Axes, modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.modes import MODES, SPARE_COLOURS, Mode
+from pipeline.report.evaluate.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,33 +39,25 @@ THEME = {
 }
 """Colour to the name of the variable by which the page replaces it."""
 
+UPRIGHT: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom"}
+ON_PAPER: dict[str, Any] = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85}}
+"""Of texts: written from below to above; on ground of their own."""
+
 _STYLE: dict[str, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "hatch.color", "xtick.color", "ytick.color"), FAINT),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.grid", "legend.frameon"), False),
     "font.size": 9,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
-    "text.color": INK,
     "text.parse_math": False,  # a run may be named "$x"
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
-    "axes.grid": False,
-    "figure.facecolor": "none",
-    "grid.color": FAINT,
     "grid.linewidth": 0.4,
     "grid.alpha": 0.5,
-    "hatch.color": FAINT,
     "hatch.linewidth": 0.5,
-    "legend.frameon": False,
-    "xtick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.color": FAINT,
-    "ytick.labelcolor": INK,
-    "savefig.facecolor": "none",
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched, and takes the page's colours
     "pdf.fonttype": 42,
 }
@@ -146,6 +139,12 @@ def panels_of(number: int, height: float) -> tuple[Figure, list[Axes]]:
     for axes in panels[number:]:
         axes.remove()
     return figure, panels[:number]
+
+
+def around(estimate: Estimate) -> tuple[float, float]:
+    """How far its error bar reaches below and above it; zero where it has no interval."""
+    low, high = (estimate.median if end is None else end for end in (estimate.low, estimate.high))
+    return max(0.0, estimate.median - low), max(0.0, high - estimate.median)
 
 
 def text_on(mode: Mode) -> str:

@@ -12,7 +12,7 @@ from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed
 from pipeline.report.evaluate.metrics import SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.evaluate.wording import ENDINGS
-from pipeline.report.figures.drawing import FAINT, INK, PAPER, Sketch, in_lines, panels_of
+from pipeline.report.figures.drawing import FAINT, INK, ON_PAPER, UPRIGHT, Sketch, around, in_lines, panels_of
 from pipeline.report.read import labels
 from pipeline.report.read.samples import GroupSeries
 
@@ -38,7 +38,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _paint(cells: Sequence[Cell]) -> Figure:
     """One panel a workload that ran with others."""
-    cases = [case for case in cases_in(cells) if _is_collocated(case, cells)]
+    cases = cases_in([cell for cell in cells if cell.degree > 1 and not cell.is_derived])
     figure, panels = panels_of(len(cases), 2.9)
     handles: dict[str, Any] = {}
     for axes, case in zip(panels, cases, strict=True):
@@ -46,18 +46,9 @@ def _paint(cells: Sequence[Cell]) -> Figure:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     panels[0].set_ylabel("speed-up against serial")
-    figure.legend(
-        handles=list(handles.values()),
-        labels=list(handles),
-        loc="outside lower left",
-        ncols=min(len(handles), 6),
-        fontsize=8,
-    )
+    columns = min(len(handles), 6)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns, fontsize=8)
     return figure
-
-
-def _is_collocated(case: Case, cells: Sequence[Cell]) -> bool:
-    return any(cell.case == case and cell.degree > 1 and not cell.is_derived for cell in cells)
 
 
 def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
@@ -76,7 +67,7 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
     axes.set_title(in_lines(case.label), fontsize=8)
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
-    axes.set_ylim(0, min(1.08 * degrees[-1], 1.35 * reached + 0.3))
+    axes.set_ylim(0, min(max(1.08 * degrees[-1], 1.08 * reached), 1.35 * reached + 0.3))
     axes.set_xlabel("jobs")
     axes.grid(axis="y")
 
@@ -90,37 +81,18 @@ def _line(axes: Axes, mode: Mode, cells: Sequence[Cell], failed: Counter[int]) -
         if known:
             points.append((degree, max(known, key=lambda found: found.median)))
         elif all(not cell.is_ranked for cell in here):
-            axes.annotate(
-                f"{mode.label} {ENDINGS[here[0].finding].label}" if here[0].finding in ENDINGS else mode.label,
-                (degree, 0),
-                xytext=(-10 - 10 * failed[degree], 3),
-                textcoords="offset points",
-                rotation=90,
-                ha="center",
-                va="bottom",
-                fontsize=7,
-                color=INK,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
-                zorder=5,
-            )
+            text = f"{mode.label} {ENDINGS[here[0].finding].label}" if here[0].finding in ENDINGS else mode.label
+            place: dict[str, Any] = {"xytext": (-10 - 10 * failed[degree], 3), "textcoords": "offset points"}
+            axes.annotate(text, (degree, 0), **place, **UPRIGHT, **ON_PAPER, fontsize=7, color=INK, zorder=5)
             failed[degree] += 1
     if not points:
         return 1.0
-    below = [found.median - found.low if found.low is not None else 0.0 for _, found in points]
-    above = [found.high - found.median if found.high is not None else 0.0 for _, found in points]
-    axes.errorbar(
-        [degree for degree, _ in points],
-        [found.median for _, found in points],
-        [[max(0.0, value) for value in below], [max(0.0, value) for value in above]],
-        color=mode.colour,
-        marker=mode.marker,
-        markersize=4.5,
-        linewidth=1.5,
-        elinewidth=0.9,
-        capsize=2,
-        label=mode.label,
-    )
-    return max(found.median for _, found in points)
+    medians = [found.median for _, found in points]
+    errors = list(zip(*(around(found) for _, found in points), strict=True))
+    style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
+    degrees = [degree for degree, _ in points]
+    axes.errorbar(degrees, medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
+    return max(medians)
 
 
 def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
@@ -136,6 +108,6 @@ def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Esti
             continue
         ratios, _ = speed_ratios(other, own, (THROUGHPUT, TOTAL_TIME))
         if ratios:
-            word = labels.value_in_words(labels.STEP_MODE, other.case.programs[0].step_mode) or "eager"
+            word = labels.value_in_words(labels.STEP_MODE, other.case.params[0].get(labels.STEP_MODE)) or "eager"
             found.append((word, estimate(ratios)))
     return found

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.base.modes import SERIAL
-from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in
+from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
 from pipeline.report.evaluate.metrics import SPEEDUP, TOTAL_TIME, Scale
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
@@ -15,7 +15,6 @@ from pipeline.report.figures.drawing import FAINT, Sketch, new_figure
 from pipeline.report.read.samples import GroupSeries
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -61,13 +60,9 @@ def _paint(cells: Sequence[Cell]) -> Figure:
     if has_seconds:
         grouped_bars(panels[1], by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
         panels[1].set_ylabel("total time (s)")
-    _slant(panels, cases)
-    modes = modes_in(cells if has_seconds else shared)
-    figure.legend(handles=legend_of(ratio, modes), loc="outside lower left", ncols=len(modes), fontsize=8)
-    return figure
-
-
-def _slant(panels: Sequence[Axes], cases: Sequence[Case]) -> None:
     if max(len(case.label) for case in cases) > 10:
         for axes in panels:
             axes.tick_params(axis="x", labelrotation=20)
+    modes = modes_in(cells if has_seconds else shared)
+    figure.legend(handles=legend_of(ratio, modes), loc="outside lower left", ncols=len(modes), fontsize=8)
+    return figure

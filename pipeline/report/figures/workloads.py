@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
+
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """One a workload that ran in several modes; a baseline alone is a line in the chart of the gain."""
@@ -38,14 +40,11 @@ def _epoch_metric(cells: Sequence[Cell]) -> str:
 
 
 def _caption(cells: Sequence[Cell]) -> str:
-    derived = (
-        " Time per epoch is the samples of an epoch over the measured throughput of a job."
-        if _epoch_metric(cells) == "epoch_time_derived_s"
-        else ""
-    )
+    derived = "Time per epoch is the samples of an epoch over the measured throughput of a job. "
     return (
-        f"Time per epoch, activity and memory of the whole GPU, by number of equal jobs.{derived} GRACT says that some "
-        f"kernel was resident, SMACT what share of the multiprocessors had work. {BARS_CAPTION}"
+        "Time per epoch, activity and memory of the whole GPU, by number of equal jobs. "
+        f"{derived if _epoch_metric(cells) == 'epoch_time_derived_s' else ''}GRACT says that some kernel was "
+        f"resident, SMACT what share of the multiprocessors had work. {BARS_CAPTION}"
     )
 
 
@@ -56,17 +55,9 @@ def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     name = _epoch_metric(cells)
     _panel(first, ran, name)
-    has_activity = any({"gract_mean_ratio", "smact_mean_ratio"} & cell.estimates.keys() for cell in ran)
+    has_activity = any(name in cell.estimates for cell in ran for name in _ACTIVITY)
     if has_activity:
-        grouped_bars(
-            second,
-            by_degree(
-                ran,
-                lambda cell: bar_of(
-                    cell, cell.estimates.get("gract_mean_ratio"), cell.estimates.get("smact_mean_ratio")
-                ),
-            ),
-        )
+        grouped_bars(second, by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
         second.set_ylim(0, 1.05)
         second.set_ylabel("share of the time / of the SMs")
     else:

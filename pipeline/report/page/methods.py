@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 
 from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, MIN_FOR_INTERVAL
 from pipeline.report.read.records import Study
-
-_NAMES = {
-    "command_line": "commands",
-    "git_commit": "git commit",
-    "git_changed": "uncommitted changes",
-    "plan": "plan",
-    "seed": "seeds",
-    "host": "host",
-    "cpus": "CPUs",
-    "kernel": "kernel",
-    "driver_version": "driver",
-    "cuda_version": "CUDA of the driver",
-    "compute_capability": "compute capability",
-    "multiprocessors": "multiprocessors",
-    "persistence_mode": "persistence mode",
-    "compute_mode": "compute mode",
-    "python": "Python",
-    "job_torch": "torch",
-    "job_timm": "timm",
-    "job_cuda": "CUDA of torch",
-    "job_cudnn": "cuDNN",
-    "job_cublas": "cuBLAS",
-}
+from pipeline.report.read.rows import FACTS
 
 
 def methods() -> list[tuple[str, str]]:
@@ -87,13 +66,9 @@ def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
         ("results", _results(study)),
         ("measured", _when(study)),
     ]
-    found += [(_NAMES.get(name, name.replace("_", " ")), values) for name, values in _facts(study)]
+    names = [*FACTS, *sorted(study.facts.keys() - FACTS.keys())]
+    found += [(FACTS.get(name, name.replace("_", " ")), study.facts.get(name, ())) for name in names]
     return [(name, values) for name, values in found if any(values)]
-
-
-def _facts(study: Study) -> list[tuple[str, tuple[str, ...]]]:
-    order = list(_NAMES)
-    return sorted(study.facts.items(), key=lambda fact: (order.index(fact[0]) if fact[0] in order else 99, fact[0]))
 
 
 def _settings(settings: tuple[tuple[str, str], ...]) -> str:
@@ -101,17 +76,13 @@ def _settings(settings: tuple[tuple[str, str], ...]) -> str:
 
 
 def _results(study: Study) -> tuple[str, ...]:
-    results = [row.result.value for row in study.rows]
-    return (", ".join(f"{result} {results.count(result)}" for result in dict.fromkeys(sorted(results))),)
+    counts = Counter(row.result.value for row in study.rows)
+    return (", ".join(f"{result} {number}" for result, number in sorted(counts.items())),)
 
 
 def _when(study: Study) -> tuple[str, ...]:
     if not study.rows:
         return ()
-    first = min(row.start_ms for row in study.rows)
-    last = max(row.end_ms or row.start_ms for row in study.rows)
-    return (f"{_utc(first)} to {_utc(last)} UTC",)
-
-
-def _utc(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    ends = (min(row.start_ms for row in study.rows), max(row.end_ms or row.start_ms for row in study.rows))
+    first, last = (datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M") for ms in ends)
+    return (f"{first} to {last} UTC",)

@@ -105,20 +105,13 @@ def slug(text: str) -> str:
 
 def for_page(table: Table) -> Table:
     """A table with its intervals in one column each, and without sentences that the page has said already."""
-    columns: list[str] = []
-    picks: list[tuple[int, bool]] = []
-    index = 0
-    while index < len(table.columns):
-        has_interval = table.columns[index + 1 : index + 3] == ("low", "high")
-        if table.columns[index] != _IN_WORDS:
-            columns.append(table.columns[index])
-            picks.append((index, has_interval))
-        index += 3 if has_interval else 1
+    heads = table.columns
+    kept = [i for i, head in enumerate(heads) if head not in ("low", "high", _IN_WORDS)]
+    has_interval = {i for i in kept if heads[i + 1 : i + 3] == ("low", "high")}
     rows = tuple(
-        tuple(_with_interval(row[i], row[i + 1], row[i + 2]) if has_interval else row[i] for i, has_interval in picks)
-        for row in table.rows
+        tuple(_with_interval(*row[i : i + 3]) if i in has_interval else row[i] for i in kept) for row in table.rows
     )
-    return dataclasses.replace(table, columns=tuple(columns), rows=rows)
+    return dataclasses.replace(table, columns=tuple(heads[i] for i in kept), rows=rows)
 
 
 def by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
@@ -140,17 +133,13 @@ def _measured(table: Table) -> Table:
     # The same for nearly every row, so it is said once; the files say it of each.
     parts = dict.fromkeys(part for row in rows for part in str(row[-1]).split("; ") if part)
     note = f"{table.note} Not as in the paper: {'; '.join(parts)}." if parts else table.note
-    return dataclasses.replace(
-        table, columns=table.columns[:-1], rows=tuple(row[:-1] for row in rows), note=note.strip()
-    )
+    without = tuple(row[:-1] for row in rows)
+    return dataclasses.replace(table, columns=table.columns[:-1], rows=without, note=note.strip())
 
 
 def _with_interval(value: Value, low: Value, high: Value) -> Value:
-    if value is None or low is None or high is None:
-        return value
-    if isinstance(value, str):
-        return value  # words that hold their interval
-    return with_interval(value, low, high)
+    holds_it = isinstance(value, str)  # in words
+    return value if holds_it or None in (value, low, high) else with_interval(value, low, high)
 
 
 def inline(figure: Drawn) -> str:

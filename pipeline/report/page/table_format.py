@@ -11,27 +11,17 @@ from dataclasses import dataclass
 Value = str | float | int | None
 Values = tuple[Value, ...]
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "%": r"\%",
-    "_": r"\_",
-    "&": r"\&",
-    "#": r"\#",
-    "$": r"\$",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-}
+_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "{}%_&#$"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+    | {'"': "''"}  # a quotation mark is not in every font encoding
+)
 MISSING = "-"
 _WIDE, _LONG = 6, 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """A titled table.
 
@@ -55,11 +45,8 @@ class Table:
     @property
     def is_numeric(self) -> tuple[bool, ...]:
         """By column: whether all of its values that are there are numbers, so that it is aligned to the right."""
-        return tuple(
-            any(isinstance(row[i], float | int) for row in self.rows)
-            and all(row[i] is None or isinstance(row[i], float | int) for row in self.rows)
-            for i in range(len(self.columns))
-        )
+        columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
+        return tuple(bool(column) and all(isinstance(value, float | int) for value in column) for column in columns)
 
 
 def shown(value: Value) -> str:
@@ -134,10 +121,8 @@ def _alignment(table: Table, column: int) -> str:
 
 def escape(text: str) -> str:
     """Text that LaTeX prints as it stands."""
-    plain = " ".join(text.split())
-    escaped = "".join(_LATEX.get(character, character) for character in plain)
-    # A quotation mark is not in every font encoding; text that begins with a bracket would be an option of `\\`.
-    escaped = escaped.replace(r"\textquotedbl{}", "''")
+    escaped = " ".join(text.split()).translate(_LATEX)
+    # Text that begins with a bracket would be an option of `\\`.
     return "{[}" + escaped[1:] if escaped.startswith("[") else escaped
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -33,74 +34,59 @@ def every_table(
 ) -> list[Table]:
     """All tables that have a row, in the order of a report."""
     tables = [
-        winner_table(study, winners),
-        verdict_table(study, verdicts),
-        *(group_table(study, cells, *group) for group in GROUPS),
-        result_table(study, cells),
-        ending_table(study, cells),
-        *publication_tables(study, checks),
+        winner_table(winners),
+        verdict_table(verdicts),
+        *(group_table(cells, *group) for group in GROUPS),
+        result_table(cells),
+        ending_table(cells),
+        *publication_tables(checks),
         drift_table(study),
         case_table(study),
         block_table(study),
     ]
-    return [table for table in tables if table.rows]
+    stamp = f"{SIMULATED_NOTE} " if study.is_simulated else ""
+    return [dataclasses.replace(table, note=f"{stamp}{table.note}".strip()) for table in tables if table.rows]
 
 
-def winner_table(study: Study, winners: Sequence[Winner]) -> Table:
+def winner_table(winners: Sequence[Winner]) -> Table:
     """Which mode is the fastest in each case."""
     rows: list[Values] = []
     for winner in winners:
         fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
         rows.append((winner.case.label, winner.degree, fastest, *_three(winner.speedup), winner.sentence))
-    return Table(
-        name="winners",
-        title="The fastest mode of each case",
-        columns=("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words"),
-        rows=tuple(rows),
-        note=_note(study, _INTERVALS),
-    )
+    heads = ("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words")
+    return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS)
 
 
-def verdict_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Every comparison of two modes."""
     rows: list[Values] = []
     for found in verdicts:
         compared = (found.case.label, found.degree, found.mode, found.against, *_three(found.ratio), found.num_blocks)
         tested = (found.p, found.p_adjusted, found.p_equal_adjusted, found.decision.value, found.blocks_needed)
         rows.append((*compared, *tested, found.sentence))
-    return Table(
-        name="verdicts",
-        title="Verdicts: each mode against serial, naive and MPS",
-        columns=(
-            *("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks"),
-            *("p", "p adjusted", "p equal adjusted", "verdict", "blocks needed", "in words"),
-        ),
-        rows=tuple(rows),
-        note=_note(
-            study,
-            "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
-            "A verdict needs five blocks, a ratio beyond 2 % and p below 0.05 after correction over all claims of "
-            "this table (Holm's, sharpened after Shaffer).",
-        ),
+    compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
+    tests = ("p", "p adjusted", "p equal adjusted", "verdict", "blocks needed", "in words")
+    note = (
+        "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
+        "A verdict needs five blocks, a ratio beyond 2 % and p below 0.05 after correction over all claims of "
+        "this table (Holm's, sharpened after Shaffer)."
     )
+    title = "Verdicts: each mode against serial, naive and MPS"
+    return Table("verdicts", title, (*compares, *tests), tuple(rows), note)
 
 
-def group_table(study: Study, cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
+def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
     """Some quantities of every cell, each as `median (low to high)`: what is printed."""
     known = metrics_in(cells)
     of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
     names = [name for name in dict.fromkeys([*metrics, *of_listeners]) if any(name in cell.estimates for cell in cells)]
     rows = [(*_what_ran(cell), *(_with_interval(cell.estimates.get(name)) for name in names)) for cell in cells]
-    return Table(
-        name=name,
-        title=title,
-        columns=("case", "jobs", "mode", "result", *(_head(known[name]) for name in names)),
-        rows=tuple(rows) if names else (),
-        note=_note(study, _OF_CELLS),
-    )
+    heads = ("case", "jobs", "mode", "result", *(_head(known[name]) for name in names))
+    return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS)
 
 
-def result_table(study: Study, cells: Sequence[Cell]) -> Table:
+def result_table(cells: Sequence[Cell]) -> Table:
     """Every cell with every quantity that any of them has, in full: for machines."""
     known = metrics_in(cells)
     names = [name for name in known if any(name in cell.estimates for cell in cells)]
@@ -110,17 +96,12 @@ def result_table(study: Study, cells: Sequence[Cell]) -> Table:
     for cell in cells:
         figures = [value for name in names for value in _three(cell.estimates.get(name))]
         rows.append((*_what_ran(cell), sum(cell.results.values()), *figures))
-    return Table(
-        name="results",
-        title="Results by case, degree and mode",
-        is_for_machines=True,
-        columns=("case", "jobs", "mode", "result", "blocks", *heads),
-        rows=tuple(rows),
-        note=_note(study, _OF_CELLS),
-    )
+    columns = ("case", "jobs", "mode", "result", "blocks", *heads)
+    title = "Results by case, degree and mode"
+    return Table("results", title, columns, tuple(rows), _OF_CELLS, is_for_machines=True)
 
 
-def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
+def ending_table(cells: Sequence[Cell]) -> Table:
     """The cells that did not end well in every block, and why."""
     rows: list[Values] = []
     for cell in cells:
@@ -129,13 +110,8 @@ def ending_table(study: Study, cells: Sequence[Cell]) -> Table:
         wrong = list(cell.wrong_values.get(SPEEDUP, {}).values())
         unranked = statistics.median(wrong) if wrong else None
         rows.append((*_what_ran(cell), cell.reason, unranked))
-    return Table(
-        name="endings",
-        title="What did not end well",
-        columns=("case", "jobs", "mode", "result", "reason", "speed-up of the wrong results (not ranked)"),
-        rows=tuple(rows),
-        note=_note(study),
-    )
+    heads = ("case", "jobs", "mode", "result", "reason", "speed-up of the wrong results (not ranked)")
+    return Table("endings", "What did not end well", heads, tuple(rows))
 
 
 def drift_table(study: Study) -> Table:
@@ -156,66 +132,37 @@ def drift_table(study: Study) -> Table:
             spread = 100 * statistics.stdev(values) / statistics.fmean(values)
             blocks = (len(values), min(by_block), max(by_block))
             rows.append((label, unit, *blocks, change, spread, min(values), max(values)))
-    return Table(
-        name="drift",
-        title="Drift of the serial baselines between blocks",
-        columns=(
-            *("baseline", "unit", "blocks", "first block", "last block", "last against first (%)"),
-            *("standard deviation (%)", "lowest", "highest"),
-        ),
-        rows=tuple(rows),
-        note=_note(study, "Speed-ups are against the baseline of the same block, so drift does not enter them."),
-    )
+    heads = ("baseline", "unit", "blocks", "first block", "last block")
+    figures = ("last against first (%)", "standard deviation (%)", "lowest", "highest")
+    note = "Speed-ups are against the baseline of the same block, so drift does not enter them."
+    return Table("drift", "Drift of the serial baselines between blocks", (*heads, *figures), tuple(rows), note)
 
 
 def case_table(study: Study) -> Table:
     """What the mixes consist of."""
     cases = cases_of(study)
-    parts = {
-        cases[row.run_id].label: tuple(dict.fromkeys(zip(row.sizes, row.workloads, strict=True)))
-        for row in study.rows
-        if row.is_mix
-    }
-    return Table(
-        name="mixes",
-        title="What the mixes consist of",
-        columns=("mix", "jobs"),
-        rows=tuple(
-            (label, "; ".join(f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)))
-            for label, jobs in sorted(parts.items())
-        ),
-        note=_note(study),
-    )
+    mixes = [row for row in study.rows if row.is_mix]
+    parts = {cases[row.run_id].label: set(zip(row.sizes, row.workloads, strict=True)) for row in mixes}
+    rows: list[Values] = []
+    for label, jobs in sorted(parts.items()):
+        words = [f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)]
+        rows.append((label, "; ".join(words)))
+    return Table("mixes", "What the mixes consist of", ("mix", "jobs"), tuple(rows))
 
 
 def block_table(study: Study) -> Table:
     """Where each block ran, and whether it is complete."""
-    return Table(
-        name="blocks",
-        title="Blocks",
-        columns=("block", "device", "GPU", "boot", "groups", "missing"),
-        rows=tuple(
-            (block.number, block.device, block.gpu_uuid, block.boot_id[:8], block.num_groups, block.num_missing)
-            for block in study.blocks
-        ),
-        note=_note(study),
-    )
+    heads = ("block", "device", "GPU", "boot", "groups", "missing")
+    rows = tuple((b.number, b.device, b.gpu_uuid, b.boot_id[:8], b.num_groups, b.num_missing) for b in study.blocks)
+    return Table("blocks", "Blocks", heads, rows)
 
 
-def publication_tables(study: Study, checks: Sequence[FindingCheck]) -> list[Table]:
+def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
     """The numbers of each publication beside ours."""
+    theirs = ("finding", "source", "case", "jobs", "mode", "paper")
+    heads = (*theirs, "ours", "low", "high", "agreement", "by how much", "mind")
     return [
-        Table(
-            name=publication.table,
-            title=publication.title,
-            about=publication.about,
-            columns=(
-                *("finding", "source", "case", "jobs", "mode", "paper"),
-                *("ours", "low", "high", "agreement", "by how much", "mind"),
-            ),
-            rows=tuple(map(_compared, found)),
-            note=_note(study),
-        )
+        Table(publication.table, publication.title, heads, tuple(map(_compared, found)), about=publication.about)
         for publication, found in itertools.groupby(checks, key=lambda check: check.publication)
     ]
 
@@ -256,7 +203,3 @@ def _with_interval(estimate: Estimate | None) -> Value:
 
 def _head(metric: Metric) -> str:
     return f"{metric.title} ({metric.unit})" if metric.unit else metric.title
-
-
-def _note(study: Study, text: str = "") -> str:
-    return " ".join(part for part in (SIMULATED_NOTE if study.is_simulated else "", text) if part)

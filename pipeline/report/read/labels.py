@@ -13,9 +13,9 @@ STEP_MODE = "step_mode"
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
 _PREFIXES = ("job.", "place.")
 _WORDS = {
+    "precision": {"fp32": ""},
     STEP_MODE: {"eager": "", "compile": "compiled", "cuda_graph": "CUDA graph"},
     "source": {"disk": "", "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
-    "precision": {"fp32": ""},
 }
 _SIZE_ORDER = ("L", "M", "S")
 _ASKED_PROFILES = {"profile", "profiles"}
@@ -27,17 +27,10 @@ def own_params(params: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in params.items() if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)}
 
 
-def workload_label(name: str, params: Mapping[str, str], *, without: str | None = None) -> str:
-    """The name of a workload and what is not as it is by default: `resnet26_cifar10 bs128 (bf16, CUDA graph)`.
-
-    Args:
-        name: of the workload.
-        params: its own params.
-        without: a param to leave out.
-    """
+def workload_label(name: str, params: Mapping[str, str]) -> str:
+    """The name of a workload and what is not as it is by default: `resnet26_cifar10 bs128 (bf16, CUDA graph)`."""
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
-    found = [value_in_words(key, params.get(key)) for key in ("precision", STEP_MODE, "source") if key != without]
-    words = ", ".join(filter(None, found))
+    words = ", ".join(filter(None, (value_in_words(key, params.get(key)) for key in _WORDS)))
     return f"{label} ({words})" if words else label
 
 
@@ -69,10 +62,7 @@ def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:
 def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
     """What a paper prints behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty if nothing.
 
-    Args:
-        mode: the kind of sharing.
-        options: of the scenario, as they were recorded.
-        places: where each job ran (`mig_profile`, `gi_id`, ...); empty if the group never got there.
+    The places say where each job ran (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
     """
     words = []
     said = {_LIMIT}

@@ -23,20 +23,18 @@ def named(rows: Sequence[Row]) -> list[Row]:
             placed[row.key] = row
     renamed = []
     for row in rows:
-        jobs = tuple(
-            dataclasses.replace(job, label=names[job.digest][0], base_label=names[job.digest][1]) for job in row.jobs
-        )
+        both = [names[job.digest] for job in row.jobs]
+        jobs = [dataclasses.replace(job, label=of[0], base_label=of[1]) for job, of in zip(row.jobs, both, strict=True)]
         places = [job.place for job in placed[row.key].jobs]
-        renamed.append(
-            dataclasses.replace(
-                row,
-                jobs=jobs,
-                workloads=tuple(job.label for job in jobs),
-                sharing=modes[row.scenario],
-                detail=labels.mode_detail(row.sharing, row.options, places),
-                profiles=labels.profiles_of(row.sharing, row.options, places),
-            )
+        row = dataclasses.replace(
+            row,
+            jobs=tuple(jobs),
+            workloads=tuple(label for label, _ in both),
+            sharing=modes[row.scenario],
+            detail=labels.mode_detail(row.sharing, row.options, places),
+            profiles=labels.profiles_of(row.sharing, row.options, places),
         )
+        renamed.append(row)
     return _with_differences(_with_order(_with_settings(renamed)))
 
 
@@ -47,13 +45,11 @@ def _with_settings(rows: Sequence[Row]) -> list[Row]:
         alike[_jobs(row)].append(row)
     devices = _varying(rows) & {"device"}
     varied = {jobs: _varying(same) | devices for jobs, same in alike.items()}
-    return [
-        dataclasses.replace(
-            row,
-            setting=", ".join(f"{key} {value}" for key, value in row.settings if value and key in varied[_jobs(row)]),
-        )
-        for row in rows
-    ]
+    made = []
+    for row in rows:
+        said = [f"{key} {value}" for key, value in row.settings if value and key in varied[_jobs(row)]]
+        made.append(dataclasses.replace(row, setting=", ".join(said)))
+    return made
 
 
 def _with_order(rows: Sequence[Row]) -> list[Row]:
@@ -66,12 +62,12 @@ def _with_order(rows: Sequence[Row]) -> list[Row]:
         digests = tuple(job.digest for job in row.jobs)
         orders[*_same_jobs(row), row.mode, tuple(sorted(digests))].add(digests)
     reordered = {place[:-2] for place, found in orders.items() if len(found) > 1}
-    return [
-        dataclasses.replace(row, setting=", ".join(filter(None, (row.setting, f"order {_order(row)}"))))
-        if _same_jobs(row) in reordered
-        else row
-        for row in rows
-    ]
+    made = []
+    for row in rows:
+        order = f"order {'+'.join(job.size or job.label for job in row.jobs)}"
+        setting = f"{row.setting}, {order}" if row.setting else order
+        made.append(dataclasses.replace(row, setting=setting) if _same_jobs(row) in reordered else row)
+    return made
 
 
 def _with_differences(rows: Sequence[Row]) -> list[Row]:
@@ -96,10 +92,6 @@ def _same_jobs(row: Row) -> tuple[object, ...]:
     return (labels.jobs_label(row.workloads, row.sizes), tuple(sorted(row.workloads)), row.setting)
 
 
-def _order(row: Row) -> str:
-    return "+".join(job.size or job.label for job in row.jobs)
-
-
 def _jobs(row: Row) -> str:
     """What a row's jobs are called, whatever their number and step mode."""
     return labels.jobs_label([job.base_label for job in row.jobs], row.sizes)
@@ -119,27 +111,21 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:
     by_digest = {job.digest: (job.params.get("workload", ""), labels.own_params(job.params)) for job in jobs}
     epochs = {job.digest: job.params.get("epochs") for job in jobs}
     full = _told_apart({d: (labels.workload_label(*of), of[1]) for d, of in by_digest.items()}, epochs)
-    without = {
-        d: (labels.workload_label(name, params, without=labels.STEP_MODE), _without_step_mode(params))
-        for d, (name, params) in by_digest.items()
-    }
+    without = {}
+    for digest, (name, params) in by_digest.items():
+        kept = {key: value for key, value in params.items() if key != labels.STEP_MODE}
+        without[digest] = (labels.workload_label(name, kept), kept)
     base = _told_apart(without)
     return {digest: (full[digest], base[digest]) for digest in by_digest}
-
-
-def _without_step_mode(params: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in params.items() if key != labels.STEP_MODE}
 
 
 def _told_apart(
     found: dict[str, tuple[str, dict[str, str]]], epochs: Mapping[str, str | None] | None = None
 ) -> dict[str, str]:
-    """The label of each digest, made longer where different programs would share it.
+    """The label of each digest, from its label and params, made longer where different programs would share it.
 
-    Args:
-        found: label and params of each digest.
-        epochs: of each digest: the window, which rows say of themselves, so that it need not tell programs apart. Where
-            given, programs with the same settings are told apart too: other scripts, other environments.
+    Where `epochs` are given, programs with the same settings are told apart too: other scripts, other environments.
+    Epochs are the window, which rows say of themselves, so that they need not tell programs apart.
     """
     alike: dict[str, list[str]] = defaultdict(list)
     for digest in sorted(found):
@@ -150,9 +136,7 @@ def _told_apart(
         for digest, word in zip(digests, words, strict=True):
             named[digest] = f"{label} {word}".strip()
             if epochs is not None:
-                same = [
-                    d for d, other in zip(digests, words, strict=True) if (other, epochs[d]) == (word, epochs[digest])
-                ]
-                if len(same) > 1:
+                said = [(other, epochs[d]) for d, other in zip(digests, words, strict=True)]
+                if said.count((word, epochs[digest])) > 1:
                     named[digest] += f" ({digest[:6]})"
     return named

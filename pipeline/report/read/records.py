@@ -11,23 +11,12 @@ from pipeline.base.records import Result, WindowKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What a job's program is told that a figure or a publication asks for; empty or `None` where nobody said."""
-
-    name: str
-    batch_size: int | None
-    step_mode: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     """One job of a group.
 
     Attributes:
-        label: of its workload; equal labels are equal programs.
+        label, digest: of its workload; equal labels are equal programs.
         base_label: the label without the step mode: what eager, compiled and CUDA-graph runs share.
-        digest: of its workload.
         size: the mix letter, if any.
         params: all params of its run.
         place: where it ran (`device`, `gi_id`, `mig_profile`, ...).
@@ -45,16 +34,6 @@ class JobRow:
     place: Mapping[str, str]
     start_ns: int | None
     end_ns: int | None
-
-    @property
-    def program(self) -> Program:
-        batch_size = self.params.get("batch_size", "")
-        return Program(
-            name=self.params.get("workload", ""),
-            batch_size=int(batch_size) if batch_size.isdigit() else None,
-            step_mode=self.params.get("step_mode", ""),
-            source=self.params.get("source", ""),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,13 +19,29 @@ from pipeline.record.store import results
 from pipeline.report.read import naming, selection
 from pipeline.report.read.records import JobRow, Row, Study
 
-# Tags that are facts of a whole study, for provenance; params that jobs report of the software that they run.
-_FACTS = (
-    *("command_line", "git_commit", "git_changed", "host", "kernel", "cpus", "python", "driver_version"),
-    *("cuda_version", "compute_capability", "multiprocessors", "persistence_mode", "compute_mode"),
-    "plan",
-)
-_JOB_FACTS = ("torch", "timm", "cuda", "cudnn", "cublas")
+FACTS = {
+    "command_line": "commands",
+    "git_commit": "git commit",
+    "git_changed": "uncommitted changes",
+    "plan": "plan",
+    "seed": "seeds",
+    "host": "host",
+    "cpus": "CPUs",
+    "kernel": "kernel",
+    "driver_version": "driver",
+    "cuda_version": "CUDA of the driver",
+    "compute_capability": "compute capability",
+    "multiprocessors": "multiprocessors",
+    "persistence_mode": "persistence mode",
+    "compute_mode": "compute mode",
+    "python": "Python",
+    "job_torch": "torch",
+    "job_timm": "timm",
+    "job_cuda": "CUDA of torch",
+    "job_cudnn": "cuDNN",
+    "job_cublas": "cuBLAS",
+}
+"""What tags say of a whole study, and its jobs of their software (`job_`), by name: in words, in a reader's order."""
 
 
 def read(stores: Sequence[Path | str], experiment: str) -> Study:
@@ -159,14 +176,12 @@ def _figures(run: Any) -> dict[str, float]:
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+    found: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        for name, value in row.facts.items():
-            if name in _FACTS or (name.startswith("environment_") and name.endswith("_digest")):
-                found[name][value] = None
-        for job in row.jobs:
-            for name in _JOB_FACTS:
-                if reported := job.params.get(f"job.{name}"):
-                    found[f"job_{name}"][reported] = None
-        found["seed"][row.params.get("seed", "")] = None
+        told = dict(row.facts) | {"seed": row.params.get("seed", "")}
+        params = [param for job in row.jobs for param in job.params.items()]
+        reported = [(key.replace(".", "_", 1), value) for key, value in params if key.startswith("job.")]
+        for name, value in (*told.items(), *reported):
+            if value and (name in FACTS or re.fullmatch(r"environment_.*_digest", name)):
+                found[name].add(value)
     return {name: tuple(sorted(values)) for name, values in sorted(found.items())}

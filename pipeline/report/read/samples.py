@@ -69,16 +69,13 @@ class GroupSeries:
 def choose_group(study: Study, wanted: str | None = None) -> Row | None:
     """The group to draw: the one asked for, else the mix M+2S, else the one with the most jobs; `None` if none ran.
 
-    Args:
-        study: of the experiment.
-        wanted: id of a run, or name of a group; of several blocks, the first that ended well.
+    It is asked for by run id or name: of several blocks, the first that ended well.
 
     Raises:
         ConfigError: the study has no such group.
     """
-    rows = [row for row in study.rows if row.result is Result.OK] or [
-        row for row in study.rows if row.result is not Result.SKIPPED
-    ]
+    ran = [row for row in study.rows if row.result is not Result.SKIPPED]
+    rows = [row for row in ran if row.result is Result.OK] or ran
     if wanted is not None:
         found = [row for row in study.rows if wanted in (row.run_id, row.name)]
         if not found:
@@ -104,13 +101,11 @@ def read_group(row: Row) -> GroupSeries | None:
     Raises:
         TrackingError: its artifact cannot be read.
     """
-    starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
-    begin = min(starts, default=None)
     samples, known = _fetch(row)
     if not samples:
         return None
-    if begin is None:
-        begin = min(series.t_ns[0] for series in samples.values())
+    starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
+    begin = min(starts or [series.t_ns[0] for series in samples.values()])
     activity, cut_activity = _lines(samples, known, "activity", begin)
     memory, cut_memory = _lines(samples, known, "memory", begin)
     spans = tuple(

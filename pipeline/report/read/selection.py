@@ -10,6 +10,8 @@ from pipeline.base.records import Result
 from pipeline.report.read import labels
 from pipeline.report.read.records import Block, Row
 
+_UNKNOWN = "not recorded"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -20,48 +22,39 @@ class Selection:
     left_out: Mapping[str, int]
 
 
-_UNKNOWN = "not recorded"
-
-
 def choose(rows: Sequence[Row]) -> Selection:
     """The rows of the newest plan, one a group and block."""
     left_out: Counter[str] = Counter()
-    current = _of_the_newest_plan(_unprofiled(rows, left_out), left_out)
     blocks: dict[tuple[int, str], list[Row]] = defaultdict(list)
-    for row in current:
-        blocks[row.block, row.settings[0][1]].append(row)
     expected: dict[str, set[str]] = defaultdict(set)
-    for row in current:
-        expected[row.settings[0][1]].add(row.key)
+    for row in _of_the_newest_plan(_unprofiled(rows, left_out), left_out):
+        device = row.settings[0][1]
+        blocks[row.block, device].append(row)
+        expected[device].add(row.key)
     chosen: list[Row] = []
     found: list[Block] = []
     for (number, device), members in sorted(blocks.items()):
         (gpu_uuid, boot_id), kept = _of_one_boot(members, expected[device], left_out)
         chosen += kept
         findings = {row.key for row in kept if row.result.is_finding}
-        found.append(
-            Block(
-                number=number,
-                device=device,
-                gpu_uuid=gpu_uuid,
-                boot_id=boot_id,
-                num_groups=len(kept),
-                num_expected=len(expected[device]),
-                num_missing=len(expected[device] - findings),
-            )
+        block = Block(
+            number=number,
+            device=device,
+            gpu_uuid=gpu_uuid,
+            boot_id=boot_id,
+            num_groups=len(kept),
+            num_expected=len(expected[device]),
+            num_missing=len(expected[device] - findings),
         )
+        found.append(block)
     return Selection(rows=tuple(chosen), blocks=tuple(found), left_out=dict(left_out))
 
 
 def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
     """Rows of jobs that nothing stood between: a profiler changes what it measures."""
-    kept = []
-    for row in rows:
-        if profiler := row.facts.get("profiler"):
-            left_out[f"ran under {profiler}, which changes the figures"] += 1
-        else:
-            kept.append(row)
-    return kept
+    profiled = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
+    left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profiled)
+    return [row for row in rows if not row.facts.get("profiler")]
 
 
 def _of_the_newest_plan(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
@@ -113,10 +106,10 @@ def _of_one_boot(
     by_boot: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in members:  # newest first
         mine = by_boot[row.gpu_uuid, row.boot_id]
-        dropped = row
         newer = mine.setdefault(row.key, row)
         if newer is row:
             continue
+        dropped = row
         if row.result.is_finding and not newer.result.is_finding:
             dropped, mine[row.key] = newer, row
         # A group that was stopped and then run to its end leaves a study as if it had not been stopped.

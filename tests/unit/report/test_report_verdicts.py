@@ -173,7 +173,7 @@ def test_a_publication_speaks_of_what_there_is() -> None:
 
 def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     found = study(*collocation_study())
-    table = report_tables.result_table(found, whole[0])
+    table = report_tables.result_table(whole[0])
     lines = list(csv.DictReader(line for line in io.StringIO(to_csv(table)) if not line.startswith("#")))
     assert len(lines) == len(whole[0])
     oom = next(line for line in lines if line["result"] == "oom")
@@ -186,7 +186,7 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     tex = to_latex(next(t for t in report_tables.every_table(found, *whole, []) if t.name == "speed"))
     assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
     assert re.search(r"MPS & ok & \d+ \(\d+ to \d+\) & ", tex)
-    endings = report_tables.ending_table(found, whole[0])
+    endings = report_tables.ending_table(whole[0])
     assert [row[3] for row in endings.rows] == ["oom", "wrong_results", "skipped"]
     wrong = next(row for row in endings.rows if row[3] == "wrong_results")
     assert wrong[5] == pytest.approx(7 * 2000 / 12000, rel=0.1)
