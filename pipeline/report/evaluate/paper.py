@@ -102,7 +102,6 @@ def _quantity(about: _About) -> list[FindingCheck | None]:
 
 
 def _against(about: _About) -> list[FindingCheck | None]:
-    """Speed over that of another mode, within a block."""
     return [
         _in_range(about, cell, _ratios(cell, _find(about.cells, cell, cell.degree, about.finding.against), SPEEDUP))
         for cell in about.spoken_of()

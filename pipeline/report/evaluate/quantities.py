@@ -117,7 +117,6 @@ def _digests(row: Row) -> tuple[str, ...]:
 
 
 def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
-    """Figures of a row against each job alone, and against the same jobs really executed one after another."""
     rate = rate_name(row.window)
     pairs = zip(row.jobs, alone, strict=True)
     return normalise(

@@ -104,10 +104,7 @@ def paired(ratios: Sequence[float]) -> Test:
 def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, Floats]:
     """Of "the ratio is 1" (two-sided), and of "it is outside the margin around 1" (two one-sided tests).
 
-    Args:
-        mean: of the log ratios; any shape, which the results have too.
-        error: standard error of the mean, of the same shape.
-        degrees: of freedom.
+    The means of the log ratios and the standard errors of these means have any one shape, and so do the results.
     """
     import numpy as np
 
@@ -124,9 +121,8 @@ def corrected(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Floats]:
     difference or that there is one of at least the margin, so it is never more than m (Shaffer, 1986, "Modified
     sequentially rejective multiple test procedures", JASA 81:826, the static form).
 
-    Args:
-        different: p value of "no difference" of each comparison. Shape: [..., comparisons]; each row is a table.
-        equal: p value of "a difference of at least the margin" of each.
+    The p values are of "no difference" and of "a difference of at least the margin". Shape: [..., comparisons]; each
+    row is a table.
     """
     import numpy as np
 
@@ -183,7 +179,6 @@ def _p_above(distance: ArrayLike, error: ArrayLike, degrees: int) -> Floats:
 
 @lru_cache(maxsize=4096)
 def _t(probability: float, degrees: int) -> float:
-    """Quantile of the t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))

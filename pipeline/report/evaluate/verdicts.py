@@ -102,14 +102,6 @@ class _Pair(NamedTuple):
         return 0 if self.test is None else self.test.ratio.n
 
 
-class _Judgement(NamedTuple):
-    """Of a comparison with enough blocks, its decision and adjusted p values."""
-
-    decision: Decision = Decision.NO_VERDICT
-    p_different: float | None = None
-    p_equal: float | None = None
-
-
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     """Each mode against serial, naive and MPS, in the order of the cells."""
     places = _by_place(cells)
@@ -119,10 +111,10 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     p_equal = [test.p_equal for test in tested if test.p_equal is not None]
     different, equal = corrected(p_different, p_equal)
     decisions = decided([test.ratio.median for test in tested], different, equal)
-    judgements = map(_Judgement, decisions, different.tolist(), equal.tolist())
-    judged = dict(zip(map(id, tested), judgements, strict=True))
+    judged = dict(zip(map(id, tested), zip(decisions, different.tolist(), equal.tolist(), strict=True), strict=True))
     num_tests = sum(pair.test is not None for pair in pairs)
-    return [_verdict(pair, judged.get(id(pair.test), _Judgement()), num_tests) for pair in pairs]
+    undecided = (Decision.NO_VERDICT, None, None)
+    return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
 
 
 def decided(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
@@ -157,7 +149,6 @@ def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
 
 
 def _by_place(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
-    """The cells of each case and degree, in their order."""
     places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
     for cell in cells:
         places[cell.case, cell.degree].append(cell)
@@ -190,9 +181,11 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
     return found
 
 
-def _verdict(pair: _Pair, judgement: _Judgement, num_tests: int) -> Verdict:
+def _verdict(pair: _Pair, judged: tuple[Decision, float | None, float | None], num_tests: int) -> Verdict:
     cell, test = pair.cell, pair.test
-    decision = Decision.NOT_RANKED if test is None else judgement.decision
+    decision, p_adjusted, p_equal_adjusted = judged
+    if test is None:
+        decision = Decision.NOT_RANKED
     needed = None
     if decision is Decision.NO_VERDICT and test is not None and pair.num_blocks >= statistics.MIN_FOR_INTERVAL:
         needed = blocks_needed(test, num_tests)
@@ -206,8 +199,8 @@ def _verdict(pair: _Pair, judgement: _Judgement, num_tests: int) -> Verdict:
         metric=pair.metric,
         ratio=None if test is None else test.ratio,
         p=None if test is None else test.p_different,
-        p_adjusted=judgement.p_different,
-        p_equal_adjusted=judgement.p_equal,
+        p_adjusted=p_adjusted,
+        p_equal_adjusted=p_equal_adjusted,
         num_blocks=pair.num_blocks,
         decision=decision,
         blocks_needed=needed,
@@ -235,7 +228,6 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
 
 
 def _more_blocks(verdict: Verdict) -> str:
-    """What a verdict would take."""
     if verdict.blocks_needed is not None:
         return f"about {verdict.blocks_needed} would give one"
     if verdict.num_blocks < MIN_BLOCKS:

@@ -1,8 +1,7 @@
-"""How every figure of a report looks, and how it is written: the only module that imports matplotlib's machinery.
+"""How every figure of a report looks, and how it is written.
 
-One palette for all figures: sharing modes (`pipeline.base.modes`) that colour-blind readers tell apart, and whose grey
-values differ in print.
-The page replaces the colours by its own for dark screens (`THEME`), so a figure uses no others.
+One palette for all figures, from `pipeline.base.modes`; the page replaces its colours by its own for dark screens
+(`THEME`), so a figure uses no others.
 """
 
 from __future__ import annotations

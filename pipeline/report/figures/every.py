@@ -11,7 +11,13 @@ from pipeline.report.figures.drawing import Drawn, draw
 from pipeline.report.read.records import Study
 from pipeline.report.read.samples import GroupSeries
 
-FIGURES = (workloads.sketches, mixes.sketches, gain.sketches, energy.sketches, over_time.sketches)
+FIGURES = (
+    workloads.sketches,
+    mixes.sketches,
+    gain.sketches,
+    energy.sketches,
+    over_time.sketches,
+)
 """Each is asked with the cells of a study and the samples of one group, and sketches what it has something for."""
 
 

@@ -37,7 +37,6 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    """One panel a workload that ran with others."""
     cases = cases_in([cell for cell in cells if cell.degree > 1 and not cell.is_derived])
     figure, panels = panels_of(len(cases), 2.9)
     handles: dict[str, Any] = {}

@@ -43,7 +43,6 @@ def _time_against_serial(cell: Cell) -> Estimate | None:
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    """Total time against serial for each mix, and in seconds where jobs had a fixed amount of work."""
     cases = cases_in(cells)
     has_seconds = any(TOTAL_TIME in cell.estimates for cell in cells)
     width = max(7.0, min(16.0, 1.5 + 0.95 * len(cases)))

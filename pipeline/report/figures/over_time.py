@@ -37,7 +37,6 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _paint(group: GroupSeries) -> Figure:
-    """Three panels that share the time axis: activity, memory, spans."""
     spans_height = 0.5 + 0.2 * max(1, len(group.spans))
     figure = new_figure(8.5, 4.0 + spans_height)
     activity, memory, spans = figure.subplots(3, 1, sharex=True, height_ratios=[2, 1.6, spans_height])

@@ -126,7 +126,6 @@ def _num_not_measured(table: Table) -> int:
 
 
 def _measured(table: Table) -> Table:
-    """The findings that this study has something to say about."""
     rows = [row for row in table.rows if _NOT_MEASURED not in row]
     if not rows or table.columns[-1] != _MIND:
         return dataclasses.replace(table, rows=tuple(rows))

@@ -93,12 +93,10 @@ def _same_jobs(row: Row) -> tuple[object, ...]:
 
 
 def _jobs(row: Row) -> str:
-    """What a row's jobs are called, whatever their number and step mode."""
     return labels.jobs_label([job.base_label for job in row.jobs], row.sizes)
 
 
 def _varying(rows: Sequence[Row]) -> set[str]:
-    """Names of the settings in which rows differ."""
     values: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         for key, value in row.settings:
@@ -107,7 +105,6 @@ def _varying(rows: Sequence[Row]) -> set[str]:
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:
-    """Label, and label without the step mode, by workload digest."""
     by_digest = {job.digest: (job.params.get("workload", ""), labels.own_params(job.params)) for job in jobs}
     epochs = {job.digest: job.params.get("epochs") for job in jobs}
     full = _told_apart({d: (labels.workload_label(*of), of[1]) for d, of in by_digest.items()}, epochs)

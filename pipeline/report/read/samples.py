@@ -108,32 +108,25 @@ def read_group(row: Row) -> GroupSeries | None:
     begin = min(starts or [series.t_ns[0] for series in samples.values()])
     activity, cut_activity = _lines(samples, known, "activity", begin)
     memory, cut_memory = _lines(samples, known, "memory", begin)
-    spans = tuple(
-        JobSpan(
-            label=f"{job.index} {job.size or job.label}",
-            start_s=(job.start_ns - begin) / _S,
-            end_s=(job.end_ns - begin) / _S,
-            result=job.result.value if job.result is not None else "",
-        )
-        for job in row.jobs
-        if job.start_ns is not None and job.end_ns is not None
-    )
+    spans = []
+    for job in row.jobs:
+        if job.start_ns is not None and job.end_ns is not None:
+            label, result = f"{job.index} {job.size or job.label}", job.result.value if job.result is not None else ""
+            start_s, end_s = (job.start_ns - begin) / _S, (job.end_ns - begin) / _S
+            spans.append(JobSpan(label=label, start_s=start_s, end_s=end_s, result=result))
     return GroupSeries(
         name=row.name,
         sharing=row.sharing,
         block=row.block,
         activity=activity,
         memory_mib=memory,
-        spans=spans,
+        spans=tuple(spans),
         thinned_to=POINTS if cut_activity or cut_memory else 0,
     )
 
 
 def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
-    """The samples of the device and its instances that are drawn, and the quantities of the listeners.
-
-    Not those of the machine, nor of single processes.
-    """
+    """The samples that are drawn, of the device and its instances alone, and the quantities of the listeners."""
     store = open_named(row.store)
     try:
         path, path_of_fields = (fetch(store, row.run_id, names) for names in (SAMPLE_TABLES, (layout.FIELDS,)))
@@ -163,11 +156,8 @@ def _lines(samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin
             title, scale = field.chart.title, 0.01 if field.unit == "%" else 1.0
             was_cut |= len(series.t_ns) > POINTS
             points = list(series.thinned(POINTS))
-            lines.append(
-                Line(
-                    label=title if gi_id is None else f"{title}, GPU instance {gi_id}",
-                    t_s=tuple((t_ns - begin) / _S for _, t_ns, _ in points),
-                    values=tuple(value * scale for *_, value in points),
-                )
-            )
+            t_s = tuple((t_ns - begin) / _S for _, t_ns, _ in points)
+            values = tuple(value * scale for *_, value in points)
+            label = title if gi_id is None else f"{title}, GPU instance {gi_id}"
+            lines.append(Line(label=label, t_s=t_s, values=values))
     return tuple(lines), was_cut
