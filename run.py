@@ -1,10 +1,7 @@
 """Measure what GPU jobs gain by running together: `python run.py --help` shows what can be chosen."""
 
-import os
 import sys
-import traceback
 
-from pipeline import outcome
 from pipeline.base import interrupts
 from pipeline.record import sender
 
@@ -15,8 +12,8 @@ if __name__ == "__main__":
 import hydra  # below, because the sender imports MLflow meanwhile
 from omegaconf import DictConfig
 
-from pipeline.base import library_internals, words
-from pipeline.plan import schema
+from pipeline.base import library_internals
+from pipeline.plan import command_line, schema
 
 schema.register()
 library_internals.share_config_store()
@@ -33,18 +30,6 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     try:
-        main()
-        sys.exit(outcome.exit_status())
-    except interrupts.Interrupted as interrupted:
-        sys.exit(interrupted.exit_status)
-    except Exception as error:
-        if outcome.is_composed():
-            raise
-        from pipeline.plan import command_line
-
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            traceback.print_exc()
-        words.say(f"error: {command_line.explain(error)}")
-        sys.exit(2)
+        sys.exit(command_line.run(main))
     finally:
         sender.end_early()

@@ -21,11 +21,11 @@ from pipeline.base import factory, interrupts, layout, programs
 from pipeline.base.errors import CollocationError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.base.records import Device, Group, Job, ListenerSpec, Required, Slot
+from pipeline.base.records import Group, Job, ListenerSpec, Required, Slot
 from pipeline.base.tags import Tag, listener_tag
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawn, Starter
+from pipeline.launch.spawn import Spawn
 from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import endings, measure, phases, sampled
@@ -133,17 +133,12 @@ class _Execution:
     def _undo_again(self) -> None:
         """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
         device = self.group.device
-        if not device.is_gpu:
-            return
-        journal = Journal(self.group.gpu.lock_dir, device.uuid, programs.of_device(device))
-        with interrupts.held():
-            try:
-                undone = replay(journal)
-            except Exception as error:  # noqa: BLE001  the row of the group is known, and the study goes on
-                log.warning("%s was not restored: %s", device.name, error)
-            else:
-                if undone:
-                    log.info("%d steps of %s were undone at the second try", len(undone), self.group.name)
+        if device.is_gpu:
+            with interrupts.held():
+                try:
+                    replay(Journal(self.group.gpu.lock_dir, device.uuid, programs.of_device(device)))
+                except Exception as error:  # noqa: BLE001  the row of the group is known, and the study goes on
+                    log.warning("%s was not restored: %s", device.name, error)
 
     def observation(self, interrupted: bool) -> Observation:
         """What was seen until now."""
@@ -180,25 +175,20 @@ class _Execution:
         sharing: Sharing = factory.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
         self.record.place(slots.slots)
-        listeners = [(spec, self._listener(spec)) for spec in group.listeners if not self._is_pointless(spec)]
+        listeners: list[tuple[ListenerSpec, Listener]] = [
+            (spec, factory.instance(spec.build, interval_ms=spec.interval_ms))
+            for spec in group.listeners
+            if not self._is_pointless(spec)
+        ]
         self.fields = Fields(listener.table for _, listener in listeners)
         self.record.add_artifact(layout.FIELDS, self.fields.as_json())
         watched = Watched(group.device, slots.slots, self.record.folder, self.history.samples, self.fields)
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
         stack.enter_context(self.shared.view(group, watched))
-        in_turn = [[job] for job in group.jobs] if group.sequential else [list(group.jobs)]
-        for jobs in in_turn:
+        for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
-            starts = [
-                JobStart(
-                    job=job,
-                    slot=_as_seen_by_jobs(slots.slots[job.index], group.device),
-                    starter=self._starter(job, profiler),
-                    profiler=None if group.profiler.is_none else profiler.name,
-                )
-                for job in jobs
-            ]
+            starts = [self._start(job, slots.slots[job.index], profiler) for job in jobs]
             files = GroupFiles(folder=self.record.folder, scratch=self.record.scratch, mark=self.record.spool_id)
             with UndoStack() as processes:
                 running = JobGroup(starts, files, group.limits, pin_cpus=group.pin_cpus)
@@ -228,12 +218,16 @@ class _Execution:
         self.phases.begin(phases.END, min(told, default=None))
         self._note_missing_reports(profiler, running.states)
 
-    def _starter(self, job: Job, profiler: Profiler) -> Starter:
-        workload = job.workload
-        if not self.group.profiler.is_none:  # a profiler must see its program start
-            prefix = profiler.prefix(self.record.folder / layout.job_path(job.index))
-            return Spawn(self.shared.inventory.interpreters[workload.env], prefix)
-        return self.shared.warm_start.starter(workload, self.shared.inventory.interpreters[workload.env])
+    def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
+        if self.group.device.is_simulated:  # CUDA must neither look for the device nor find a real one
+            slot = dataclasses.replace(slot, visible_devices="")
+        interpreter = self.shared.inventory.interpreters[job.workload.env]
+        if self.group.profiler.is_none:
+            starter = self.shared.warm_start.starter(job.workload, interpreter)
+            return JobStart(job=job, slot=slot, starter=starter, profiler=None)
+        # A profiler must see its program start.
+        spawn = Spawn(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
+        return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
         """Say which jobs ended well and left no report of their profiler, which is not their fault."""
@@ -244,10 +238,6 @@ class _Execution:
             before = self.tags.get(Tag.NO_REPORT)
             self.tags[Tag.NO_REPORT] = f"{before}; {said}" if before else said
             log.warning("%s: %s", self.group.name, said)
-
-    def _listener(self, spec: ListenerSpec) -> Listener:
-        listener: Listener = factory.instance(spec.build, interval_ms=spec.interval_ms)
-        return listener
 
     def _is_pointless(self, spec: ListenerSpec) -> bool:
         if spec.required is not Required.IF_GPU or self.group.device.is_gpu:
@@ -289,8 +279,3 @@ class _Execution:
                 continue
             total += times.user + times.system
         return total
-
-
-def _as_seen_by_jobs(slot: Slot, device: Device) -> Slot:
-    """The slot without its device if that is simulated: CUDA must neither look for it nor find a real one."""
-    return dataclasses.replace(slot, visible_devices="") if device.is_simulated else slot

@@ -20,7 +20,7 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device, Group, Plan, Result
 from pipeline.base.words import counted, duration
-from pipeline.clean.journal import Journal, Step, replay
+from pipeline.clean.journal import Journal, replay
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import phases
 from pipeline.observe.compare import Comparison
@@ -28,11 +28,11 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress
 from pipeline.observe.table import table
-from pipeline.observe.view import make_view
+from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import describe, feasible, read
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory, take
-from pipeline.plan.schema import Config, GpuKind
+from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.record import group_folder, provenance, resume
 from pipeline.record.original import FinishedGroup
@@ -54,11 +54,7 @@ _STUDY_KEYS = (
 
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
-    """Plan and run a study.
-
-    Args:
-        configs: the composed configurations.
-        is_sweep: whether they come from a sweep.
+    """Plan and run a study from its composed configurations.
 
     Returns:
         0 when every group ended in a result; 1 when some failed, timed out or were left for later by `time_limit_s`;
@@ -112,12 +108,11 @@ class _Asked:
 
     @property
     def config(self) -> Config:
-        """The first of them: what holds for the whole study is alike in all."""
+        """The first of them: settings of the whole study are alike in all."""
         return self.configs[0]
 
     @property
     def root(self) -> Path:
-        """The folder of the store and of the spool."""
         return expanded("tracking.root", self.config.tracking.root).resolve()
 
     def plan(self, inventory: Inventory) -> Plan:
@@ -175,13 +170,26 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     A MIG mode that is still on would otherwise be a reason to refuse whatever needs the whole GPU.
     """
     folder = Path(configs[0].gpu.lock_dir)
-    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _goes(config))
+    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _goes(config.gpu))
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
     for device in dirty:
         with lease.hold(device, folder):
             group_folder.survey(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
-            _say_undone(device, replay(Journal(folder, device.uuid, programs.of_device(device))))
+            _undo(device, configs[0].gpu)
     return bool(dirty)
+
+
+def _undo(device: Device, gpu: GpuConfig) -> None:
+    journal = Journal(Path(gpu.lock_dir), device.uuid, programs.of_device(device))
+    if _goes(gpu):
+        journal.device_is_gone()  # the machine that it speaks of went with its study
+    if undone := replay(journal):
+        words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
+
+
+def _goes(gpu: GpuConfig) -> bool:
+    """Whether the machine is a simulated one that goes with its study."""
+    return gpu.kind is GpuKind.simulated and gpu.machine is None
 
 
 def _what_is_left(plan: Plan, finished: Sequence[FinishedGroup]) -> tuple[tuple[Group, ...], list[GroupResult]]:
@@ -197,16 +205,6 @@ def _what_is_left(plan: Plan, finished: Sequence[FinishedGroup]) -> tuple[tuple[
     return groups, known
 
 
-def _goes(config: Config) -> bool:
-    """Whether the machine is a simulated one that goes with its study."""
-    return config.gpu.kind is GpuKind.simulated and config.gpu.machine is None
-
-
-def _say_undone(device: Device, undone: Sequence[Step]) -> None:
-    if undone:
-        words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
-
-
 def _check_same(configs: Sequence[Config]) -> None:
     for key in _STUDY_KEYS:
         value_of = operator.attrgetter(key)
@@ -214,110 +212,67 @@ def _check_same(configs: Sequence[Config]) -> None:
             raise ConfigError(f"{key} applies to the whole study and cannot be swept; give it one value")
 
 
-def _fields(plan: Plan) -> Fields:
-    """The quantities of all listeners of a study."""
-    specs = dict.fromkeys(spec for group in plan.groups for spec in group.listeners)
-    return Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
-
-
 class _Study:
     """A plan on its way through the machine."""
 
     def __init__(self, asked: _Asked, inventory: Inventory, plan: Plan) -> None:
         assert asked.sender is not None
+        self.asked, self.inventory, self.plan = asked, inventory, plan
         self.config, self.sender, self.root = asked.config, asked.sender, asked.root
-        self.simulated, self.reproduction = asked.simulated, asked.reproduction
-        self.inventory, self.plan = inventory, plan
+        self.comparison = Comparison()
         self.rows: list[GroupResult] = []
 
     def run(self, stack: UndoStack) -> int:
         """Take the devices, open the store, run what is to run, show what was found."""
-        for device in self.plan.devices:
-            stack.enter_context(lease.hold(device, Path(self.config.gpu.lock_dir)))
-        # What a killed orchestrator left is cleared before anybody is called a stranger.
-        waiting = group_folder.survey(self.root / layout.SPOOL).ready
-        for device in self.plan.devices:
-            journal = Journal(Path(self.config.gpu.lock_dir), device.uuid, programs.of_device(device))
-            if _goes(self.config):
-                journal.device_is_gone()  # the machine that it speaks of went with its study
-            _say_undone(device, replay(journal))
-            lease.refuse_strangers(device, self.config.gpu.tolerate)
-        facts = provenance.collect(self.inventory.interpreters)
-        facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
-        if self.reproduction is not None:
-            facts["reproduces"] = self.reproduction.original.run_id
-        artifacts = self._artifacts(facts)
-        tracking_to = self.config.tracking
-        self.sender.open(self.plan.experiment, self.root, tracking_to.uri, tracking_to.series_points)
-        if tracking_to.uri is not None or not local.is_ready(self.root, self.plan.experiment):
+        waiting = self._take_devices(stack)
+        facts = self._facts()
+        text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
+        artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
+        tracking, interpreters = self.config.tracking, self.inventory.interpreters
+        self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
+        if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
             self.sender.store()  # else the jobs are started while MLflow is imported
         self._send_what_others_left(waiting)
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume:
-            finished = self.sender.finished(self.plan.experiment)
-            groups, known = _what_is_left(self.plan, finished)
-        interpreters = self.inventory.interpreters
-        spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking_to.uri)
+            groups, known = _what_is_left(self.plan, self.sender.finished(self.plan.experiment))
+        self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri)
         for line in describe.remarks(self.plan):
             words.say(line)
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
-        warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
-        to_fork = (group for group in groups if group.skip_reason is None and group.profiler.is_none)
-        for job in (job for group in to_fork for job in group.jobs):
-            warm_start.begin(job.workload, self.inventory.interpreters[job.workload.env])
-        shared = executor.Shared(
-            inventory=self.inventory,
-            spool=spool,
-            sender=self.sender,
-            warm_start=warm_start,
-            view=view.watch,
-            rehearsal=self.simulated,
-        )
-        comparison = Comparison()
-        limit_s = self.config.time_limit_s
+        warm_start = self._warm_start(groups, stack)
         begin_s = time.monotonic()
         try:
             for row in known:
-                self._take_in(row, comparison, spool)
-            for group in groups:
-                if limit_s is not None and time.monotonic() - begin_s > limit_s:
-                    words.say(f"time_limit_s={limit_s:g} is over")
-                    break
-                outcome.group_begins()
-                view.begin(group)
-                row = executor.run(group, shared)
-                view.done(row)
-                self._take_in(row, comparison, spool)
+                self._take_in(row)
+            self._run(groups, view, warm_start)
         finally:
             with interrupts.held():
-                self._finish(spool, comparison)
+                self._finish()
                 self._say_where_time_went(time.monotonic() - begin_s, known)
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_whole and all(row.result.is_finding for row in self.rows) else 1
 
-    def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
-        ran = [row.metrics for row in self.rows[len(known) :]]
-        if share := phases.share_in_words(ran, elapsed_s):
-            words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")
+    def _take_devices(self, stack: UndoStack) -> tuple[Path, ...]:
+        """Returns the folders of groups that earlier starts could not send."""
+        gpu = self.config.gpu
+        for device in self.plan.devices:
+            stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
+        # What a killed orchestrator left is cleared before anybody is called a stranger.
+        waiting = group_folder.survey(self.root / layout.SPOOL).ready
+        for device in self.plan.devices:
+            _undo(device, gpu)
+            lease.refuse_strangers(device, gpu.tolerate)
+        return waiting
 
-    def _say_how_to_resume(self) -> None:
-        num_missing = len(self.plan.groups) - len(self.rows)
-        num_failed = sum(not row.result.is_finding for row in self.rows)
-        if self.reproduction is None and (num_missing or num_failed):
-            parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
-            parts += [f"{num_failed} failed"] * bool(num_failed)
-            all_groups = counted(len(self.plan.groups), "group")
-            words.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {outcome.command_to_resume()}")
-
-    def _take_in(self, row: GroupResult, comparison: Comparison, spool: Spool) -> None:
-        self.rows.append(row)
-        for changed in comparison.add(row):
-            spool.amend(changed)
-            if changed.result is not Result.OK:
-                words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+    def _facts(self) -> dict[str, str]:
+        facts = provenance.collect(self.inventory.interpreters)
+        facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
+        if self.asked.reproduction is not None:
+            facts["reproduces"] = self.asked.reproduction.original.run_id
+        return facts
 
     def _send_what_others_left(self, waiting: Sequence[Path]) -> None:
-        """Send the groups, and the late figures, that earlier starts could not."""
         for folder in waiting:
             self.sender.send(folder)
         late = group_folder.amendments(self.root / layout.SPOOL)
@@ -326,10 +281,68 @@ class _Study:
         if waiting or late:
             self.sender.rest()
 
-    def _artifacts(self, facts: dict[str, str]) -> dict[str, str]:
-        text = "\n".join(f"{key}: {value}" for key, value in sorted(facts.items())) + "\n"
-        text_of_plan = f"{describe.as_text(self.plan)}\n"
-        return {layout.PLAN: text_of_plan, layout.PROVENANCE: text}
+    def _warm_start(self, groups: Sequence[Group], stack: UndoStack) -> WarmStart:
+        warm_start = stack.enter_context(WarmStart(enabled=self.config.warm_start))
+        to_fork = [group for group in groups if group.skip_reason is None and group.profiler.is_none]
+        for workload in (job.workload for group in to_fork for job in group.jobs):
+            warm_start.begin(workload, self.inventory.interpreters[workload.env])
+        return warm_start
+
+    def _run(self, groups: Sequence[Group], view: PlainView, warm_start: WarmStart) -> None:
+        shared = executor.Shared(
+            inventory=self.inventory,
+            spool=self.spool,
+            sender=self.sender,
+            warm_start=warm_start,
+            view=view.watch,
+            rehearsal=self.asked.simulated,
+        )
+        begin_s, limit_s = time.monotonic(), self.config.time_limit_s
+        for group in groups:
+            if limit_s is not None and time.monotonic() - begin_s > limit_s:
+                words.say(f"time_limit_s={limit_s:g} is over")
+                break
+            outcome.group_begins()
+            view.begin(group)
+            row = executor.run(group, shared)
+            view.done(row)
+            self._take_in(row)
+
+    def _take_in(self, row: GroupResult) -> None:
+        self.rows.append(row)
+        for changed in self.comparison.add(row):
+            self.spool.amend(changed)
+            if changed.result is not Result.OK:
+                words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+
+    def _finish(self) -> None:
+        self.sender.rest()
+        for folder in list(self.sender.unsent):
+            self.sender.send(folder)  # the server may be back
+        self.sender.rest()
+        for file in self.spool.unsent_amendments():
+            self.sender.amend(file)
+        self.sender.rest()
+        late = self.spool.unsent_amendments()
+        self.spool.remove_if_empty()
+        if self.rows:
+            self._show_results()
+        self._say_how_to_resume()
+        if self.sender.unsent or late:
+            command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
+            words.say(
+                f"warning: {len(self.sender.unsent)} groups, and figures of {len(late)} more, could not be sent; "
+                f"they wait in {self.root / layout.SPOOL} until the next start, or: {command}"
+            )
+
+    def _show_results(self) -> None:
+        specs = dict.fromkeys(spec for group in self.plan.groups for spec in group.listeners)
+        fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
+        rows = [self.comparison.latest(row) for row in self.rows]
+        sys.stdout.write(f"{table(rows, fields)}\n")
+        if self.asked.reproduction is not None:
+            sys.stdout.write(f"{self.asked.reproduction.side_by_side(rows[0])}\n")
+        sys.stdout.write(f"{self._how_to_open()}\n")
 
     def _how_to_open(self) -> str:
         try:
@@ -340,26 +353,16 @@ class _Study:
             return f"open: {links.ui_hint(self.root, store['experiment_id'])}"
         return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
 
-    def _finish(self, spool: Spool, comparison: Comparison) -> None:
-        self.sender.rest()
-        for folder in list(self.sender.unsent):
-            self.sender.send(folder)  # the server may be back
-        self.sender.rest()
-        for file in spool.unsent_amendments():
-            self.sender.amend(file)
-        self.sender.rest()
-        late = spool.unsent_amendments()
-        spool.remove_if_empty()
-        if self.rows:
-            rows = [comparison.latest(row) for row in self.rows]
-            sys.stdout.write(table(rows, _fields(self.plan)) + "\n")
-            if self.reproduction is not None:
-                sys.stdout.write(self.reproduction.side_by_side(comparison.latest(self.rows[0])) + "\n")
-            sys.stdout.write(self._how_to_open() + "\n")
-        self._say_how_to_resume()
-        if self.sender.unsent or late:
-            command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
-            words.say(
-                f"warning: {len(self.sender.unsent)} groups, and figures of {len(late)} more, could not be sent; "
-                f"they wait in {self.root / 'spool'} until the next start, or: {command}"
-            )
+    def _say_how_to_resume(self) -> None:
+        num_missing = len(self.plan.groups) - len(self.rows)
+        num_failed = sum(not row.result.is_finding for row in self.rows)
+        if self.asked.reproduction is None and (num_missing or num_failed):
+            parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
+            parts += [f"{num_failed} failed"] * bool(num_failed)
+            all_groups = counted(len(self.plan.groups), "group")
+            words.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {outcome.command_to_resume()}")
+
+    def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
+        ran = [row.metrics for row in self.rows[len(known) :]]
+        if share := phases.share_in_words(ran, elapsed_s):
+            words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")

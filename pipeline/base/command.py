@@ -22,7 +22,6 @@ class Completed:
     """A program that ran to its end.
 
     Attributes:
-        argv: the command line.
         status: exit status; negative when a signal ended it.
         stdout, stderr: what it printed, as text; bytes that are not UTF-8 are replaced.
     """

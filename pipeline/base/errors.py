@@ -33,7 +33,6 @@ class CommandError(CollocationError):
     """A helper program failed.
 
     Attributes:
-        argv: the command line.
         status: its exit status; `None` when it could not be started or was stopped at its time limit.
         stderr: what it printed as errors.
     """

@@ -23,11 +23,7 @@ _raised = False
 
 
 class Interrupted(BaseException):
-    """The user or the system asked this process to end.
-
-    Attributes:
-        signum: the signal that asked.
-    """
+    """The user or the system asked this process to end."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -97,7 +93,6 @@ class UndoStack(ExitStack):
     """
 
     def enter_context(self, cm: AbstractContextManager[T, bool | None]) -> T:
-        """Enter `cm` completely, or not at all."""
         with held():
             return super().enter_context(cm)
 

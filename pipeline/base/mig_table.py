@@ -25,7 +25,6 @@ class GiProfile:
         id: what nvidia-smi prints and takes, and what NVML calls the profile id.
         enum: the argument of NVML's profile queries.
         name: as `3g.40gb`.
-        compute_slices: width in compute slices.
         memory_slices: width on the placement axis.
         memory_mib: usable memory of an instance.
         num_multiprocessors: `None` where no public source tells it.
@@ -63,8 +62,6 @@ class Model:
         name: what users call it, as `h100_80gb`.
         product: what the driver calls it.
         architecture: `Ampere`, `Hopper` or `Blackwell`.
-        compute_capability: major and minor.
-        compute_slices: how many there are.
         memory_slices: width of the placement axis.
         num_multiprocessors: of the whole GPU; `None` where no public source tells it.
         mode_needs_reset: whether the driver resets the GPU to switch MIG mode, which no client may then hold.
@@ -83,23 +80,13 @@ class Model:
     profiles: tuple[GiProfile, ...]
 
     def profile(self, profile_id: int) -> GiProfile:
-        """The profile with this id.
-
-        Raises:
-            KeyError: there is none.
-        """
-        for profile in self.profiles:
-            if profile.id == profile_id:
-                return profile
-        raise KeyError(profile_id)
+        """The profile with this id; `KeyError` if there is none."""
+        return {profile.id: profile for profile in self.profiles}[profile_id]
 
     def find_profile(self, text: str) -> GiProfile | None:
         """The profile that a user of nvidia-smi names: `19`, `1g.10gb` or `MIG 1g.10gb`; `None` if there is none."""
         name = text.strip().removeprefix("MIG ").strip()
-        for profile in self.profiles:
-            if name in (profile.name, str(profile.id)):
-                return profile
-        return None
+        return next((profile for profile in self.profiles if name in (profile.name, str(profile.id))), None)
 
 
 @cache
@@ -142,11 +129,9 @@ def _model(key: str, row: dict[str, Any]) -> Model:
         # The alias is what people call the variant that they mean, as h100_80gb for the one with SXM.
         name=next(iter(row["aliases"]), _plain(key)),
         product=row["product"][0],
-        architecture=row["architecture"],
+        **{key: row[key] for key in ("architecture", "compute_slices", "memory_slices")},
         compute_capability=(int(major), int(minor)),
         capacity_mib=capacity_mib,
-        compute_slices=row["compute_slices"],
-        memory_slices=row["memory_slices"],
         num_multiprocessors=row["sm_total"],
         mode_needs_reset=row["mig_mode_needs_reset"],
         profiles=tuple(_profile(row, capacity_mib, profile) for profile in row["gi_profiles"]),
@@ -154,25 +139,17 @@ def _model(key: str, row: dict[str, Any]) -> Model:
 
 
 def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) -> GiProfile:
-    engines = row["engines"]
+    engines = {"copy": "copy", "decoder": "dec", "encoder": "enc", "jpeg": "jpeg", "ofa": "ofa"}
     share_mib = gpu_capacity_mib * row["memory_slices"] // gpu["memory_slices"]
     divisions = gpu["ci_profiles"]["by_gi_compute_slices"][str(row["compute_slices"])]
     return GiProfile(
         id=row["smi_profile_id"],
         enum=row["nvml_enum"],
-        name=row["name"],
-        compute_slices=row["compute_slices"],
-        memory_slices=row["memory_slices"],
-        memory_mib=row["memory_mib"],
+        **{key: row[key] for key in ("name", "compute_slices", "memory_slices", "memory_mib", "max_instances")},
         capacity_mib=row["memory_mib"] or share_mib,
         num_multiprocessors=row["sm"],
-        max_instances=row["max_instances"],
         starts=tuple(sorted(placement["start"] for placement in row["placements"])),
         attributes=tuple(row["attributes"]),
-        num_copy=engines["copy"],
-        num_decoder=engines["dec"],
-        num_encoder=engines["enc"],
-        num_jpeg=engines["jpeg"],
-        num_ofa=engines["ofa"],
+        **{f"num_{name}": row["engines"][key] for name, key in engines.items()},
         full_ci_id=next(division["smi_profile_id"] for division in divisions if division["is_default"]),
     )

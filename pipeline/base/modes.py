@@ -7,13 +7,13 @@ given tells its groups apart, and it is drawn in a colour that no other mode of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 PROFILE, PERCENTAGE = "mig_profile", "mps_active_thread_percentage"
 """What the place of a job says of a MIG device, and under a limit of MPS."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mode:
     """One way of sharing a device.
 
@@ -27,7 +27,7 @@ class Mode:
         placed_by: what the place of each job must say for the label (`PROFILE`, `PERCENTAGE`); empty for nothing.
         counts_instances: whether the label says how many instances there are.
         unlimited: what the label says where neither places nor options do.
-        unnamed_options: options that tell no groups apart: the label says it already.
+        unnamed: options that tell no groups apart: the label says it already.
     """
 
     name: str
@@ -36,11 +36,12 @@ class Mode:
     colour: str
     dark_colour: str
     marker: str = "o"
+    _: KW_ONLY
     has_light_text: bool = False
     placed_by: str = ""
     counts_instances: bool = False
     unlimited: str = ""
-    unnamed_options: frozenset[str] = frozenset()
+    unnamed: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[int, str]:
@@ -50,7 +51,7 @@ class Mode:
 
     def naming(self, options: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
         """Those of the options that tell groups apart: not where a program lies, nor what the label says anyway."""
-        return [(key, value) for key, value in options if key not in self.unnamed_options and not is_program(key)]
+        return [(key, value) for key, value in options if key not in self.unnamed and not is_program(key)]
 
 
 def is_program(option: str) -> bool:
@@ -59,42 +60,25 @@ def is_program(option: str) -> bool:
 
 
 # Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast".
-SERIAL = Mode(name="serial", label="serial", word="serial", colour="#cfcfcb", dark_colour="#6c6c70")
-NAIVE = Mode(name="naive", label="naive", word="naive", colour="#ddaa33", dark_colour="#e3b341")
-MPS = Mode(
-    name="mps", label="MPS", word="MPS", colour="#004488", dark_colour="#4f8fd6", marker="s", has_light_text=True
-)
+SERIAL = Mode("serial", "serial", "serial", "#cfcfcb", "#6c6c70")
+NAIVE = Mode("naive", "naive", "naive", "#ddaa33", "#e3b341")
+MPS = Mode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", has_light_text=True)
 MPS_PERCENT = Mode(
-    name="mps_percent",
-    label="MPS %",
-    word="MPS",
-    colour="#6699cc",
-    dark_colour="#9cc3ee",
-    marker="D",
-    placed_by=PERCENTAGE,
-    unlimited="equal shares",
+    "mps_percent", "MPS %", "MPS", "#6699cc", "#9cc3ee", "D", placed_by=PERCENTAGE, unlimited="equal shares"
 )
 MIG = Mode(
-    name="mig",
-    label="MIG",
-    word="MIG",
-    colour="#bb5566",
-    dark_colour="#d4707f",
-    marker="^",
-    has_light_text=True,
-    placed_by=PROFILE,
-    unnamed_options=frozenset({"size_profile"}),
+    "mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", has_light_text=True, placed_by=PROFILE, unnamed=("size_profile",)
 )
 MIG_MPS = Mode(
-    name="mig_mps",
-    label="MIG+MPS",
-    word="MIG+MPS",
-    colour="#ee99aa",
-    dark_colour="#f0aab8",
-    marker="v",
+    "mig_mps",
+    "MIG+MPS",
+    "MIG+MPS",
+    "#ee99aa",
+    "#f0aab8",
+    "v",
     placed_by=PROFILE,
     counts_instances=True,
-    unnamed_options=frozenset({"num_instances"}),
+    unnamed=("num_instances",),
 )
 MODES: Mapping[str, Mode] = {mode.name: mode for mode in (SERIAL, NAIVE, MPS, MPS_PERCENT, MIG, MIG_MPS)}
 """By name in the configuration; in the order of legends and tables."""
@@ -106,7 +90,7 @@ _SPARE_MARKERS = ("P", "X", "*")
 
 
 def mode_of(name: str) -> Mode:
-    """The mode of that name."""
+    """The mode with that name in the configuration, whether the table has it or not."""
     return modes_of([name])[name]
 
 
@@ -116,6 +100,6 @@ def modes_of(names: Iterable[str]) -> dict[str, Mode]:
     spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, strict=True))
     found = dict(MODES)
     for number, name in enumerate(unknown):
-        (colour, dark), marker = spare[number % len(spare)]
-        found[name] = Mode(name=name, label=name, word=name, colour=colour, dark_colour=dark, marker=marker)
+        colours, marker = spare[number % len(spare)]
+        found[name] = Mode(name, name, name, *colours, marker)
     return found

@@ -55,9 +55,7 @@ def normalise(
 def in_turn(mixes: Mapping[tuple[str, ...], T], jobs: tuple[str, ...]) -> T | None:
     """The same jobs one after another: in their own order where that ran, else in another one; `None` if in none.
 
-    Args:
-        mixes: what ran one after another, by the workload digests of its jobs in their order.
-        jobs: workload digests in their order.
+    Both mixes and jobs are told by the workload digests of jobs in their order.
     """
     of_any = (mix for digests, mix in mixes.items() if sorted(digests) == sorted(jobs))
     return mixes[jobs] if jobs in mixes else next(of_any, None)

@@ -10,11 +10,7 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 
 
 def expanded(key: str, given: str) -> Path:
-    """The path with `~` replaced.
-
-    Args:
-        key: that names it, for the error.
-        given: its value.
+    """The path that a key of the configuration gives, with `~` replaced.
 
     Raises:
         ConfigError: it begins with the home folder of a user whom the system does not know.
@@ -27,14 +23,10 @@ def expanded(key: str, given: str) -> Path:
 
 
 def find_file(key: str, given: str) -> Path:
-    """A file that the configuration names, here or in the project.
-
-    Args:
-        key: that names it, for the error.
-        given: its value.
+    """A file that a key of the configuration gives, from the working directory or from the project's own folder.
 
     Raises:
-        ConfigError: it is in neither folder.
+        ConfigError: it is in neither.
     """
     folders = dict.fromkeys((Path.cwd(), PROJECT_DIR))
     for folder in folders:

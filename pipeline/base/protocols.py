@@ -16,7 +16,7 @@ class Slots(Protocol):
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """One slot a job, in the order of the jobs."""
+        """In the order of the jobs."""
         ...
 
     def verify(self, pids: Mapping[int, int]) -> None:

@@ -32,7 +32,6 @@ class Result(enum.StrEnum):
 
     @property
     def mlflow_status(self) -> str:
-        """The status of the MLflow run that records it."""
         return {Result.OK: "FINISHED", Result.INTERRUPTED: "KILLED"}.get(self, "FAILED")
 
 
@@ -87,7 +86,6 @@ class ProfilerSpec:
 
     @property
     def is_none(self) -> bool:
-        """Whether jobs are started as they are."""
         return self.name == "none"
 
 
@@ -106,7 +104,6 @@ class Commands:
     undo: tuple[tuple[str, ...], ...] = ()
 
     def around(self, inner: Commands) -> Commands:
-        """These, with others between doing and undoing."""
         return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
 
 
@@ -204,12 +201,10 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether this is a GPU, real or simulated."""
         return self.kind != "cpu"
 
     @property
     def is_simulated(self) -> bool:
-        """Whether this is a simulated GPU, whose jobs run on the CPU."""
         return self.kind == "simulated"
 
 
@@ -303,7 +298,6 @@ class Group:
 
     @property
     def degree(self) -> int:
-        """How many jobs run together."""
         return len(self.jobs)
 
     @property

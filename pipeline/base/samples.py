@@ -103,5 +103,4 @@ class Sample:
 
     @property
     def is_of_whole(self) -> bool:
-        """Whether it is of a whole device or machine, not of one job or GPU instance."""
         return self.job is None and self.gi_id is None

@@ -7,7 +7,7 @@ import math
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import is_program
 from pipeline.base.samples import MIN_INTERVAL_MS
-from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
 
 _MAX_SEED = 2**32 - 1
 
@@ -36,14 +36,13 @@ def settings(config: Config) -> None:
             raise ConfigError(f"{key}={value}: must not be negative, and finite")
     if config.seed > _MAX_SEED:
         raise ConfigError(f"seed={config.seed}: must not be greater than {_MAX_SEED}, the largest that libraries take")
-    _names(config)
+    _tracking(config.tracking)
     for name, listener in config.listeners.items():
         if listener.interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
                 f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {MIN_INTERVAL_MS} ms, "
                 "because sampling faster would disturb what is measured"
             )
-
     if config.gpu.kind is GpuKind.simulated:
         _rehearsal(config)
     else:
@@ -53,23 +52,18 @@ def settings(config: Config) -> None:
                 raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
 
 
-def _names(config: Config) -> None:
-    names = {
-        "tracking.root": (config.tracking.root, "give the folder of the store and of the spool"),
-        "tracking.experiment": (config.tracking.experiment, "name the MLflow experiment for the results"),
-    }
-    for key, (value, remedy) in names.items():
-        if not value.strip():
-            raise ConfigError(f"{key} is empty: {remedy}")
+def _tracking(config: TrackingConfig) -> None:
+    if not config.root.strip():
+        raise ConfigError("tracking.root is empty: give the folder of the store and of the spool")
+    if not config.experiment.strip():
+        raise ConfigError("tracking.experiment is empty: name the MLflow experiment for the results")
 
 
 def _rehearsal(config: Config) -> None:
     """Refuse what a simulated GPU cannot do, and what could reach a real program."""
     if config.gpu.job_memory_mib < 1:
         raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
-    programs = {
-        f"listeners.{name}.options.program": each.options.get("program") for name, each in config.listeners.items()
-    }
+    programs = {f"listeners.{name}.options.program": e.options.get("program") for name, e in config.listeners.items()}
     programs |= {f"scenario.{key}": value for key, value in vars(config.scenario).items() if is_program(key)}
     for key, program in programs.items():
         if program is not None:

@@ -1,21 +1,43 @@
-"""What is wrong with a command line, in one line that says what to give instead."""
+"""From a command line to an exit status; what is wrong with one, in one line that says what to give instead."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import itertools
+import os
 import re
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from pipeline import outcome
+from pipeline.base import words
+from pipeline.base.interrupts import Interrupted
+
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
 _SEARCH_PATH = "Config search path"
+
+
+def run(main: Callable[[], None]) -> int:
+    """Run a program of Hydra to its exit status; says what is wrong where its configuration cannot be composed."""
+    try:
+        main()
+    except Interrupted as interrupted:
+        return interrupted.exit_status
+    except Exception as error:
+        if outcome.is_composed():
+            raise
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exc()
+        words.say(f"error: {explain(error)}")
+        return 2
+    return outcome.exit_status()
 
 
 def explain(error: Exception) -> str:
@@ -51,12 +73,7 @@ def explain(error: Exception) -> str:
 
 
 def no_such_setting(key: str, known: Iterable[str]) -> str:
-    """The message for a key that does not exist.
-
-    Args:
-        key: with its parents, as in `workload.batchsize`.
-        known: the keys that its parent has.
-    """
+    """The message for a key (with its parents, as `workload.batchsize`) that its parent, which has these, lacks."""
     parent, _, name = key.rpartition(".")
     return f"{key}: there is no such setting; {_instead(name, known, f'{parent}.' if parent else '')}"
 

@@ -6,12 +6,7 @@ import shlex
 
 from pipeline.base.factory import instance
 from pipeline.base.protocols import Profiler, Sharing
-from pipeline.base.records import (
-    Commands,
-    Group,
-    Plan,
-    WindowKind,
-)
+from pipeline.base.records import Commands, Group, Plan, WindowKind
 from pipeline.base.words import counted
 
 
@@ -32,7 +27,7 @@ def as_text(plan: Plan) -> str:
             f"{group.number:5d}  block {group.block}  {group.name:36s}  {_length(group):28s}  {group.digest[:12]}"
             f"{f'  {group.device.name}' if several else ''}{skip}"
         )
-    return "\n".join([*lines, *remarks(plan), privileged(plan)])
+    return "\n".join([*lines, *remarks(plan), *privileged(plan)])
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -46,8 +41,8 @@ def _length(group: Group) -> str:
     return group.window.words
 
 
-def privileged(plan: Plan) -> str:
-    """The commands that change settings of a GPU, as text: once for all groups that use the same ones.
+def privileged(plan: Plan) -> list[str]:
+    """The commands that change settings of a GPU: once for all groups that use the same ones.
 
     Raises:
         SharingError: a program that they need is not there.
@@ -61,9 +56,9 @@ def privileged(plan: Plan) -> str:
             groups_by_commands.setdefault(commands, []).append(group.number)
     groups_by_commands.pop(Commands(), None)
     if not groups_by_commands:
-        return "no command changes the settings of a GPU"
+        return ["no command changes the settings of a GPU"]
     lines = []
     for commands, numbers in groups_by_commands.items():
         lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
         lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
-    return "\n".join(lines)
+    return lines

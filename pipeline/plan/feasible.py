@@ -21,13 +21,12 @@ def checked(plan: Plan) -> Plan:
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)
-    for group in plan.groups:
-        profiler: Profiler = instance(group.profiler.build)
-        profiler.check(group)
     groups: list[Group] = []
     warnings: dict[str, None] = {}
     refusal: ConfigError | None = None
     for group in plan.groups:
+        profiler: Profiler = instance(group.profiler.build)
+        profiler.check(group)
         sharing: Sharing = instance(group.sharing)
         try:
             sharing.check(group)

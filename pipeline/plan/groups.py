@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from omegaconf import OmegaConf
 from pipeline.base import factory
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import mode_of
+from pipeline.base.protocols import Profiler
 from pipeline.base.records import (
     Device,
     GpuSettings,
@@ -31,37 +31,10 @@ from pipeline.base.records import (
     Workload,
 )
 from pipeline.plan.inventory import Inventory, chosen_workloads, env_of
-from pipeline.plan.schema import (
-    Baseline,
-    Config,
-    GpuConfig,
-    GpuKind,
-    ListenerConfig,
-    ProfilerConfig,
-)
+from pipeline.plan.schema import Baseline, Config, GpuKind, ListenerConfig
 from pipeline.plan.workloads import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
-
-
-def _specs(config: Config) -> tuple[Spec, list[ListenerSpec]]:
-    """How a configuration shares the device, and who observes it."""
-    sharing = factory.spec_of(config.scenario, without=frozenset({"name", "sequential"}))
-    return sharing, [_listener(name, listener) for name, listener in config.listeners.items()]
-
-
-def _profiler(config: ProfilerConfig) -> ProfilerSpec:
-    return ProfilerSpec(name=config.name, build=factory.spec_of(config, without=frozenset({"name"})))
-
-
-def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
-    options = tuple((key, factory.freeze(value)) for key, value in config.options.items())
-    return ListenerSpec(
-        name=name,
-        build=Spec(target=config._target_, options=options),
-        interval_ms=config.interval_ms,
-        required=_required(name, config.required),
-    )
 
 
 def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
@@ -76,56 +49,60 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     Raises:
         ConfigError: the configuration cannot be run.
     """
-    device = inventory.device_of(config.gpu)
-    if device.is_simulated:
-        notes.append(
-            f"{device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
-            f"{config.gpu.job_memory_mib} MiB, and these figures say nothing about a real GPU"
-        )
-    notes += factory.instance(_profiler(config.profiler).build).notes(device)
-    workloads = chosen_workloads(config)
+    device, workloads = inventory.device_of(config.gpu), chosen_workloads(config)
     for workload in workloads:
         workload.check(device, device_was_chosen=config.gpu.kind is not GpuKind.auto)
-    window = _window(config, workloads, notes)
-    for env in dict.fromkeys(env_of(config, workload) for workload in workloads):
-        if (to_build := inventory.interpreters[env].to_build) is not None:
-            notes.append(f"{to_build}; the digests of its groups are known when it is built")
+    window = _window(config, workloads)
     sizes: list[str] | list[None] = config.mix or [None] * len(workloads)
     jobs = tuple(
         Job(index=index, workload=_workload(workload, config, device, window, inventory), size=size)
         for index, (workload, size) in enumerate(zip(workloads, sizes, strict=True))
     )
-    solos = [_group(config, inventory, device, window, (job,), sequential=True) for job in _distinct(jobs)]
-    if not config.scenario.sequential:
-        baselines = solos
-        if config.mix is not None and window.kind is WindowKind.WORK:
-            # A fixed amount of work has a total time, so that of a mix is really measured, one job after another.
-            baselines = [_group(config, inventory, device, window, jobs, sequential=True)]
-        wanted = config.baseline is Baseline.always or (config.baseline is Baseline.auto and is_sweep)
-        return [_group(config, inventory, device, window, jobs, sequential=False), *(baselines if wanted else [])]
-    # n copies one after another take n times as long as one, which is measured once for every degree.
-    return solos if len(solos) == 1 else [_group(config, inventory, device, window, jobs, sequential=True)]
+    together = _group(config, device, window, jobs)
+    notes += _notes(together, inventory, is_other_window=window.kind is not config.window.kind)
+    in_turn = _in_turn(together, jobs)
+    alone = [_in_turn(together, (dataclasses.replace(job, index=0),)) for job in _distinct(jobs)]
+    if config.scenario.sequential:
+        # n copies one after another take n times as long as one, which is measured once for every degree.
+        groups = alone if len(alone) == 1 else [in_turn]
+    elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and is_sweep):
+        # A fixed amount of work has a total time, so that of a mix is really measured, one job after another.
+        is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
+        groups = [together, *([in_turn] if is_total_measured else alone)]
+    else:
+        groups = [together]
+    return [_identified(group, inventory) for group in groups]
+
+
+def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iterator[str]:
+    if group.device.is_simulated:
+        yield (
+            f"{group.device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
+            f"{group.gpu.job_memory_mib} MiB, and these figures say nothing about a real GPU"
+        )
+    profiler: Profiler = factory.instance(group.profiler.build)
+    yield from profiler.notes(group.device)
+    if is_other_window:
+        names = ", ".join(sorted({job.workload.name for job in group.jobs}))
+        yield f"{names} cannot be told to stop: measured from start to end (window=work)"
+    for env in dict.fromkeys(job.workload.env for job in group.jobs):
+        if (to_build := inventory.interpreters[env].to_build) is not None:
+            yield f"{to_build}; the digests of its groups are known when it is built"
 
 
 def _distinct(jobs: Sequence[Job]) -> list[Job]:
-    """One job a workload, as it runs alone."""
-    first = {job.workload.digest: job for job in reversed(jobs)}
-    ordered = sorted(first.values(), key=lambda job: job.index)
-    return [dataclasses.replace(job, index=0) for job in ordered]
+    """The first job of each workload."""
+    first: dict[str, Job] = {}
+    for job in jobs:
+        first.setdefault(job.workload.digest, job)
+    return list(first.values())
 
 
-def _window(config: Config, workloads: Sequence[WorkloadConfig], notes: list[str]) -> Window:
-    window = Window(
-        kind=config.window.kind,
-        seconds=config.window.seconds,
-        settle_s=config.window.settle_s,
-        epochs=config.window.epochs,
-    )
+def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
+    window = Window(**vars(config.window))
     if window.kind is WindowKind.WORK or not any(w.ends_by_itself for w in workloads):
         return window
     if all(w.ends_by_itself for w in workloads):
-        names = ", ".join(sorted({w.name for w in workloads}))
-        notes.append(f"{names} cannot be told to stop: measured from start to end (window=work)")
         return dataclasses.replace(window, kind=WindowKind.WORK)
     raise ConfigError(
         "window=steady needs jobs that can be told to stop, and a script in this mix cannot; use window=work"
@@ -174,18 +151,13 @@ def _flags(values: dict[str, Any]) -> list[str]:
     argv: list[str] = []
     for key, value in values.items():
         flag = key.replace("_", "-")
-        if value is None or value in ({}, []):
-            continue
         if isinstance(value, bool):
             argv.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, dict):
-            argv += [
-                f"--{flag}",
-                *(f"{name}={json.dumps(item, separators=(',', ':'))}" for name, item in value.items()),
-            ]
-        elif isinstance(value, list):
-            argv += [f"--{flag}", *map(str, value)]
-        else:
+            value = [f"{name}={json.dumps(item, separators=(',', ':'))}" for name, item in value.items()]
+        if isinstance(value, list):
+            argv += [f"--{flag}", *map(str, value)] if value else []
+        elif value is not None and not isinstance(value, bool):
             argv += [f"--{flag}", value.name if isinstance(value, enum.Enum) else str(value)]
     return argv
 
@@ -196,75 +168,72 @@ def _text(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
 
 
-def _group(
-    config: Config, inventory: Inventory, device: Device, window: Window, jobs: tuple[Job, ...], *, sequential: bool
-) -> Group:
-    scenario = "serial" if sequential else config.scenario.name
-    sharing, listeners = _specs(config)
-    if sequential:
-        sharing = _SERIAL
-    gpu = _gpu_settings(config.gpu, sequential=sequential)
-    profiler = _profiler(config.profiler)
-    packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in jobs})
-    sizes = [job.size or job.workload.name for job in jobs]
-    label = f"{len(jobs)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
-    group = Group(
+def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]) -> Group:
+    """The jobs together, without what tells them from other groups."""
+    return Group(
         number=0,
-        name="-".join(
-            [scenario, label, *_naming_options(scenario, sharing), *([] if profiler.is_none else [profiler.name])]
-        ),
+        name="",
         experiment=config.tracking.experiment,
-        scenario=scenario,
-        sharing=sharing,
+        scenario=config.scenario.name,
+        sharing=factory.spec_of(config.scenario, without=frozenset({"name", "sequential"})),
         jobs=jobs,
         window=window,
-        limits=Limits(ready_s=config.limits.ready_s, group_s=config.limits.group_s, stop_s=config.limits.stop_s),
+        limits=Limits(**vars(config.limits)),
         block=0,
         seed=config.seed,
-        sequential=sequential,
+        sequential=False,
         device=device,
-        listeners=tuple(listeners),
+        listeners=tuple(_listener(name, listener) for name, listener in config.listeners.items()),
         pin_cpus=config.pin_cpus,
         digest="",
-        gpu=gpu,
-        config_text=functools.partial(_config_text, config),
-        profiler=profiler,
-    )
-    return dataclasses.replace(
-        group,
-        digest=digest_of([job.workload.digest for job in jobs], scenario, group.settings, group.options),
-        settings_digest=digest_of(group.settings, packages),
-    )
-
-
-def _gpu_settings(config: GpuConfig, *, sequential: bool) -> GpuSettings:
-    return GpuSettings(
-        admin=None if config.admin is None else tuple(config.admin),
-        lock_dir=Path(config.lock_dir),
-        tolerate=tuple(config.tolerate),
-        exclusive_process=config.exclusive_process and not sequential,
-        job_memory_mib=config.job_memory_mib,
+        gpu=GpuSettings(
+            admin=None if config.gpu.admin is None else tuple(config.gpu.admin),
+            lock_dir=Path(config.gpu.lock_dir),
+            tolerate=tuple(config.gpu.tolerate),
+            exclusive_process=config.gpu.exclusive_process,
+            job_memory_mib=config.gpu.job_memory_mib,
+        ),
+        config_text=lambda: OmegaConf.to_yaml(OmegaConf.structured(config)),
+        profiler=ProfilerSpec(
+            name=config.profiler.name, build=factory.spec_of(config.profiler, without=frozenset({"name"}))
+        ),
     )
 
 
-def _config_text(config: Config) -> str:
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
+    try:
+        required = Required(config.required.lower())
+    except ValueError as error:
+        raise ConfigError(f"listeners.{name}.required={config.required}: must be true, false or if_gpu") from error
+    options = tuple((key, factory.freeze(value)) for key, value in config.options.items())
+    build = Spec(target=config._target_, options=options)
+    return ListenerSpec(name=name, build=build, interval_ms=config.interval_ms, required=required)
 
 
-def _naming_options(scenario: str, sharing: Spec) -> list[str]:
-    """The options of a scenario that were given, so that groups of a sweep over them have names of their own."""
-    return [
+def _in_turn(group: Group, jobs: tuple[Job, ...]) -> Group:
+    """Jobs of the group one after another, whatever the group's sharing mode is."""
+    gpu = dataclasses.replace(group.gpu, exclusive_process=False)
+    return dataclasses.replace(group, scenario="serial", sharing=_SERIAL, jobs=jobs, sequential=True, gpu=gpu)
+
+
+def _identified(group: Group, inventory: Inventory) -> Group:
+    """The group with its name and the digests that tell it from others."""
+    packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
+    sizes = [job.size or job.workload.name for job in group.jobs]
+    label = f"{len(sizes)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
+    # The options that were given, so that groups of a sweep over them have names of their own.
+    options = [
         f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
-        for key, value in mode_of(scenario).naming(sharing.options)
+        for key, value in mode_of(group.scenario).naming(group.sharing.options)
         if value not in (None, "auto", ())
     ]
-
-
-def _required(name: str, value: str) -> Required:
-    try:
-        return Required(value.lower())
-    except ValueError as error:
-        raise ConfigError(f"listeners.{name}.required={value}: must be true, false or if_gpu") from error
+    workloads = [job.workload.digest for job in group.jobs]
+    return dataclasses.replace(
+        group,
+        name="-".join([group.scenario, label, *options, *([] if group.profiler.is_none else [group.profiler.name])]),
+        digest=digest_of(workloads, group.scenario, group.settings, group.options),
+        settings_digest=digest_of(group.settings, packages),
+    )
 
 
 def digest_of(*facts: object) -> str:

@@ -38,20 +38,15 @@ class Inventory:
         Raises:
             ConfigError: an environment cannot be built.
         """
-        interpreters = {spec: _env(spec).resolve() for spec in self.interpreters}
-        return dataclasses.replace(self, interpreters=interpreters)
+        envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in self.interpreters}
+        return dataclasses.replace(self, interpreters={spec: env.resolve() for spec, env in envs.items()})
 
     def device_of(self, gpu: GpuConfig) -> Device:
-        """The device that a configuration asks for."""
         return self.devices[_asked_for(gpu)]
 
 
 def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) -> Inventory:
-    """Read what the configurations need. Nothing is built.
-
-    Args:
-        configs: what was asked for.
-        find_device: finds what `gpu` of a configuration asks for.
+    """Read what the configurations need; `find_device` finds what `gpu` of one asks for. Nothing is built.
 
     Raises:
         ConfigError: a device, script, environment file or data set that is named is not there.
@@ -66,7 +61,8 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
         for workload in chosen_workloads(config):
             env = env_of(config, workload)
             if env not in interpreters:
-                interpreters[env] = _env(env).preview()
+                source: Env = factory.instance(env)
+                interpreters[env] = source.preview()
             for script in filter(None, (workload.script, workload.runner)):
                 if script not in scripts:
                     scripts[script] = _find_script(script)
@@ -88,8 +84,7 @@ def chosen_workloads(config: Config) -> list[WorkloadConfig]:
         return [config.workload] * config.degree
     if not config.mix:
         raise ConfigError("mix=[]: name at least one size, as in mix=[S,M]")
-    unknown = sorted(set(config.mix) - set(config.sizes))
-    if unknown:
+    if unknown := sorted(set(config.mix) - set(config.sizes)):
         raise ConfigError(
             f"mix={config.mix}: {', '.join(unknown)} is not among the sizes {sorted(config.sizes)}; "
             "add one with +workload@sizes.NAME=WORKLOAD"
@@ -113,11 +108,6 @@ def env_of(config: Config, workload: WorkloadConfig) -> Spec:
             "environment that is chosen is built from no file; choose env=conda or env=venv"
         )
     return dataclasses.replace(spec, options=tuple((options | {"file": workload.env_file}).items()))
-
-
-def _env(spec: Spec) -> Env:
-    source: Env = factory.instance(spec)
-    return source
 
 
 def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:

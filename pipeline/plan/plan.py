@@ -11,24 +11,18 @@ import random
 from collections.abc import Sequence
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.records import (
-    Group,
-    Plan,
-)
+from pipeline.base.records import Group, Plan
 from pipeline.plan import check
 from pipeline.plan.groups import digest_of, groups_of
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.schema import (
-    Config,
-    Order,
-)
+from pipeline.plan.schema import Config, Order
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
     """The plan of a study: every group, in the order in which it will run.
 
     Args:
-        configs: what was asked for, one entry a combination of the sweep.
+        configs: one a combination of the sweep.
         inventory: what the machine has.
         is_sweep: whether serial baselines are added where `baseline` is `auto`.
 
@@ -63,11 +57,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
 
 
 def _refuse_other(group: Group, again: Group) -> None:
-    """Reject sweep variants that differ but share a digest.
-
-    Raises:
-        ConfigError: says in what they differ.
-    """
+    """Reject sweep variants that differ but share a digest."""
     words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's place", "sharing": "a program's place"}
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:

@@ -11,10 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
 from pipeline.plan import command_line
-from pipeline.plan.schema import (
-    Config,
-    GpuKind,
-)
+from pipeline.plan.schema import Config, GpuKind
 
 
 def read(configs: Sequence[DictConfig]) -> list[Config]:
@@ -44,11 +41,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
 
 
 def _node(where: str, node: Any, **defaults: object) -> Any:
-    """The node as an object, if it is that of a YAML which extends no node of the schema.
-
-    Raises:
-        ConfigError: it lacks what every node of its kind has.
-    """
+    """The node as an object with these defaults, if it is that of a YAML which extends no node of the schema."""
     if not isinstance(node, dict):
         return node
     values = {"_target_": MISSING, **defaults, **node}

@@ -103,18 +103,14 @@ class MigConfig(ScenarioConfig):
 
 @dataclass
 class MigMpsConfig(ScenarioConfig):
-    """MPS inside MIG. The options of MPS are one value for all jobs, or a list by position of the job.
+    """MPS inside MIG. Options of the same name are those of MIG, of an instance, and those of MPS, of a job.
 
     Attributes:
-        profiles: one an instance; decides if it is given.
-        profile: one for all instances, by slices (`3g`) or in full, or `auto`: the largest of which that many fit.
+        profile: `auto` is the largest of which that many fit.
         num_instances: how many, if `profiles` is not given; never more than there are jobs.
         instance_of: position of the instance of each job; dealt in turn if not given.
-        active_thread_pct: cap in per cent of the instance's multiprocessors; no cap if not given.
-        pinned_mem_limit: device memory that a job may allocate, such as `10G`; no limit if not given.
-        priority: 0 (normal) or 1 (below normal).
+        active_thread_pct: of the instance's multiprocessors; no cap if not given.
         mps_program: path of nvidia-cuda-mps-control; looked for on PATH if not given.
-        program: path of nvidia-smi; looked for on PATH if not given.
     """
 
     NODE: ClassVar[str] = "mig_mps"
@@ -206,12 +202,11 @@ class VenvConfig(EnvConfig):
 
 @dataclass
 class CondaConfig(EnvConfig):
-    """A conda environment.
+    """A conda environment, cached like a virtual one.
 
     Attributes:
         file: environment.yml, or an explicit lock, such as the project records.
         tool: what solves and installs; `rattler` needs no conda.
-        cache_root: folder of the environments; one in the user's cache folder if not given.
     """
 
     NODE: ClassVar[str] = "conda"

@@ -17,11 +17,7 @@ _PACKAGE = "workloads"
 
 
 def source_digest(path: Path, project: Path) -> str:
-    """The digest of a program's code.
-
-    Args:
-        path: the program, absolute.
-        project: the folder that holds `workloads/`.
+    """The digest of a program's code; `project` is the folder that holds `workloads/`.
 
     Raises:
         OSError, SyntaxError: a file cannot be read, or one of ours is no Python.

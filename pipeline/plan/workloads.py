@@ -111,14 +111,9 @@ class WorkloadConfig:
         return options
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
-        """Refuse what cannot run on the device, and settings that exclude each other. It looks at values only.
+        """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
 
-        Args:
-            device: what the jobs run on.
-            device_was_chosen: whether the user said so, instead of leaving the choice to what is there.
-
-        Raises:
-            ConfigError: says what to change.
+        It looks at values only. `device_was_chosen` is false where the user left the choice to what is there.
         """
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
@@ -128,11 +123,7 @@ class WorkloadConfig:
                 )
 
     def check_data(self) -> None:
-        """Check that the data is there that the program will read.
-
-        Raises:
-            ConfigError: it is not, or nobody said where it is.
-        """
+        """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"workload {self.name}: {why}")

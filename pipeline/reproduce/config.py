@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.layout import CONFIG
+from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan import schema
 from pipeline.plan.workloads import WorkloadConfig
 from pipeline.record.original import Original
@@ -56,8 +57,10 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
 def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
     """The values as the node of the schema that has these keys, or the fewest keys beside them."""
     fitting = [(_keys(node) - set(values), node) for node in schema.kinds(base) if set(values) <= _keys(node)]
-    if not fitting and "_target_" in values:  # of a YAML that extends no node: its keys are arguments of its class
-        return OmegaConf.create(values)
+    if (target := values.get("_target_")) is not None:
+        fitting = [(extra, node) for extra, node in fitting if not extra or target in _targets(where, node)]
+        if not fitting:  # of a YAML that extends no node: its keys are arguments of its class, and it lacks none
+            return OmegaConf.create(values)
     if not fitting:
         raise ConfigError(
             f"{where}: this version of the project knows no kind of it with the keys {', '.join(sorted(values))}; "
@@ -72,6 +75,12 @@ def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str
 
 def _keys(node: type[Any]) -> set[str]:
     return {each.name for each in dataclasses.fields(node)}
+
+
+def _targets(group: str, node: type[Any]) -> set[str]:
+    """The classes that the YAMLs of a config group name which extend the node."""
+    yamls = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
+    return {yaml["_target_"] for yaml in yamls if f"/schema/{node.NODE}@_here_" in yaml.get("defaults", ())}
 
 
 def _not_understood(group: Original, why: str) -> str:

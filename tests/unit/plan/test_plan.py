@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -236,9 +237,11 @@ CHOICES = sorted(map(choice_of, CONF.glob("*/*.yaml")))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path):
+def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch):
     if choice in (builders := {"env=conda": "rattler", "env=venv": "uv"}):
         pytest.importorskip(builders[choice])  # the extra `envs`
+    (tmp_path / "nvidia-smi").symlink_to("/bin/true")  # the commands of a plan name it by its whole path
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     script = tmp_path / "train.py"
     script.write_text("")
     (tmp_path / "environment.yml").write_text("channels: [conda-forge]\ndependencies: [python]")

@@ -61,6 +61,18 @@ def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refus
         config_of(recorded(OmegaConf.to_yaml(values)))
 
 
+@pytest.mark.parametrize(
+    ("target", "absent"),
+    [("somewhere.else.Env", []), ("venv.VenvEnv", ["env.python"]), ("conda.CondaEnv", ["env.tool"])],
+)
+def test_keys_are_filled_in_only_for_the_kind_of_environment_that_has_them(compose, target, absent):
+    values = OmegaConf.to_container(OmegaConf.structured(read.read(compose([]))[0]), enum_to_str=True)
+    env = {"_target_": target if not absent else f"pipeline.prepare.env.{target}", "file": "f", "cache_root": "c"}
+    again, unrecorded = config_of(recorded(OmegaConf.to_yaml(values | {"env": env})))
+    assert unrecorded == absent
+    assert set(again.env) == {*env, *(key.removeprefix("env.") for key in absent)}
+
+
 def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose):
     (original,) = compose(["listeners=[host,nvml,smi]"])
     (given,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
