@@ -11,6 +11,7 @@ the launcher; then every job is a study.
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,19 +37,17 @@ class StudySweeper(Sweeper):
         self.blocks, self.instead = blocks, instead
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher that `hydra/launcher` names."""
         self.hydra_context, self.config = hydra_context, config
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Launch every combination."""
         assert self.launcher is not None
         return [self.launcher.launch(self.expand(arguments), initial_job_idx=0)]
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
-        """The overrides of every combination; what the command line gives wins over a block's value of the same key."""
+        """The overrides of every combination; the command line wins over a block's value of the same key."""
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         given = [override.get_key_element().lstrip("+~") for override in parser.parse_overrides(list(arguments))]
@@ -80,16 +79,13 @@ def _place(key: str) -> str:
 
 
 def _as_override(key: str, value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return f"{key}={'null' if value is None else str(value).lower()}"
-    return f"{key}={value}"
+    return f"{key}={json.dumps(value) if value is None or isinstance(value, bool) else value}"
 
 
 class StudyLauncher(Launcher):
     """Composes each job and hands all of them to `pipeline.study`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what `launch` needs."""
         self.hydra_context, self.config = hydra_context, config
         self.is_group: dict[str, bool] = {}
         self.composed: dict[tuple[str, ...], DictConfig] = {}

@@ -51,11 +51,8 @@ class Shared:
     """What the groups of a study have in common.
 
     Attributes:
-        spool: where each group is recorded.
-        sender: rests while a window is open.
-        warm_start: starts the jobs; rests while a window is open.
+        sender, warm_start: rest while a window is open.
         view: called with what is being watched, for the time that a group runs.
-        rehearsal: the machine of a study on simulated GPUs.
         idle_w: lowest power read before jobs started, by device; groups add what they read.
         warned: what the user has been told of the machine, which is the same in every group.
     """
@@ -141,7 +138,6 @@ class _Execution:
                     log.warning("%s was not restored: %s", device.name, error)
 
     def observation(self, interrupted: bool) -> Observation:
-        """What was seen until now."""
         return Observation(
             batches=self.batches,
             samples=self.history.samples,
@@ -201,7 +197,6 @@ class _Execution:
                 break
 
     def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:
-        """From the barrier to the end of the jobs."""
         group = self.group
         if self.shared.rehearsal is not None:
             pythons = [str(start.starter.interpreter.python) for start in starts]

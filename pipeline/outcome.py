@@ -49,11 +49,7 @@ def exit_status() -> int:
 
 
 def command_to_resume(arguments: Sequence[str] | None = None) -> str:
-    """The command line that runs the groups which have no result yet.
-
-    Args:
-        arguments: of this process, its program first; `sys.argv` if not given.
-    """
+    """The command line that runs the groups which have no result yet; from `sys.argv` if not given."""
     program, *options = list(sys.argv if arguments is None else arguments)
     kept = [option for option in options if option.partition("=")[0].lstrip("+") != "resume"]
     return shlex.join([_python(), program, *kept, "resume=true"])

@@ -29,15 +29,11 @@ from pipeline.simulation.machine.state import StateFile, start_ticks
 from pipeline.simulation.mps import control
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
+_OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
 
 
 class Rehearsal:
-    """A simulated machine beneath pynvml in this process.
-
-    Args:
-        state_file: the machine.
-        programs: absolute path by the name of the real program.
-    """
+    """A simulated machine beneath pynvml in this process; its programs have the names of the real ones."""
 
     def __init__(self, state_file: StateFile, programs: Mapping[str, Path]) -> None:
         self._state_file = state_file
@@ -72,13 +68,8 @@ class Rehearsal:
         """Let each job hold memory on the device of its slot, from now until it ends.
 
         Ends at the first job whose device has no room for it, or that has the fault of the machine's state: its
-        own state says so, in the words of the error that it would meet on a real GPU.
-
-        Args:
-            states: jobs that stand at the barrier.
-            slots: by index of the job.
-            programs: what the process lists show, one a job.
-            memory_mib: of each job, in MiB.
+        own state says so, in the words of the error that it would meet on a real GPU. `states` are jobs that stand at
+        the barrier, `programs` is what the process lists show of each, and `slots` go by the index of the job.
 
         Raises:
             SharingError: a slot names no device that can be computed on.
@@ -90,7 +81,8 @@ class Rehearsal:
             slot = slots[state.job.index]
             uuid, limit_mib = slot.visible_devices, _limit_mib(slot)
             if limit_mib is not None and memory_mib > limit_mib:
-                _out_of_memory(state, f"{memory_mib} MiB are over the MPS limit of {limit_mib} MiB")
+                why = f"{memory_mib} MiB are over the MPS limit of {limit_mib} MiB"
+                state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
                 return
             try:
                 bypasses = state.job.index == 0 and "bypass" in self._state_file.read().mps_faults
@@ -106,9 +98,11 @@ class Rehearsal:
                         f"job {state.job.name} cannot use the simulated device {uuid}: {error}"
                     ) from error
                 beside = charged.count(uuid)
-                wanted = f"{memory_mib} MiB (gpu.job_memory_mib) on {uuid}"
-                there = f"{beside} jobs that hold {beside * memory_mib} MiB"
-                _out_of_memory(state, f"no room for {wanted} beside {there}")
+                why = (
+                    f"no room for {memory_mib} MiB (gpu.job_memory_mib) on {uuid} "
+                    f"beside {beside} jobs that hold {beside * memory_mib} MiB"
+                )
+                state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
                 return
             charged.append(uuid)
 
@@ -168,10 +162,7 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
 
 @contextmanager
 def kept(path: Path) -> Iterator[Rehearsal]:
-    """A simulated machine that an earlier start has kept, beneath pynvml in this process; it is left there as it is.
-
-    Args:
-        path: the file, as in `gpu.machine`.
+    """The machine that an earlier start has kept in the file `gpu.machine`, beneath pynvml here; it is left as it is.
 
     Raises:
         ConfigError: there is no such file, it holds no machine, or the programs cannot be written.
@@ -204,7 +195,8 @@ def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
     for gpu in gpus:
         if gpu.count < 1:
             raise ConfigError(f"gpu.count={gpu.count}: a machine has at least 1 GPU")
-        counts[_model_name(gpu)] = max(gpu.count, counts.get(_model_name(gpu), 1))
+        name = _model_name(gpu)
+        counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]
 
 
@@ -215,10 +207,6 @@ def _limit_mib(slot: Slot) -> int | None:
         return None
     number = limit.removeprefix("0=").removesuffix("B")
     return int(number[:-1]) * (1024 if number.endswith("G") else 1)
-
-
-def _out_of_memory(state: JobState, why: str) -> None:
-    state.notice(Result.OOM, f"OutOfMemoryError: simulated GPU out of memory: {why}")
 
 
 def _model_name(config: GpuConfig) -> str:

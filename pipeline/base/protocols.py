@@ -20,10 +20,7 @@ class Slots(Protocol):
         ...
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that every job is where the plan says.
-
-        Args:
-            pids: job index to the PID of its leading process; all of them are ready and hold a CUDA context.
+        """Check that every job is where the plan says: they are ready, and hold a CUDA context.
 
         Raises:
             SharingError: a job is elsewhere.
@@ -57,10 +54,7 @@ class Sharing(Protocol):
     def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
         """Set the device up for the group; on exit, put back what was found.
 
-        Args:
-            device: what is shared.
-            group: who shares it.
-            scratch: the group's short-lived folder, with a path short enough for sockets and pipes.
+        `scratch` is the group's short-lived folder, with a path short enough for sockets and pipes.
 
         Raises:
             SharingError: the device cannot be shared like this; it is as it was.
@@ -72,7 +66,7 @@ class Sink(Protocol):
     """Where listeners put what they read. Thread-safe; costs microseconds; uploads nothing."""
 
     def put(self, sample: Sample) -> None:
-        """Store one sample."""
+        """Keep one."""
         ...
 
 

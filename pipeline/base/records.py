@@ -50,13 +50,8 @@ class Required(enum.StrEnum):
     IF_GPU = "if_gpu"
 
 
-class EnvTool(enum.Enum):
-    """What builds a conda environment: py-rattler, or a program of that name."""
-
-    rattler = 0
-    conda = 1
-    mamba = 2
-    micromamba = 3
+EnvTool = enum.Enum("EnvTool", "rattler conda mamba micromamba", start=0)
+"""What builds a conda environment: py-rattler, or a program of that name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +91,7 @@ class Commands:
     What is known only on the way, such as the id of an instance, is a word in angle brackets.
 
     Attributes:
-        do: in the order in which they are run.
-        undo: what puts the settings back, likewise.
+        do, undo: in the order in which they are run.
     """
 
     do: tuple[tuple[str, ...], ...] = ()
@@ -141,10 +135,8 @@ class Workload:
         script: absolute path of the program.
         argv: all arguments of the interpreter, the program's path among them.
         ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
-        env: where its interpreter comes from.
         preload: module that imports what the program does, for a warm start.
         digest: of everything that decides what the program computes, the packages of its environment among it.
-        params: its settings, for the record.
         script_digest: of the content of the program, and of the runner that starts it.
     """
 
@@ -270,7 +262,6 @@ class Group:
         sequential: run the jobs one after another (the serial baseline of a mix).
         digest: of workloads, scenario, options, settings and block.
         skip_reason: why this group is recorded as `skipped` instead of run.
-        profiler: what is put before the command of each job.
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
         settings_digest: of the settings and the packages.
     """

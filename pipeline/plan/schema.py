@@ -16,29 +16,14 @@ from omegaconf import MISSING
 from pipeline.base.records import EnvTool, WindowKind
 from pipeline.plan.workloads import DataSource, WorkloadConfig
 
+Baseline = enum.Enum("Baseline", "auto always never", start=0)
+"""When serial baselines are added that nobody asked for: in a sweep (`auto`), always, or never."""
 
-class Baseline(enum.Enum):
-    """When serial baselines are added that nobody asked for: in a sweep (`auto`), always, or never."""
+Order = enum.Enum("Order", "random listed", start=0)
+"""Order of the groups within a block: shuffled by the seed, or as listed."""
 
-    auto = 0
-    always = 1
-    never = 2
-
-
-class Order(enum.Enum):
-    """Order of the groups within a block: shuffled by the seed, or as listed."""
-
-    random = 0
-    listed = 1
-
-
-class GpuKind(enum.Enum):
-    """`auto` takes an NVIDIA GPU if NVML answers, else the CPUs; `simulated` needs no hardware."""
-
-    auto = 0
-    nvidia = 1
-    cpu = 2
-    simulated = 3
+GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
+"""`auto` takes an NVIDIA GPU if NVML answers, else the CPUs; `simulated` needs no hardware."""
 
 
 @dataclass

@@ -17,47 +17,20 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device
 
+DataSource = enum.Enum("DataSource", "disk synthetic_host synthetic_device", start=0)
+"""`disk` reads the real data set; the synthetic ones make data of the same shape in the loader or on the device."""
 
-class DataSource(enum.Enum):
-    """`disk` reads the real data set; the synthetic ones make data of the same shape in the loader or on the device."""
+Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
+"""The data sets that `train_timm` knows."""
 
-    disk = 0
-    synthetic_host = 1
-    synthetic_device = 2
+StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
+"""How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
 
+Precision = enum.Enum("Precision", "fp32 tf32 bf16 fp16", start=0)
+"""Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
 
-class Dataset(enum.Enum):
-    """The data sets that `train_timm` knows."""
-
-    digits = 0
-    cifar10 = 1
-    imagenet64 = 2
-    imagenet = 3
-
-
-class StepMode(enum.Enum):
-    """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
-
-    eager = 0
-    compile = 1
-    cuda_graph = 2
-
-
-class Precision(enum.Enum):
-    """Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
-
-    fp32 = 0
-    tf32 = 1
-    bf16 = 2
-    fp16 = 3
-
-
-class Autotune(enum.Enum):
-    """When cuDNN tries its algorithms: one job after another, all at once, or not at all."""
-
-    in_turn = 0
-    together = 1
-    off = 2
+Autotune = enum.Enum("Autotune", "in_turn together off", start=0)
+"""When cuDNN tries its algorithms: one job after another, all at once, or not at all."""
 
 
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.

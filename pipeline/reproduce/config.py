@@ -79,7 +79,7 @@ def _keys(node: type[Any]) -> set[str]:
 
 def _targets(group: str, node: type[Any]) -> set[str]:
     """The classes that the YAMLs of a config group name which extend the node."""
-    yamls = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
+    yamls: list[Any] = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
     return {yaml["_target_"] for yaml in yamls if f"/schema/{node.NODE}@_here_" in yaml.get("defaults", ())}
 
 
