@@ -66,7 +66,8 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
             for script in filter(None, (workload.script, workload.runner)):
                 if script not in scripts:
                     scripts[script] = _find_script(script)
-            if (module := workload.preload) is not None and (file := module_file(module, PROJECT_DIR)) is not None:
+            module = workload.preload
+            if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
                 scripts[module] = file, source_digest(file, PROJECT_DIR)
             workload.check_data()
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
