@@ -18,6 +18,25 @@ _TABLE = Path(__file__).with_name("mig_profiles.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CiProfile:
+    """A way to divide a GPU instance.
+
+    Attributes:
+        id: what nvidia-smi prints and takes; here equal to NVML's enumeration.
+        name_prefix: what precedes the GPU instance's name, as `1c.`; empty for the full width.
+        compute_slices: width on the GPU instance's compute slices.
+        num_multiprocessors: `None` where no public source tells it.
+        max_instances: how many fit into one empty GPU instance.
+    """
+
+    id: int
+    name_prefix: str
+    compute_slices: int
+    num_multiprocessors: int | None
+    max_instances: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiProfile:
     """A kind of GPU instance.
 
@@ -32,7 +51,7 @@ class GiProfile:
         starts: where an instance may begin on the placement axis, ascending.
         attributes: `me`, `me.all`, `no-me`, `gfx`.
         num_copy, num_decoder, num_encoder, num_jpeg, num_ofa: engines; `None` where no public source tells it.
-        full_ci_id: what nvidia-smi prints and takes for the compute instance of full width.
+        ci_profiles: how an instance can be divided; the last one takes its full width.
     """
 
     id: int
@@ -51,7 +70,7 @@ class GiProfile:
     num_encoder: int | None
     num_jpeg: int | None
     num_ofa: int | None
-    full_ci_id: int
+    ci_profiles: tuple[CiProfile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,5 +170,15 @@ def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) ->
         starts=tuple(sorted(placement["start"] for placement in row["placements"])),
         attributes=tuple(row["attributes"]),
         **{f"num_{name}": row["engines"][key] for name, key in engines.items()},
-        full_ci_id=next(division["smi_profile_id"] for division in divisions if division["is_default"]),
+        ci_profiles=tuple(
+            CiProfile(
+                id=division["smi_profile_id"],
+                name_prefix=division["name_prefix"],
+                compute_slices=division["compute_slices"],
+                # The table has one figure a width, but 1g.10gb and 1g.20gb of an H100 differ: the full width has all.
+                num_multiprocessors=row["sm"] if division["is_default"] else division["sm"],
+                max_instances=division["max_instances"],
+            )
+            for division in divisions
+        ),
     )

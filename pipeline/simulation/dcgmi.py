@@ -149,11 +149,12 @@ class _Program:
             for entity, instance in instances:
                 place = f"{index}/{instance.id}"
                 yield f"| {f'-> I {place}':<17} | {f'GPU Instance (EntityID: {entity})':<66} |"
-                if instance.has_compute_instance:
-                    # Compute instances are counted like GPU instances, from the same number on.
-                    number = index * model_of(gpu).compute_slices
-                    number += sum(other.has_compute_instance for before, other in instances if before < entity)
-                    yield f"| {f'   -> CI {place}/0':<17} | {f'Compute Instance (EntityID: {number})':<66} |"
+                # Compute instances are counted like GPU instances, from the same number on.
+                first = index * model_of(gpu).compute_slices
+                first += sum(len(other.compute_instances) for before, other in instances if before < entity)
+                numbered_cis = enumerate(instance.compute_instances, start=first)
+                for number, ci in sorted(numbered_cis, key=lambda pair: pair[1].id):
+                    yield f"| {f'   -> CI {place}/{ci.id}':<17} | {f'Compute Instance (EntityID: {number})':<66} |"
             yield rule
         if not divided:
             yield rule

@@ -59,7 +59,7 @@ class Clients:
         if began is None and not never_ends:
             raise DriverError(NOT_FOUND)
         with self._file.changing() as cell:
-            index, instance_id = _device(cell.state, device_uuid)
+            index, (instance_id, ci_id) = _device(cell.state, device_uuid)
             gpu = cell.state.gpus[index]
             process = Process(
                 pid=pid,
@@ -67,6 +67,7 @@ class Clients:
                 memory_mib=memory_mib,
                 kind=kind,
                 gpu_instance_id=instance_id,
+                compute_instance_id=ci_id,
                 start_ticks=began,
             )
             cell.state = cell.state.with_gpu(index, _with_process(gpu, process))
@@ -91,13 +92,13 @@ def _with_process(gpu: Gpu, process: Process) -> Gpu:
     return replace(gpu, processes=tuple(process if other.pid == process.pid else other for other in gpu.processes))
 
 
-def _device(state: State, uuid: str) -> tuple[int, int | None]:
-    """Index of the GPU and, for a MIG device, the id of its GPU instance."""
+def _device(state: State, uuid: str) -> tuple[int, tuple[int | None, int | None]]:
+    """Index of the GPU and, for a MIG device, its two ids."""
     for index, gpu in enumerate(state.gpus):
         # A GPU in MIG mode cannot be computed on as a whole.
         if gpu.uuid == uuid and not gpu.mig_current:
-            return index, None
-        for instance in mig_devices(gpu):
-            if mig_uuid(gpu, instance) == uuid:
-                return index, instance.id
+            return index, (None, None)
+        for instance, ci in mig_devices(gpu):
+            if mig_uuid(gpu, instance, ci) == uuid:
+                return index, (instance.id, ci.id)
     raise DriverError(NOT_FOUND)

@@ -21,8 +21,8 @@ from pipeline.simulation.machine.codes import (
     DriverError,
 )
 from pipeline.simulation.machine.faults import meet
-from pipeline.simulation.machine.queries import find_profile, instance_of, model_of
-from pipeline.simulation.machine.state import Gpu, GpuInstance, State, StateFile
+from pipeline.simulation.machine.queries import find_ci_profile, find_profile, instance_of, model_of, profile_of
+from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance, State, StateFile
 
 # The answers of nvmlDeviceSetMigMode that are no failure but leave the mode pending. Source: nvml.h, activationStatus.
 _PENDING_CODES = frozenset({NOT_SUPPORTED, RESET_REQUIRED, IN_USE})
@@ -115,31 +115,49 @@ class Driver:
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
-            if instance.has_compute_instance:
+            if instance.compute_instances:
                 raise DriverError(IN_USE)
             return replace(gpu, instances=tuple(other for other in gpu.instances if other is not instance))
 
         self._change("nvmlGpuInstanceDestroy", index, change)
 
-    def create_compute_instance(self, index: int, instance_id: int) -> None:
-        """Make the compute instance of a GPU instance's full width."""
+    def create_compute_instance(
+        self, index: int, instance_id: int, profile_id: int | None = None, start: int | None = None
+    ) -> ComputeInstance:
+        """Make a compute instance in a GPU instance, of its full width if no profile is given."""
 
         def change(gpu: Gpu) -> Gpu:
-            if instance_of(gpu, instance_id).has_compute_instance:
+            instance = instance_of(gpu, instance_id)
+            profile, there = profile_of(gpu, instance), instance.compute_instances
+            ci_profile = profile.ci_profiles[-1] if profile_id is None else find_ci_profile(profile, profile_id)
+            if start is not None and start not in placement.ci_starts(profile, ci_profile):
+                raise DriverError(INVALID_ARGUMENT)
+            free = placement.free_ci_starts(profile, there, ci_profile)
+            if not free or (start is not None and start not in free):
                 raise DriverError(INSUFFICIENT_RESOURCES)
-            return _with_compute_instance(gpu, instance_id, is_there=True)
+            made = ComputeInstance(
+                id=placement.lowest_free_id(other.id for other in there),
+                profile_id=ci_profile.id,
+                start=free[0] if start is None else start,
+                size=ci_profile.compute_slices,
+            )
+            return _with_compute_instances(gpu, instance, (*there, made))
 
-        self._change("nvmlGpuInstanceCreateComputeInstance", index, change)
+        gpu = self._change("nvmlGpuInstanceCreateComputeInstance", index, change)
+        return instance_of(gpu, instance_id).compute_instances[-1]
 
-    def destroy_compute_instance(self, index: int, instance_id: int) -> None:
-        """Remove the compute instance of a GPU instance, on which no process may compute."""
+    def destroy_compute_instance(self, index: int, instance_id: int, ci_id: int) -> None:
+        """Remove a compute instance, on which no process may compute."""
 
         def change(gpu: Gpu) -> Gpu:
-            if not instance_of(gpu, instance_id).has_compute_instance:
+            instance = instance_of(gpu, instance_id)
+            left = tuple(other for other in instance.compute_instances if other.id != ci_id)
+            if len(left) == len(instance.compute_instances):
                 raise DriverError(NOT_FOUND)
-            if any(process.gpu_instance_id == instance_id for process in gpu.processes):
+            place = (instance_id, ci_id)
+            if any((p.gpu_instance_id, p.compute_instance_id) == place for p in gpu.processes):
                 raise DriverError(IN_USE)
-            return _with_compute_instance(gpu, instance_id, is_there=False)
+            return _with_compute_instances(gpu, instance, left)
 
         self._change("nvmlComputeInstanceDestroy", index, change)
 
@@ -163,8 +181,6 @@ def _has_other_session(state: State) -> bool:
     return any(session.pid != os.getpid() for session in state.sessions)
 
 
-def _with_compute_instance(gpu: Gpu, instance_id: int, *, is_there: bool) -> Gpu:
-    instances = (
-        replace(each, has_compute_instance=is_there) if each.id == instance_id else each for each in gpu.instances
-    )
-    return replace(gpu, instances=tuple(instances))
+def _with_compute_instances(gpu: Gpu, instance: GpuInstance, there: tuple[ComputeInstance, ...]) -> Gpu:
+    changed = replace(instance, compute_instances=there)
+    return replace(gpu, instances=tuple(changed if other is instance else other for other in gpu.instances))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from pipeline.base.mig_table import GiProfile, Model
-from pipeline.simulation.machine.state import GpuInstance
+from pipeline.base.mig_table import CiProfile, GiProfile, Model
+from pipeline.simulation.machine.state import ComputeInstance, GpuInstance
 
 # The order in which the driver tries the starts of GPUs with eight memory slices when none is asked for, by width.
 # Source: terminal transcripts of A100 and H100: 1g lands at 6, 4, 5, 0, 1, 2, 3; 2g at 4, then 0, and at 2 when a 1g
@@ -59,6 +59,40 @@ def gpu_instance_id(model: Model, start: int, size: int) -> int:
     if model.architecture == "Ampere" and num_nodes > 1:
         node = (node + num_nodes // 2) % num_nodes
     return num_nodes - 1 + node
+
+
+def free_ci_starts(profile: GiProfile, there: Sequence[ComputeInstance], ci_profile: CiProfile) -> tuple[int, ...]:
+    """Where a compute instance can begin in a GPU instance of this profile, the preferred one first."""
+    if sum(other.profile_id == ci_profile.id for other in there) >= ci_profile.max_instances:
+        return ()
+    taken = {unit for other in there for unit in range(other.start, other.start + other.size)}
+    width = ci_profile.compute_slices
+    free = [start for start in ci_starts(profile, ci_profile) if taken.isdisjoint(range(start, start + width))]
+    # Multiples of its width first, so that as many as possible fit.
+    return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
+
+
+def remaining_ci_capacity(profile: GiProfile, there: Sequence[ComputeInstance], ci_profile: CiProfile) -> int:
+    """How many more compute instances of this width fit into a GPU instance."""
+    num_places, end = 0, 0
+    for start in sorted(free_ci_starts(profile, there, ci_profile)):
+        if start >= end:
+            num_places, end = num_places + 1, start + ci_profile.compute_slices
+    return min(num_places, ci_profile.max_instances - sum(other.profile_id == ci_profile.id for other in there))
+
+
+def ci_starts(profile: GiProfile, ci_profile: CiProfile) -> range:
+    """Every start of a compute instance in an empty GPU instance.
+
+    Anywhere that it fits: no transcript lists them, but in one a 2c follows a 1c in a 3g, so it need not begin at 0.
+    """
+    return range(profile.compute_slices - ci_profile.compute_slices + 1)
+
+
+def lowest_free_id(taken: Iterable[int]) -> int:
+    """The smallest number that is not taken, from 0 on: ids of compute instances."""
+    used = set(taken)
+    return next(number for number in range(len(used) + 1) if number not in used)
 
 
 def _excludes(one: GiProfile, other: GiProfile) -> bool:

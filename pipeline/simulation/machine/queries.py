@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.base.mig_table import GiProfile, Model, find
+from pipeline.base.mig_table import CiProfile, GiProfile, Model, find
 from pipeline.simulation.machine.codes import INVALID_ARGUMENT, NOT_FOUND, DriverError
-from pipeline.simulation.machine.state import Gpu, GpuInstance
+from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance
 
 # What the driver keeps of a GPU's memory for itself. Source: H100 80GB, driver 580.159.04; taken for every model.
 RESERVED_MIB = 480
@@ -32,9 +32,28 @@ def find_profile(gpu: Gpu, profile_id: int) -> GiProfile:
     raise DriverError(INVALID_ARGUMENT)
 
 
-def mig_devices(gpu: Gpu) -> list[GpuInstance]:
-    """What can be computed on under MIG, in the order of NVML's MIG device indices."""
-    return sorted((each for each in gpu.instances if each.has_compute_instance), key=lambda each: each.id)
+def find_ci_profile(profile: GiProfile, ci_profile_id: int) -> CiProfile:
+    """The way to divide a GPU instance that has this id.
+
+    Raises:
+        DriverError: there is none.
+    """
+    for ci_profile in profile.ci_profiles:
+        if ci_profile.id == ci_profile_id:
+            return ci_profile
+    raise DriverError(INVALID_ARGUMENT)
+
+
+def mig_devices(gpu: Gpu) -> list[tuple[GpuInstance, ComputeInstance]]:
+    """What can be computed on under MIG, in the order of NVML's MIG device indices: by the two ids."""
+    pairs = [(instance, ci) for instance in gpu.instances for ci in instance.compute_instances]
+    return sorted(pairs, key=lambda pair: (pair[0].id, pair[1].id))
+
+
+def mig_device_name(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
+    """What a MIG device is called: by its GPU instance, and before it the part that it has if it has not all of it."""
+    profile = profile_of(gpu, instance)
+    return find_ci_profile(profile, ci.profile_id).name_prefix + profile.name
 
 
 def listed(gpu: Gpu) -> list[GpuInstance]:

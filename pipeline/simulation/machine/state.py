@@ -27,12 +27,21 @@ _FIRST_PCI_DEVICE = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeInstance:
+    """A compute instance; `start` and `size` count compute slices of its GPU instance."""
+
+    id: int
+    profile_id: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstance:
     """A GPU instance.
 
     Attributes:
         start, size: on the GPU's placement axis.
-        has_compute_instance: of its full width; its id is 0, and smaller ones are not simulated.
         made_s: when it was made (monotonic, seconds), which makes no difference between two instances.
     """
 
@@ -40,7 +49,7 @@ class GpuInstance:
     profile_id: int
     start: int
     size: int
-    has_compute_instance: bool = False
+    compute_instances: tuple[ComputeInstance, ...] = ()
     made_s: float = field(default=0.0, compare=False)
 
 
@@ -51,7 +60,7 @@ class Process:
     Attributes:
         name: of its program.
         kind: as nvidia-smi prints it: `C` computes, `M+C` is a client of an MPS server, `G` draws.
-        gpu_instance_id: where it runs under MIG.
+        gpu_instance_id, compute_instance_id: where it runs under MIG.
         start_ticks: when it began, so that a reused PID is not taken for it; `None` for a made-up one that never ends.
     """
 
@@ -60,6 +69,7 @@ class Process:
     memory_mib: int
     kind: str = "C"
     gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
     start_ticks: int | None = None
 
 
@@ -226,9 +236,10 @@ def start_ticks(pid: int) -> int | None:
     return None if process is None or process.is_zombie else process.start_ticks
 
 
-def mig_uuid(gpu: Gpu, instance: GpuInstance) -> str:
-    """The UUID of a MIG device: of the same id and profile on the same GPU, the same one again."""
-    return f"MIG-{uuid.uuid5(_NAMESPACE, f'{gpu.uuid}/{instance.id}/{instance.profile_id}')}"
+def mig_uuid(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
+    """The UUID of a MIG device: of the same ids and profiles on the same GPU, the same one again."""
+    identity = f"{gpu.uuid}/{instance.id}/{instance.profile_id}/{ci.id}/{ci.profile_id}"
+    return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
 
 
 def goes_with_its_study(gpu_uuid: str) -> bool:
@@ -271,5 +282,8 @@ def _from_json(data: dict[str, Any]) -> State:
 
 
 def _gpu(row: dict[str, Any]) -> Gpu:
-    instances = tuple(GpuInstance(**instance) for instance in row["instances"])
+    instances = tuple(
+        GpuInstance(**{**i, "compute_instances": tuple(ComputeInstance(**ci) for ci in i["compute_instances"])})
+        for i in row["instances"]
+    )
     return Gpu(**{**row, "instances": instances, "processes": tuple(Process(**p) for p in row["processes"])})

@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from pipeline.base.mig_table import GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Gpu, GpuInstance, StateFile
+from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance, StateFile
+
+_NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
 _NEEDS_HARDWARE = frozenset(
     f"nvmlDeviceGet{quantity}"
@@ -45,8 +48,8 @@ def answers(name: str) -> Callable[[_Method], _Method]:
 class Calls:
     """The C functions as attributes, and what the handles among their arguments stand for.
 
-    A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu`, `mig` (a MIG
-    device) or `gi`, then the GPU's index and, but for a GPU, the GPU instance's id.
+    A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu` or `mig` (a MIG
+    device), `gi` or `ci`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go.
 
     Attributes:
         functions: name of each C function to what carries it out.
@@ -116,17 +119,17 @@ class Calls:
         index: int = self.meaning(handle, "gpu")[1]
         return index, self.driver.state().gpus[index]
 
-    def mig_device(self, handle: Any) -> tuple[Gpu, GpuInstance]:
+    def mig_device(self, handle: Any) -> tuple[Gpu, GpuInstance, ComputeInstance]:
         """What the handle of a MIG device stands for.
 
         Raises:
             DriverError: it is none, or the device does not exist any more.
         """
-        _, index, instance_id = self.meaning(handle, "mig")
+        _, index, *ids = self.meaning(handle, "mig")
         gpu = self.driver.state().gpus[index]
-        for instance in queries.mig_devices(gpu):
-            if instance.id == instance_id:
-                return gpu, instance
+        for instance, ci in queries.mig_devices(gpu):
+            if [instance.id, ci.id] == ids:
+                return gpu, instance, ci
         raise DriverError(codes.NOT_FOUND)
 
     def is_mig_device(self, handle: Any) -> bool:
@@ -137,8 +140,8 @@ class Calls:
         """What the handles with this meaning point to."""
         with self.lock:
             if meaning not in self._structures:
-                is_device = meaning[0] != "gi"
-                structure = pynvml.struct_c_nvmlDevice_t() if is_device else pynvml.struct_c_nvmlGpuInstance_t()
+                kinds = {"gi": pynvml.struct_c_nvmlGpuInstance_t, "ci": pynvml.struct_c_nvmlComputeInstance_t}
+                structure = kinds.get(meaning[0], pynvml.struct_c_nvmlDevice_t)()
                 self._structures[meaning] = structure
                 self._meanings[ctypes.addressof(structure)] = meaning
             return self._structures[meaning]
@@ -146,6 +149,12 @@ class Calls:
     def point(self, handle: Any, *meaning: Any) -> None:
         """Make a handle, given by reference, stand for this."""
         pointee(handle).contents = self.structure(meaning)
+
+    def list_handles(self, meanings: Sequence[tuple[Any, ...]], array: Any, count: Any) -> None:
+        """Fill an array with handles and tell how many there are."""
+        fill(count, len(meanings))
+        for position, meaning in enumerate(meanings):
+            array[position] = ctypes.pointer(self.structure(meaning))
 
 
 def _not_supported(*_: object) -> int:
@@ -165,3 +174,15 @@ def fill(argument: Any, value: int) -> None:
 def number(argument: Any) -> int:
     """A number that pynvml passes plainly or as a ctypes object."""
     return int(getattr(argument, "value", argument))
+
+
+def known(value: int | None) -> int:
+    """A count for a field of a structure; NVML's "not available" where the table does not know it."""
+    return _NOT_AVAILABLE if value is None else value
+
+
+def fill_shared_engines(info: Any, profile: GiProfile) -> None:
+    """What the compute instances in a GPU instance share."""
+    info.sharedCopyEngineCount, info.sharedDecoderCount = known(profile.num_copy), known(profile.num_decoder)
+    info.sharedEncoderCount, info.sharedJpegCount = known(profile.num_encoder), known(profile.num_jpeg)
+    info.sharedOfaCount = known(profile.num_ofa)

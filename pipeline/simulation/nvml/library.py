@@ -14,7 +14,7 @@ import pynvml
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, Gpu, mig_uuid
-from pipeline.simulation.nvml.calls import answers, fill, number, pointee
+from pipeline.simulation.nvml.calls import answers, fill, fill_shared_engines, known, number, pointee
 from pipeline.simulation.nvml.gpm import GpmCalls
 from pipeline.simulation.nvml.mig import MigCalls
 
@@ -77,9 +77,9 @@ class NvmlLibrary(MigCalls, GpmCalls):
         for index, gpu in enumerate(self.driver.state().gpus):
             if gpu.uuid.encode() == uuid.value:
                 return self.point(handle, "gpu", index)
-            for instance in queries.mig_devices(gpu):
-                if mig_uuid(gpu, instance).encode() == uuid.value:
-                    return self.point(handle, "mig", index, instance.id)
+            for instance, ci in queries.mig_devices(gpu):
+                if mig_uuid(gpu, instance, ci).encode() == uuid.value:
+                    return self.point(handle, "mig", index, instance.id, ci.id)
         raise DriverError(codes.NOT_FOUND)
 
     @answers("nvmlDeviceGetMigDeviceHandleByIndex")
@@ -88,7 +88,8 @@ class NvmlLibrary(MigCalls, GpmCalls):
         devices = queries.mig_devices(gpu)
         if number(index) >= len(devices):
             raise DriverError(codes.NOT_FOUND)
-        self.point(mig, "mig", gpu_index, devices[number(index)].id)
+        instance, ci = devices[number(index)]
+        self.point(mig, "mig", gpu_index, instance.id, ci.id)
 
     @answers("nvmlDeviceGetGpuInstanceId")
     def _gpu_instance_id(self, mig: Any, number: Any) -> None:
@@ -96,8 +97,7 @@ class NvmlLibrary(MigCalls, GpmCalls):
 
     @answers("nvmlDeviceGetComputeInstanceId")
     def _compute_instance_id(self, mig: Any, number: Any) -> None:
-        self.mig_device(mig)
-        fill(number, 0)
+        fill(number, self.mig_device(mig)[2].id)
 
     @answers("nvmlDeviceGetMaxMigDeviceCount")
     def _max_mig_devices(self, handle: Any, count: Any) -> None:
@@ -111,7 +111,10 @@ class NvmlLibrary(MigCalls, GpmCalls):
 
     @answers("nvmlDeviceGetName")
     def _name(self, handle: Any, text: Any, _size: Any) -> None:
-        text.value = queries.model_of(self.gpu(handle)).product.encode()
+        name = queries.model_of(self.gpu(handle)).product
+        if self.is_mig_device(handle):
+            name += f" MIG {queries.mig_device_name(*self.mig_device(handle))}"
+        text.value = name.encode()
 
     @answers("nvmlDeviceGetPciInfo_v3")
     def _pci(self, handle: Any, info: Any) -> None:
@@ -143,6 +146,15 @@ class NvmlLibrary(MigCalls, GpmCalls):
     def _compute_mode(self, handle: Any, mode: Any) -> None:
         fill(mode, self.gpu(handle).compute_mode)
 
+    @answers("nvmlDeviceGetAttributes_v2")
+    def _attributes(self, mig: Any, attributes: Any) -> None:
+        gpu, instance, ci = self.mig_device(mig)
+        profile, target = queries.profile_of(gpu, instance), pointee(attributes)
+        target.multiprocessorCount = known(queries.find_ci_profile(profile, ci.profile_id).num_multiprocessors)
+        fill_shared_engines(target, profile)
+        target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, ci.size
+        target.memorySizeMB = profile.capacity_mib
+
     @answers("nvmlDeviceGetMemoryInfo")
     def _memory(self, handle: Any, memory: Any) -> None:
         # Version 1 counts what the driver keeps for itself as used.
@@ -171,8 +183,9 @@ class NvmlLibrary(MigCalls, GpmCalls):
     def _list_processes(self, handle: Any, kinds: Collection[str], count: Any, array: Any) -> None:
         found = [process for process in self.gpu(handle).processes if process.kind in kinds]
         if self.is_mig_device(handle):
-            instance_id = self.mig_device(handle)[1].id
-            found = [process for process in found if process.gpu_instance_id == instance_id]
+            _, instance, ci = self.mig_device(handle)
+            place = (instance.id, ci.id)
+            found = [p for p in found if (p.gpu_instance_id, p.compute_instance_id) == place]
         room = pointee(count).value
         fill(count, len(found))
         if room < len(found):
@@ -182,7 +195,7 @@ class NvmlLibrary(MigCalls, GpmCalls):
             entry.pid, entry.usedGpuMemory = process.pid, process.memory_mib * _MIB
             is_in_mig = process.gpu_instance_id is not None
             entry.gpuInstanceId = process.gpu_instance_id if is_in_mig else _NOT_IN_MIG
-            entry.computeInstanceId = 0 if is_in_mig else _NOT_IN_MIG
+            entry.computeInstanceId = process.compute_instance_id if is_in_mig else _NOT_IN_MIG
 
 
 def _fill_memory(target: Any, gpu: Gpu, more_mib: int = 0) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from pipeline.base.mig_table import CiProfile, GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError, text_of
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Gpu, GpuInstance
+from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance
 from pipeline.simulation.smi import output
 from pipeline.simulation.smi.output import Numbered
 
@@ -21,8 +23,11 @@ from pipeline.simulation.smi.output import Numbered
 _NO_SUCH = -1
 # What is listed with MIG mode off as well.
 _TABLES = {"-lgip": output.profile_table, "-lgipp": output.placement_list}
-# What divides a GPU instance into smaller compute instances is not simulated; without any, the answer was recorded.
-_KNOWN_WITH_MIG_OFF = ("-lcip", "-lcipp")
+_TABLES_OF_GPU_INSTANCES = {
+    "-lgi": output.instance_table,
+    "-lcip": output.ci_profile_table,
+    "-lcipp": output.ci_placement_list,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +66,6 @@ class MigCommands:
             return self._say_all(_TABLES[request.command](chosen))
         if not any(gpu.mig_current for _, gpu in chosen):
             return self._say_all(["No MIG-enabled devices found."])
-        if request.command in _KNOWN_WITH_MIG_OFF:
-            self._say(f"The simulated nvidia-smi knows mig {request.command} with MIG mode off only.")
-            return codes.INVALID_ARGUMENT
         if request.command == "-cgi":
             return self._create(request, chosen)
         rows = [
@@ -72,16 +74,23 @@ class MigCommands:
             for instance in queries.listed(gpu)
             if request.instances is None or instance.id in request.instances
         ]
-        is_of_gpu = request.command in ("-lgi", "-dgi")
-        if not is_of_gpu:
-            is_wanted = request.compute_instances is None or 0 in request.compute_instances
-            rows = [row for row in rows if row[2].has_compute_instance and is_wanted]
-        if not rows:
-            self._say(f"No {'GPU' if is_of_gpu else 'compute'} instances found: {text_of(codes.NOT_FOUND)}")
+        cis = [
+            (*row, ci)
+            for row in rows
+            for ci in row[2].compute_instances
+            if request.compute_instances is None or ci.id in request.compute_instances
+        ]
+        is_of_compute = request.command in ("-lci", "-dci")
+        if not (cis if is_of_compute else rows):
+            self._say(f"No {'compute' if is_of_compute else 'GPU'} instances found: {text_of(codes.NOT_FOUND)}")
             return codes.NOT_FOUND
-        if request.command.startswith("-d"):
-            return self._destroy(rows, is_of_gpu=is_of_gpu)
-        return self._say_all((output.instance_table if is_of_gpu else output.compute_instance_table)(rows))
+        if request.command in _TABLES_OF_GPU_INSTANCES:
+            return self._say_all(_TABLES_OF_GPU_INSTANCES[request.command](rows))
+        if request.command == "-lci":
+            return self._say_all(output.compute_instance_table(cis))
+        if request.command == "-cci":
+            return self._divide(request, rows)
+        return self._destroy_compute_instances(cis) if is_of_compute else self._destroy_gpu_instances(rows)
 
     def _create(self, request: Request, gpus: Iterable[Numbered]) -> int:
         for index, gpu in gpus:
@@ -105,32 +114,58 @@ class MigCommands:
             f"Successfully created GPU instance ID {made.id:>2} on GPU {index:>2} "
             f"using profile MIG {profile.name} (ID {profile.id:>2})"
         )
-        if not is_whole:
-            return 0
-        place = f"on GPU {index:>2} GPU instance ID {made.id:>2}"
+        return self._create_compute_instance(index, gpu, made, None) if is_whole else 0
+
+    def _divide(self, request: Request, rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> int:
+        for index, gpu, instance in rows:
+            for item in request.argument.split(",") if request.argument else [None]:
+                status = self._create_compute_instance(index, gpu, instance, item)
+                if status:
+                    return status
+        return 0
+
+    def _create_compute_instance(self, index: int, gpu: Gpu, instance: GpuInstance, item: str | None) -> int:
+        """Make a compute instance of `PROFILE` or `PROFILE:START`, or of the full width if there is no item."""
+        profile = queries.profile_of(gpu, instance)
+        name, start = _split(item.strip() if item else profile.name)
+        known = _find_ci_profile(profile, name)
+        place = f"on GPU {index:>2} GPU instance ID {instance.id:>2}"
         try:
-            self._driver.create_compute_instance(index, made.id)
+            made = self._driver.create_compute_instance(
+                index, instance.id, _NO_SUCH if known is None else known.id, start
+            )
         except DriverError as error:
-            what = f"create a compute instance {place} using profile {profile.full_ci_id}"
+            what = f"create a compute instance {place} using profile {name if known is None else known.id}"
             return self._failed(what, "create compute instances", error)
         self._say(
-            f"Successfully created compute instance ID  0 {place} "
-            f"using profile MIG {profile.name} (ID {profile.full_ci_id:>2})"
+            f"Successfully created compute instance ID {made.id:>2} {place} "
+            f"using profile MIG {queries.mig_device_name(gpu, instance, made)} (ID {made.profile_id:>2})"
         )
         return 0
 
-    def _destroy(self, rows: Iterable[tuple[int, Gpu, GpuInstance]], *, is_of_gpu: bool) -> int:
+    def _destroy_gpu_instances(self, rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> int:
         for index, _, instance in rows:
             what = f"GPU instance ID {instance.id:>2} from GPU {index:>2}"
-            if not is_of_gpu:
-                what = f"compute instance ID  0 from GPU {index:>2} GPU instance ID {instance.id:>2}"
-            destroy = self._driver.destroy_gpu_instance if is_of_gpu else self._driver.destroy_compute_instance
-            try:
-                destroy(index, instance.id)
-            except DriverError as error:
-                kind = "GPU" if is_of_gpu else "compute"
-                return self._failed(f"destroy {what}", f"destroy {kind} instances", error)
-            self._say(f"Successfully destroyed {what}")
+            status = self._destroy(what, "GPU", partial(self._driver.destroy_gpu_instance, index, instance.id))
+            if status:
+                return status
+        return 0
+
+    def _destroy_compute_instances(self, rows: Iterable[tuple[int, Gpu, GpuInstance, ComputeInstance]]) -> int:
+        for index, _, instance, ci in rows:
+            what = f"compute instance ID {ci.id:>2} from GPU {index:>2} GPU instance ID {instance.id:>2}"
+            destroy = partial(self._driver.destroy_compute_instance, index, instance.id, ci.id)
+            status = self._destroy(what, "compute", destroy)
+            if status:
+                return status
+        return 0
+
+    def _destroy(self, what: str, kind: str, destroy: Callable[[], None]) -> int:
+        try:
+            destroy()
+        except DriverError as error:
+            return self._failed(f"destroy {what}", f"destroy {kind} instances", error)
+        self._say(f"Successfully destroyed {what}")
         return 0
 
     def _failed(self, one: str, every: str, error: DriverError) -> int:
@@ -150,3 +185,11 @@ def _split(item: str) -> tuple[str, int | None]:
     if not colon:
         return name, None
     return name, int(start) if start.isdecimal() else _NO_SUCH
+
+
+def _find_ci_profile(profile: GiProfile, text: str) -> CiProfile | None:
+    name = text.removeprefix("MIG ").rstrip("*")
+    for ci_profile in profile.ci_profiles:
+        if name in (str(ci_profile.id), ci_profile.name_prefix + profile.name):
+            return ci_profile
+    return None

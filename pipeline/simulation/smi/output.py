@@ -13,6 +13,7 @@ from pipeline.simulation.machine import placement, queries
 from pipeline.simulation.machine.state import (
     CUDA_VERSION,
     DRIVER_VERSION,
+    ComputeInstance,
     Gpu,
     GpuInstance,
     Process,
@@ -34,6 +35,8 @@ _GPU_HEADER = (
     "|=========================================+========================+======================|",
 )
 _MIG_RULE = "+------------------+----------------------------------+-----------+-----------------------+"
+_MEMORY_WIDTH = 34
+_MIG_RULE_WITHIN = f"+------------------+{'':<{_MEMORY_WIDTH}}+-----------+-----------------------+"
 _MIG_HEADER = (
     _RULE,
     "| MIG devices:                                                                            |",
@@ -72,6 +75,14 @@ _COMPUTE_HEADER = (
     "|         ID                                                         |",
     "|" + "=" * 68 + "|",
 )
+_CI_PROFILE_RULE = "+" + "-" * 86 + "+"
+_CI_PROFILE_HEADER = (
+    "| Compute instance profiles:                                                           |",
+    "| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |",
+    "|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |",
+    "|         ID                                                          CE    JPEG       |",
+    "|" + "=" * 86 + "|",
+)
 
 
 def overview(gpus: Sequence[Numbered], now: datetime) -> list[str]:
@@ -96,9 +107,9 @@ def device_list(gpus: Iterable[Numbered]) -> list[str]:
     lines = []
     for index, gpu in gpus:
         lines.append(f"GPU {index}: {queries.model_of(gpu).product} (UUID: {gpu.uuid})")
-        for position, instance in enumerate(queries.mig_devices(gpu)):
-            name = queries.profile_of(gpu, instance).name
-            lines.append(f"  MIG {name:<11} Device {position:>2}: (UUID: {mig_uuid(gpu, instance)})")
+        for position, (instance, ci) in enumerate(queries.mig_devices(gpu)):
+            name = queries.mig_device_name(gpu, instance, ci)
+            lines.append(f"  MIG {name:<11} Device {position:>2}: (UUID: {mig_uuid(gpu, instance, ci)})")
     return lines
 
 
@@ -124,8 +135,7 @@ def profile_table(gpus: Iterable[Numbered]) -> list[str]:
 def placement_list(gpus: Iterable[Numbered]) -> list[str]:
     """What `nvidia-smi mig -lgipp` prints: every placement, taken or not."""
     return [
-        f"GPU {index:>2} Profile ID {profile.id:>2} {'Placements:' if len(profile.starts) > 1 else 'Placement :'} "
-        f"{{{','.join(map(str, profile.starts))}}}:{profile.memory_slices}"
+        f"GPU {index:>2} Profile ID {profile.id:>2} {_placements(profile.starts, profile.memory_slices)}"
         for index, gpu in gpus
         for profile in queries.model_of(gpu).profiles
     ]
@@ -142,15 +152,49 @@ def instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
     return lines
 
 
-def compute_instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
+def compute_instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance, ComputeInstance]]) -> list[str]:
     """What `nvidia-smi mig -lci` prints."""
     lines = [_COMPUTE_RULE, *_COMPUTE_HEADER]
-    for index, gpu, instance in rows:
-        profile = queries.profile_of(gpu, instance)
-        name, place = f"MIG {profile.name}", f"0:{profile.compute_slices}"
-        ids = f"{profile.full_ci_id:>2}{0:>10}"
+    for index, gpu, instance, ci in rows:
+        name, place = f"MIG {queries.mig_device_name(gpu, instance, ci)}", f"{ci.start}:{ci.size}"
+        ids = f"{ci.profile_id:>2}{ci.id:>10}"
         lines += [f"|{index:>4}{instance.id:>7}       {name:<20}{ids}{'':<10}{place:<8}|", _COMPUTE_RULE]
     return lines
+
+
+def ci_profile_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
+    """What `nvidia-smi mig -lcip` prints."""
+    lines = [_CI_PROFILE_RULE, *_CI_PROFILE_HEADER]
+    for index, gpu, instance in rows:
+        profile = queries.profile_of(gpu, instance)
+        for ci_profile in profile.ci_profiles:
+            free = placement.remaining_ci_capacity(profile, instance.compute_instances, ci_profile)
+            default = "*" if ci_profile.compute_slices == profile.compute_slices else " "
+            name = f"MIG {ci_profile.name_prefix}{profile.name}"
+            lines += [
+                f"|{index:>4}{instance.id:>7}       {name:<20}{ci_profile.id:>2}{default}     "
+                f"{f'{free}/{ci_profile.max_instances}':<14}{_count(ci_profile.num_multiprocessors):<10}"
+                f"{_count(profile.num_decoder):<6}{_count(profile.num_encoder):<6}{_count(profile.num_ofa):<4}|",
+                f"|{'':<70}{_count(profile.num_copy):<6}{_count(profile.num_jpeg):<10}|",
+                _CI_PROFILE_RULE,
+            ]
+    return lines
+
+
+def ci_placement_list(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
+    """What `nvidia-smi mig -lcipp` prints."""
+    lines = []
+    for index, gpu, instance in rows:
+        profile = queries.profile_of(gpu, instance)
+        for ci_profile in profile.ci_profiles:
+            places = _placements(placement.ci_starts(profile, ci_profile), ci_profile.compute_slices)
+            lines.append(f"GPU {index:>2} GI {instance.id:>2} Profile ID {ci_profile.id:>2} {places}")
+    return lines
+
+
+def _placements(starts: Sequence[int], size: int) -> str:
+    title = "Placement :" if len(starts) == 1 else "Placements:"
+    return f"{title} {{{','.join(map(str, starts))}}}:{size}"
 
 
 def _gpu_row(index: int, gpu: Gpu) -> list[str]:
@@ -169,15 +213,22 @@ def _gpu_row(index: int, gpu: Gpu) -> list[str]:
 
 def _mig_rows(index: int, gpu: Gpu) -> list[str]:
     lines: list[str] = []
-    for position, instance in enumerate(queries.mig_devices(gpu)):
+    previous = None
+    for position, (instance, ci) in enumerate(queries.mig_devices(gpu)):
         profile = queries.profile_of(gpu, instance)
         used_mib = queries.used_memory_mib(gpu, instance.id)
+        memory = f"{used_mib:>16}MiB /{profile.capacity_mib:>6}MiB    ", f"{'N/A':>19} / {'N/A':>8}    "
+        if instance is previous:
+            # Compute instances share the memory of their GPU instance, which is told once.
+            memory = " " * _MEMORY_WIDTH, " " * _MEMORY_WIDTH
+            lines[-1] = _MIG_RULE_WITHIN
+        previous = instance
+        count = _count(queries.find_ci_profile(profile, ci.profile_id).num_multiprocessors)
         lines += [
-            f"|{index:>3}{instance.id:>5}{0:>4}{position:>4}  |{used_mib:>16}MiB /{profile.capacity_mib:>6}MiB    |"
-            f"{_count(profile.num_multiprocessors):>3}{'N/A':>7} |"
+            f"|{index:>3}{instance.id:>5}{ci.id:>4}{position:>4}  |{memory[0]}|{count:>3}{'N/A':>7} |"
             f"{_count(profile.num_copy):>3}{_count(profile.num_encoder):>4}{_count(profile.num_decoder):>5}"
             f"{_count(profile.num_ofa):>5}{_count(profile.num_jpeg):>5} |",
-            f"|{'':<18}|{'N/A':>19} / {'N/A':>8}    |{'':<11}|{'':<23}|",
+            f"|{'':<18}|{memory[1]}|{'':<11}|{'':<23}|",
             _MIG_RULE,
         ]
     return lines
@@ -187,9 +238,10 @@ def _process_row(index: int, process: Process) -> str:
     name = process.name
     if len(name) > _PROCESS_NAME_WIDTH:
         name = "..." + name[3 - _PROCESS_NAME_WIDTH :]
-    ids = ("N/A", "N/A") if process.gpu_instance_id is None else (process.gpu_instance_id, 0)
+    ids = process.gpu_instance_id, process.compute_instance_id
+    instance, ci = ("N/A" if number is None else number for number in ids)
     return (
-        f"|{index:>5}{ids[0]:>6}{ids[1]:>5}{process.pid:>16}{process.kind:>7}   {name:<{_PROCESS_NAME_WIDTH}}"
+        f"|{index:>5}{instance:>6}{ci:>5}{process.pid:>16}{process.kind:>7}   {name:<{_PROCESS_NAME_WIDTH}}"
         f"{process.memory_mib:>7}MiB |"
     )
 

@@ -39,8 +39,9 @@ _COMPUTE_MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _WITH_VALUE = frozenset(
     {"-i", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--query-compute-apps", "--format"}
 )
+_WITH_OPTIONAL_VALUE = "-cci"
 _WITHOUT_VALUE = frozenset({"-L", "--gpu-reset"})
-_MIG_COMMANDS = ("-lgip", "-lgipp", "-lgi", "-lcip", "-lcipp", "-lci", "-cgi", "-dgi", "-dci")
+_MIG_COMMANDS = ("-lgip", "-lgipp", "-lgi", "-lcip", "-lcipp", "-lci", "-cgi", "-cci", "-dgi", "-dci")
 _MIG_FLAGS = frozenset(_MIG_COMMANDS) | {"-C"}
 
 
@@ -209,7 +210,9 @@ def _parse(arguments: Sequence[str], *, is_mig: bool) -> dict[str, str | None]:
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
         takes_value = name in _WITH_VALUE
-        if not (takes_value or name in _WITHOUT_VALUE or (is_mig and name in _MIG_FLAGS)):
+        if name == _WITH_OPTIONAL_VALUE:
+            takes_value = bool(has_value or (rest and not rest[0].startswith("-")))
+        if not (name in _WITH_VALUE or name in _WITHOUT_VALUE or (is_mig and name in _MIG_FLAGS)):
             raise _RefusedError(f"The simulated nvidia-smi does not know {name}.", codes.INVALID_ARGUMENT)
         if takes_value and not has_value:
             if not rest:

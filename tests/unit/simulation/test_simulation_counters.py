@@ -22,6 +22,7 @@ from pipeline.prepare.device import nvml
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state import Fault, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
 from pipeline.simulation.smi import program as nvidia_smi
@@ -208,6 +209,16 @@ def test_entities_are_counted_by_dcgm_and_asked_for_by_its_number(state_file: St
         assert (status, [line[:16].strip() for line in text.splitlines()[2:]]) == (0, labels)
     status, text = run_dcgmi("dmon", "-e", "1001", "-i", "i:2", "-c", "1")
     assert (status, text) == (255, "Error: the host engine knows no entity i:2.\n")
+
+
+def test_compute_instances_of_a_gpu_instance_are_counted_on(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
+    _partition(state_file, "9,19")
+    driver = Driver(state_file)
+    driver.destroy_compute_instance(0, 2, 0)
+    for _ in range(2):
+        driver.create_compute_instance(0, 2, 0)
+    numbers = re.findall(r"-> (C?I \S+) .*EntityID: (\d)", run_dcgmi("discovery", "-c")[1])
+    assert numbers == [("I 0/2", "1"), ("CI 0/2/0", "1"), ("CI 0/2/1", "2"), ("I 0/7", "0"), ("CI 0/7/0", "0")]
 
 
 def test_an_instance_is_seen_a_second_after_it_was_made(state_file: StateFile, run_dcgmi: Dcgmi) -> None:

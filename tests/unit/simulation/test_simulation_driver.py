@@ -55,8 +55,8 @@ def _make(driver: Driver, *profile_ids: int) -> list[tuple[int, int]]:
 
 
 def _only_mig_uuid(gpu: Gpu) -> str:
-    (instance,) = queries.mig_devices(gpu)
-    return mig_uuid(gpu, instance)
+    ((instance, ci),) = queries.mig_devices(gpu)
+    return mig_uuid(gpu, instance, ci)
 
 
 def _refusal(call: Callable[[], object]) -> int:
@@ -80,7 +80,8 @@ def test_the_table_agrees_with_itself(name: str) -> None:
         assert profile.compute_slices <= model.compute_slices
         assert 0 < profile.capacity_mib <= model.capacity_mib
         # Source: nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*
-        assert profile.full_ci_id == {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}[profile.compute_slices]
+        assert profile.ci_profiles[-1].id == {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}[profile.compute_slices]
+        assert profile.ci_profiles[-1].compute_slices == profile.compute_slices
         # On an empty GPU the count that the table names must fit: that is what the driver reports as total.
         assert placement.remaining_capacity(model, (), profile) == profile.max_instances
 
@@ -196,7 +197,7 @@ def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile
             driver.create_compute_instance(0, made.id)
         for instance in layout:
             assert _refusal(lambda number=instance.id: driver.destroy_gpu_instance(0, number)) == codes.IN_USE
-            driver.destroy_compute_instance(0, instance.id)
+            driver.destroy_compute_instance(0, instance.id, 0)
             driver.destroy_gpu_instance(0, instance.id)
         assert driver.state() == before
 
@@ -221,13 +222,31 @@ def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
         assert not any(placement.free_starts(model, made, profile) for profile in plain)
 
 
-def test_a_gpu_instance_has_one_compute_instance(state_file: StateFile) -> None:
+def test_compute_instances_share_a_gpu_instance(state_file: StateFile) -> None:
     driver = _driver(state_file, "a100_40gb")
     driver.create_gpu_instance(0, 9)
-    assert _refusal(lambda: driver.destroy_compute_instance(0, 1)) == codes.NOT_FOUND
+    made = [driver.create_compute_instance(0, 1, profile_id) for profile_id in (0, 0)]
+    assert [(ci.id, ci.start, ci.size) for ci in made] == [(0, 0, 1), (1, 1, 1)]
+    assert _refusal(lambda: driver.create_compute_instance(0, 1)) == codes.INSUFFICIENT_RESOURCES
+    assert len({mig_uuid(driver.state().gpus[0], *pair) for pair in queries.mig_devices(driver.state().gpus[0])}) == 2
+    driver.destroy_compute_instance(0, 1, 0)
+    assert driver.create_compute_instance(0, 1, 0).id == 0
+
+
+def test_a_2c_follows_a_1c_in_a_3g(state_file: StateFile) -> None:
+    driver = _driver(state_file, "a100_80gb")
+    driver.create_gpu_instance(0, 9)
+    made = [driver.create_compute_instance(0, 1, profile_id) for profile_id in (0, 1)]
+    assert [(ci.start, ci.size) for ci in made] == [(0, 1), (1, 2)]
+
+
+def test_a_compute_instance_of_the_full_width_leaves_no_room(state_file: StateFile) -> None:
+    driver = _driver(state_file, "a100_40gb")
+    driver.create_gpu_instance(0, 9)
+    assert _refusal(lambda: driver.destroy_compute_instance(0, 1, 0)) == codes.NOT_FOUND
     driver.create_compute_instance(0, 1)
     assert _refusal(lambda: driver.create_compute_instance(0, 1)) == codes.INSUFFICIENT_RESOURCES
-    driver.destroy_compute_instance(0, 1)
+    driver.destroy_compute_instance(0, 1, 0)
     assert queries.mig_devices(driver.state().gpus[0]) == []
     driver.create_compute_instance(0, 1)
 
@@ -283,7 +302,7 @@ def test_memory_is_charged_to_the_instance(state_file: StateFile, sleeper: int) 
     clients.hold(device, sleeper, "sleep", 9984)
     assert _refusal(lambda: clients.hold(device, sleeper, "sleep", 9985)) == codes.MEMORY
     assert _refusal(lambda: clients.hold(device, os.getpid(), "python", 1)) == codes.MEMORY
-    assert _refusal(lambda: driver.destroy_compute_instance(0, gi.id)) == codes.IN_USE
+    assert _refusal(lambda: driver.destroy_compute_instance(0, gi.id, 0)) == codes.IN_USE
     # A GPU in MIG mode cannot be used as a whole.
     assert _refusal(lambda: clients.hold(gpu.uuid, sleeper, "sleep", 1)) == codes.NOT_FOUND
     assert queries.used_memory_mib(driver.state().gpus[0], gi.id) == 9984
@@ -347,7 +366,7 @@ def test_changes_at_the_same_time_do_not_undo_each_other(state_file: StateFile) 
 def test_the_file_holds_everything(state_file: StateFile, sleeper: int) -> None:
     driver = _driver(state_file, "a100_80gb", faults=(Fault(function="nvmlShutdown", code=999),))
     gi = driver.create_gpu_instance(0, 9)
-    driver.create_compute_instance(0, gi.id)
+    driver.create_compute_instance(0, gi.id, 2)
     Clients(state_file).hold(_only_mig_uuid(driver.state().gpus[0]), sleeper, "sleep", 7)
     assert StateFile(state_file.path).read() == driver.state()
     assert json.loads(state_file.path.read_text())["gpus"][0]["processes"][0]["memory_mib"] == 7

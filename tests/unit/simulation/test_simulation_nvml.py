@@ -211,13 +211,18 @@ def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: ob
     assert (info.id, info.profileId, info.placement.start, info.placement.size) == (2, 9, 4, 4)
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
+    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(room[0], 0) == 3
     driver.create_compute_instance(0, 2)
+    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(room[0], 0) == 0
 
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
     uuid = pynvml.nvmlDeviceGetUUID(mig)
     assert uuid.startswith("MIG-")
     assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
+    assert pynvml.nvmlDeviceGetName(mig) == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert (pynvml.nvmlDeviceGetGpuInstanceId(mig), pynvml.nvmlDeviceGetComputeInstanceId(mig)) == (2, 0)
+    attributes = pynvml.nvmlDeviceGetAttributes(mig)
+    assert (attributes.multiprocessorCount, attributes.memorySizeMB) == (60, 40448)
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 1)
 
@@ -228,7 +233,7 @@ def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: ob
         assert entry.usedGpuMemory == 500 * MIB
         assert nvml.processes(pynvml.nvmlDeviceGetUUID(handle))[0].memory_mib == 500
         process.kill()
-    driver.destroy_compute_instance(0, 2)
+    driver.destroy_compute_instance(0, 2, 0)
     driver.destroy_gpu_instance(0, 2)
     for gone in (lambda: pynvml.nvmlDeviceGetUUID(mig), lambda: pynvml.nvmlGpuInstanceGetInfo(room[0])):
         with pytest.raises(pynvml.NVMLError_NotFound):
@@ -283,6 +288,49 @@ def test_a_version_that_is_not_asked_right_is_refused(handle: object, library: N
         pynvml.nvmlDeviceGetSerial(handle)
 
 
+def test_compute_instances_are_queried_and_listed(state_file: StateFile, handle: object) -> None:
+    driver = _partition(state_file, 9)
+    count, instances = ctypes.c_uint(7), (pynvml.c_nvmlGpuInstance_t * 7)()
+    pynvml.nvmlDeviceGetGpuInstances(handle, 9, instances, ctypes.byref(count))
+    gi = instances[0]
+    full = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 2, 0)
+    assert (full.id, full.sliceCount, full.instanceCount, full.multiprocessorCount) == (2, 3, 1, 60)
+    part = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 0, 0, version=1)
+    # How many multiprocessors a part of an H100's 3g has is not known, and not made up.
+    assert (part.id, part.instanceCount, part.multiprocessorCount) == (0, 3, 0xFFFFFFFF)
+    assert full.name in (b"MIG 3g.40gb", "MIG 3g.40gb")
+    for enum, error in ((3, pynvml.NVMLError_NotSupported), (9, pynvml.NVMLError_InvalidArgument)):
+        with pytest.raises(error):
+            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, enum, 0)
+
+    driver.create_compute_instance(0, 2, 0, 2)
+    driver.create_compute_instance(0, 2, 0)
+    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gi, 0) == 1
+    found = (pynvml.c_nvmlComputeInstance_t * 8)()
+    count.value = 8
+    pynvml.nvmlGpuInstanceGetComputeInstances(gi, 0, found, ctypes.byref(count))
+    infos = [pynvml.nvmlComputeInstanceGetInfo(each) for each in found[: count.value]]
+    assert [(info.id, info.profileId, info.placement.start, info.placement.size) for info in infos] == [
+        (0, 0, 2, 1),
+        (1, 0, 0, 1),
+    ]
+    assert pynvml.nvmlGpuInstanceGetInfo(infos[0].gpuInstance).profileId == 9
+    assert pynvml.nvmlDeviceGetName(infos[0].device).endswith(" MIG 1c.3g.40gb")
+    second = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 1)
+    assert pynvml.nvmlDeviceGetComputeInstanceId(second) == 1
+    attributes = pynvml.nvmlDeviceGetAttributes(second)
+    assert (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount) == (3, 1)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        Clients(state_file).hold(pynvml.nvmlDeviceGetUUID(second), process.pid, "sleep", 500)
+        assert pynvml.nvmlDeviceGetComputeRunningProcesses_v3(infos[0].device) == []
+        (entry,) = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(second)
+        assert (entry.pid, entry.gpuInstanceId, entry.computeInstanceId) == (process.pid, 2, 1)
+        process.kill()
+    driver.destroy_compute_instance(0, 2, 0)
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlComputeInstanceGetInfo(found[0])
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -290,7 +338,7 @@ def test_a_version_that_is_not_asked_right_is_refused(handle: object, library: N
         ("nvmlDeviceSetComputeMode", (3,)),
         ("nvmlDeviceCreateGpuInstance", (9,)),
         ("nvmlDeviceGetArchitecture", ()),
-        ("nvmlDeviceGetAttributes", ()),
+        ("nvmlDeviceGetGpuInstanceById", (2,)),
     ],
 )
 def test_what_the_project_does_not_ask_nvml_for_is_not_found(
@@ -345,6 +393,8 @@ def test_a_handle_of_the_wrong_kind_is_an_invalid_argument(state_file: StateFile
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetMigMode(mig)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetAttributes(handle)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetGpuInstanceId(handle)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):

@@ -210,14 +210,41 @@ def test_the_overview_shows_mig_devices_and_where_processes_run(smi: Smi, state_
     assert f"{sleeper}, sleep, 44 MiB\n" in smi("--query-compute-apps=pid,name,used_memory", "--format=csv")[1]
 
 
-@pytest.mark.parametrize("command", ["-lcip", "-lcipp", "-cci"])
-def test_smaller_compute_instances_are_not_simulated_and_refused(smi: Smi, state_file: StateFile, command: str) -> None:
+def test_compute_instances_divide_a_gpu_instance(smi: Smi) -> None:
     smi("-mig", "1")
-    smi("mig", "-cgi", "9", "-C")
-    before = state_file.read()
-    status, text = smi("mig", "-i", "0", command)
-    assert (status, text.startswith("The simulated nvidia-smi ")) == (2, True)
-    assert state_file.read() == before
+    smi("mig", "-cgi", "9")
+    assert smi("mig", "-i", "0", "-gi", "2", "-cci", "0,1c.3g.40gb") == (
+        0,
+        "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2 "
+        "using profile MIG 1c.3g.40gb (ID  0)\n"
+        "Successfully created compute instance ID  1 on GPU  0 GPU instance ID  2 "
+        "using profile MIG 1c.3g.40gb (ID  0)\n",
+    )
+    overview = smi()[1].splitlines()
+    position = overview.index(
+        "|  0    2   0   0  |               0MiB / 40448MiB    |N/A    N/A |  3   0    3    0    3 |"
+    )
+    assert overview[position + 2 : position + 4] == [
+        "+------------------+                                  +-----------+-----------------------+",
+        "|  0    2   1   1  |                                  |N/A    N/A |  3   0    3    0    3 |",
+    ]
+    rows = [line for line in smi("mig", "-lcip")[1].splitlines() if " MIG " in line]
+    assert [re.findall(r"MIG (\S+) +(\S+) +(\d/\d) ", row)[0] for row in rows] == [
+        ("1c.3g.40gb", "0", "1/3"),
+        ("2c.3g.40gb", "1", "0/1"),
+        ("3g.40gb", "2*", "0/1"),
+    ]
+    assert {len(line) for line in smi("mig", "-lcip")[1].splitlines()} == {88}
+    assert smi("mig", "-lcipp")[1].splitlines()[0] == "GPU  0 GI  2 Profile ID  0 Placements: {0,1,2}:1"
+    names = re.findall(r"MIG (\S+) +Device +(\d+): \(UUID: (\S+)\)", smi("-L")[1])
+    assert [each[:2] for each in names] == [("1c.3g.40gb", "0"), ("1c.3g.40gb", "1")]
+    assert len({each[2] for each in names}) == 2
+    assert len([line for line in smi("mig", "-lci")[1].splitlines() if " MIG 1c.3g.40gb " in line]) == 2
+    assert smi("mig", "-gi", "2", "-cci")[0] == codes.INSUFFICIENT_RESOURCES
+    assert smi("mig", "-gi", "5", "-cci") == (6, "No GPU instances found: Not Found\n")
+    gone = "Successfully destroyed compute instance ID  1 from GPU  0 GPU instance ID  2\n"
+    assert smi("mig", "-ci", "1", "-gi", "2", "-dci") == (0, gone)
+    assert smi("mig", "-ci", "1", "-dci") == (6, "No compute instances found: Not Found\n")
 
 
 def test_a_list_is_worked_off_until_it_fails(smi: Smi, state_file: StateFile) -> None:
@@ -255,7 +282,7 @@ def test_without_i_a_command_acts_on_every_gpu(smi: Smi, state_file: StateFile) 
     assert [gpu.mig_current for gpu in state_file.read().gpus] == [True, False]
 
 
-@pytest.mark.parametrize("command", [["-cgi", "19"], ["-lci"], ["-dci"], ["-dgi"]])
+@pytest.mark.parametrize("command", [["-cgi", "19"], ["-cci"], ["-lci"], ["-lcip"], ["-dci"], ["-dgi"]])
 def test_with_mig_off_a_command_does_nothing_and_ends_with_0(smi: Smi, command: list[str]) -> None:
     assert smi("mig", *command) == (0, "No MIG-enabled devices found.\n")
 

@@ -27,7 +27,8 @@ from pipeline.prepare.mps import daemon
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.machine.queries import mig_devices
+from pipeline.simulation.machine.state import Fault, StateFile, mig_uuid
 from pipeline.simulation.mps.control import write_program
 from tests import simulated
 from tests.conftest import GPU
@@ -224,6 +225,19 @@ def test_clean_touches_nothing_that_is_not_in_the_journal(a100: Kept, sleeper: i
     assert "1 GPU instances that are not ours" in answer["gpus"][0]["failed"][0]["reason"]
     assert [instance.id for instance in a100.gpu.instances] == [foreign.id]
     assert [step.kind for step in a100.journal.steps()] == ["mig_mode"]
+
+
+def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a100: Kept) -> None:
+    a100.driver.set_mig_mode(0, is_on=True)
+    foreign = a100.driver.create_gpu_instance(0, PROFILE_2G, 4)
+    for _ in range(2):
+        a100.driver.create_compute_instance(0, foreign.id, 0)
+    _, answer = a100.ask("status")
+    (instance,) = answer["gpus"][0]["gpu_instances"]
+    uuids = [mig_uuid(a100.gpu, *pair) for pair in mig_devices(a100.gpu)]
+    assert instance["compute_instances"] == [{"id": number, "uuid": uuids[number]} for number in (0, 1)]
+    _, text = a100.ask("status", as_json=False)
+    assert f"2g.10gb at 4:2: CI 0 {uuids[0]}, CI 1 {uuids[1]}" in text
 
 
 def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
