@@ -384,9 +384,7 @@ def run_killed(machine: Machine, fatal: int) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def heard(event: str, args: Any) -> None:
-            is_write = (
-                event == "open" and str(args[0]) == str(machine.journal.path) and args[2] & (os.O_WRONLY | os.O_RDWR)
-            )
+            is_write = event == "open" and str(args[0]).endswith(".journal") and args[2] & (os.O_WRONLY | os.O_RDWR)
             if is_write or event in ("subprocess.Popen", "os.truncate", "os.remove"):
                 step()
 
