@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Sample
 from pipeline.launch.state import Ending
-from pipeline.observe import compare, fields, measure, sampled
+from pipeline.observe import compare, endings, fields, measure, sampled
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from tests.rows import FIELDS, S, group, state, steps
@@ -327,3 +327,8 @@ def test_the_first_thing_that_is_noticed_of_a_job_is_its_ending(tmp_path):
     assert bad.went_wrong and not bad.ended_well
     row = judge(tmp_path, alone, bad)
     assert (row.result, row.reason) == (Result.OOM, "job 0-a: no room")
+
+
+def test_a_job_that_never_ran_has_the_result_of_its_group_and_never_ok():
+    assert endings.of_absent_job(Result.OOM).result is Result.OOM
+    assert endings.of_absent_job(Result.OK).result is Result.FAILED
