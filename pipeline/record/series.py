@@ -146,10 +146,13 @@ def _write_parquet(samples: Mapping[SeriesKey, Series], clock: Clock, path: Path
 
 
 def _read_parquet(path: Path, fields: Collection[str]) -> Iterator[tuple[SeriesKey, int, float]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
-    table = pq.read_table(path, columns=columns, filters=[("field", "in", set(fields))])
+    wanted = pc.field("field").isin(pa.array(fields, pa.string()))  # typed, as there may be none
+    table = pq.read_table(path, columns=columns, filters=wanted)
     rows = zip(*(table[column].to_pylist() for column in columns), strict=True)
     return ((SeriesKey(*origin), t_ns, value) for *origin, t_ns, value in rows)
 

@@ -37,6 +37,7 @@ def test_the_table_gives_back_what_was_sampled(samples, tmp_path, monkeypatch, w
     path = series.write_table(samples, CLOCK, tmp_path)
     assert path.name == SAMPLE_TABLES[0 if with_pyarrow else 1]
     assert series.read_table(path, {origin.field for origin in samples}) == samples
+    assert series.read_table(path, set()) == {}
     of_memory = series.read_table(path, {"memory_used_mib"})
     assert set(of_memory) == {MEMORY, OF_JOB, OF_INSTANCE}
     assert list(series.read_table(path, {"power_w"})[POWER].t_ns) == [START + second * SECOND for second in range(4)]
