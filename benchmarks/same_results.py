@@ -43,7 +43,7 @@ print("done")
 # What holds for one start of one machine, or for one version of the source.
 VOLATILE = re.compile(
     r"(git_|boot|spool_id|study|plan$|digest|settings|mlflow\.(parentRunId|source|user|log-model)|pid|_ns$|command_line|"
-    r"working_folder|environment_|host$|reproduces|first_losses)"
+    r"working_folder|environment_|host$|reproduces|first_losses|gpu_uuid|place\.device|collocation\.flag)"
 )
 # Figures that time does not enter.
 EXACT = frozenset({"samples_per_epoch", "epochs", "degree", "num_jobs"})
@@ -167,7 +167,7 @@ def run(checkout: Path, out: Path, names: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What may differ: names that were changed, and names that are gone."""
+    """What may differ: names that were changed, and names that only one of the two has."""
 
     renamed: dict[str, str]
     without: frozenset[str]
@@ -211,8 +211,9 @@ def _runs(database: Path, rules: Rules) -> Iterator[tuple[str, Any]]:
             yield f"{key} tags", {kept: _words(value) for kept, value in _named(tags, rules).items()}
             metrics = _named({name: str(value) for name, value in each.data.metrics.items()}, rules)
             yield f"{key} metrics", {kept: value if kept in EXACT else "a number" for kept, value in metrics.items()}
-            artifacts = [item.path for item in client.list_artifacts(each.info.run_id)]
-            yield f"{key} artifacts", sorted(artifacts)
+            if not each.info.artifact_uri.startswith("mlflow-artifacts"):  # of a server that is gone
+                artifacts = {item.path for item in client.list_artifacts(each.info.run_id)}
+                yield f"{key} artifacts", sorted(artifacts - rules.without)
 
 
 def _named(values: dict[str, str], rules: Rules) -> dict[str, str]:
@@ -294,7 +295,8 @@ def main() -> int:
     compares.add_argument("before", type=Path)
     compares.add_argument("after", type=Path)
     compares.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW", help="params and tags with new names")
-    compares.add_argument("--without", nargs="*", default=[], metavar="NAME", help="params and tags that are gone")
+    only_one = "params, tags and artifacts that only one has"
+    compares.add_argument("--without", nargs="*", default=[], metavar="NAME", help=only_one)
     args = parser.parse_args()
     if args.command == "run":
         run(args.checkout, args.out, args.only)
