@@ -247,3 +247,15 @@ def go(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
+
+
+class ProgramListenerContract(ListenerContract):
+    """The contract of a listener that reads the output of a program."""
+
+    @pytest.fixture
+    def kill_source(self) -> Callable[[ThreadedListener], None]:
+        def kill(listener: ThreadedListener) -> None:
+            (pid,) = listener.pids()
+            os.kill(pid, signal.SIGKILL)
+
+        return kill

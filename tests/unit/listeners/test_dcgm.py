@@ -27,7 +27,7 @@ from pipeline.base.host import read_process
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Device, Slot
 from tests.conftest import DATA
-from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
+from tests.listener_contract import CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
 from tests.nvml_library import UUID
 
 # Short name and width of each field in DCGM 4.6.
@@ -175,7 +175,7 @@ def dcgmi(tmp_path: Path) -> Dcgmi:
     return dcgmi
 
 
-class TestDcgmListener(ListenerContract):
+class TestDcgmListener(ProgramListenerContract):
     """The contract, and what is particular to DCGM."""
 
     @pytest.fixture
@@ -186,14 +186,6 @@ class TestDcgmListener(ListenerContract):
     @pytest.fixture
     def remove_source(self, dcgmi: Dcgmi) -> Callable[[], None]:
         return dcgmi.path.unlink
-
-    @pytest.fixture
-    def kill_source(self) -> Callable[[ThreadedListener], None]:
-        def kill(listener: ThreadedListener) -> None:
-            (pid,) = listener.pids()
-            os.kill(pid, signal.SIGKILL)
-
-        return kill
 
 
 def test_values_are_in_the_units_of_their_names(dcgmi: Dcgmi) -> None:

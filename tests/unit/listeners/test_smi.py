@@ -18,7 +18,7 @@ from listeners.smi import SmiListener
 from pipeline.base.errors import ListenerError
 from pipeline.base.host import read_process
 from tests.conftest import DATA
-from tests.listener_contract import CONF, CPU, Collected, ListenerContract, OneDevice, thread_of, wait_until
+from tests.listener_contract import CONF, CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
 from tests.nvml_library import UUID
 
 
@@ -106,7 +106,7 @@ def program(tmp_path: Path) -> Program:
     return program
 
 
-class TestSmiListener(ListenerContract):
+class TestSmiListener(ProgramListenerContract):
     """nvidia-smi, played by a program that prints what a real one printed."""
 
     @pytest.fixture
@@ -117,14 +117,6 @@ class TestSmiListener(ListenerContract):
     @pytest.fixture
     def remove_source(self, program: Program) -> Callable[[], None]:
         return program.path.unlink
-
-    @pytest.fixture
-    def kill_source(self) -> Callable[[ThreadedListener], None]:
-        def kill(listener: ThreadedListener) -> None:
-            (pid,) = listener.pids()
-            os.kill(pid, signal.SIGKILL)
-
-        return kill
 
     def _first(self, program: Program) -> dict[str, float]:
         sink = Collected()
