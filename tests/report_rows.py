@@ -26,7 +26,7 @@ def params(workload: str = "resnet26_cifar10", **changes: Any) -> dict[str, str]
         "source": "synthetic_device",
         "batch_size": "128",
         "step_mode": "eager",
-        "precision": "fp32",
+        "precision": "default",
         "seed": "0",
         "job.samples_per_epoch": "49920",
         "job.torch": "2.11.0",

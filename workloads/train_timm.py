@@ -93,7 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--batch-size", type=_positive, required=True)
     flag("--learning-rate", type=float, default=0.1)
     flag("--step-mode", default="eager", choices=["eager", "compile", "cuda_graph"])
-    flag("--precision", default="fp32", choices=["fp32", "tf32", "bf16", "fp16"])
+    flag("--precision", default="default", choices=["default", "tf32", "fp32", "bf16", "fp16"],
+         help="default: what torch does by itself, which is TF32 in convolutions and fp32 in products")  # fmt: skip
     flag("--channels-last", action=on_off, default=True)
     flag("--loader-workers", type=_count, default=2, help="loader processes; 0 loads in this one")
     flag("--threads", type=_positive, help="CPU threads of torch (default: its own choice)")
@@ -179,7 +180,7 @@ def _device(args: argparse.Namespace) -> torch.device:
 
 
 def _set_arithmetic(args: argparse.Namespace) -> None:
-    """Seed everything, and say which arithmetic fp32 stands for."""
+    """Seed everything, and say where TF32 may stand for fp32."""
     import random
 
     import numpy as np
@@ -191,7 +192,7 @@ def _set_arithmetic(args: argparse.Namespace) -> None:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = args.precision in ("default", "tf32")
     torch.backends.cudnn.benchmark = args.autotune != "off"
 
 

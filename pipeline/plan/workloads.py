@@ -26,8 +26,9 @@ Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
 
-Precision = enum.Enum("Precision", "fp32 tf32 bf16 fp16", start=0)
-"""Arithmetic of the step: fp32 without TF32, fp32 with TF32, or autocast to bf16 or fp16."""
+Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
+"""Arithmetic of the step: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in
+both, or autocast to bf16 or fp16."""
 
 Autotune = enum.Enum("Autotune", "in_turn together off", start=0)
 """When cuDNN tries its algorithms: one job after another, all at once, or not at all."""
@@ -135,7 +136,7 @@ class TrainTimmConfig(WorkloadConfig):
     batch_size: int = MISSING
     learning_rate: float = 0.1
     step_mode: StepMode = StepMode.eager
-    precision: Precision = Precision.fp32
+    precision: Precision = Precision.default
     channels_last: bool = True
     loader_workers: int = 2
     threads: int | None = None

@@ -137,7 +137,9 @@ def _check_bmm(c: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> f
     wanted = _times(a, _times(b, signs))
     if bias is not None:
         wanted = wanted + _times(bias[:batch], signs)
-    unit = _rounding(a) * (got_norm + _norm(a) * b.double().norm(dim=(1, 2))[:, None])
+    unit = _rounding(a, allows_tf32=torch.backends.cuda.matmul.allow_tf32) * (
+        got_norm + _norm(a) * b.double().norm(dim=(1, 2))[:, None]
+    )
     return _largest(got - wanted, unit)
 
 
@@ -175,7 +177,8 @@ def _check_convolution(
             seen = few[:, :, top : top + stride[0] * height : stride[0], left : left + stride[1] * width : stride[1]]
             wanted += (seen * mixed[:, y, x][:, None, None]).sum(1)
             energy += (seen * seen).sum(1)
-    unit = _rounding(images) * (got_all.norm(dim=1) + energy.sqrt() * weight.double().norm() / groups**0.5)
+    scale = got_all.norm(dim=1) + energy.sqrt() * weight.double().norm() / groups**0.5
+    unit = _rounding(images, allows_tf32=torch.backends.cudnn.allow_tf32) * scale
     return _largest(got - wanted, unit)
 
 
@@ -214,15 +217,14 @@ def _is_written(result: Tensor) -> bool:
     return not bool(bad.any())
 
 
-def _rounding(factor: Tensor) -> float:
-    """Relative error that rounding to the type of a factor makes; of fp32, of its products as the settings allow."""
+def _rounding(factor: Tensor, *, allows_tf32: bool) -> float:
+    """Relative error that rounding to the type of a factor makes; fp32 is rounded to TF32 on a GPU that may."""
     if factor.dtype == torch.bfloat16:
         return 2.0**-9
     if factor.dtype == torch.float16:
         return 2.0**-11
-    uses_tf32 = factor.is_cuda and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
     # Without TF32 the sums over thousands of terms lose more than the rounding of one.
-    return 2.0**-11 if uses_tf32 else 2.0**-19
+    return 2.0**-11 if factor.is_cuda and allows_tf32 else 2.0**-19
 
 
 def _largest(difference: Tensor, unit: Tensor) -> float:

@@ -15,7 +15,7 @@ _MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
 def warning(job: Job, device: Device, share_pct: float) -> str | None:
     """What is known of the job's arithmetic under its share."""
     precision = dict(job.workload.params).get("precision")
-    if precision in ("fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
+    if precision in ("default", "fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
         return None
     multiprocessors = _multiprocessors(share_pct)
     if multiprocessors not in _FAULTY_MULTIPROCESSORS:

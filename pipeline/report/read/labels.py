@@ -13,7 +13,7 @@ STEP_MODE = "step_mode"
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
 _PREFIXES = ("job.", "place.")
 _WORDS = {
-    "precision": {"fp32": ""},
+    "precision": {"default": ""},
     STEP_MODE: {"eager": "", "compile": "compiled", "cuda_graph": "CUDA graph"},
     "source": {"disk": "", "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
 }

@@ -30,6 +30,8 @@ def test_the_flags_are_the_keys_of_the_configuration():
     defaults = {field.name: field.default for field in dataclasses.fields(workloads.TrainTimmConfig)}
     for name in ("learning_rate", "channels_last", "loader_workers", "warmup_steps", "validate", "samples", "threads"):
         assert actions[name].default == defaults[name], name
+    for name in ("source", "step_mode", "precision", "autotune"):
+        assert actions[name].default == defaults[name].name, name
 
 
 def test_model_arguments_are_json_or_text():
@@ -144,6 +146,22 @@ def test_a_loss_that_is_not_finite_fails_the_job(stop_after):
 def test_synthetic_data_is_not_validated():
     job = train("--source", "synthetic_device", "--samples", "300", "--validate")
     assert [list(figures) for *_, figures in job.epochs] == [["loss"]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "products", "convolutions"),
+    [
+        ([], False, True),  # torch's own
+        (["--precision", "default"], False, True),
+        (["--precision", "tf32"], True, True),
+        (["--precision", "fp32"], False, False),
+    ],
+)
+def test_tf32_is_allowed_as_the_precision_says(flags, products, convolutions):
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = not products, not convolutions
+    train(*flags, "--epochs", "1", "--warmup-steps", "0", "--no-canary", stop_after=1)
+    assert torch.backends.cuda.matmul.allow_tf32 == products
+    assert torch.backends.cudnn.allow_tf32 == convolutions
 
 
 @pytest.mark.parametrize("flags", [["--precision", "bf16"], ["--precision", "tf32"], ["--channels-last"]])
