@@ -1,4 +1,7 @@
-"""The same jobs without the orchestrator: started in a loop, released and stopped over a socket, nothing sampled."""
+"""The same jobs without the orchestrator: started in a loop, released and stopped over a socket, nothing sampled.
+
+Under MPS, the daemon is started and ended by the control program alone.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+_MPS_CONTROL = "nvidia-cuda-mps-control"
 
-def throughput(argv: Sequence[str], num_jobs: int, *, settle_s: float, seconds: float) -> float:
+
+@contextmanager
+def mps() -> Iterator[Mapping[str, str]]:
+    """Run an MPS daemon in a folder of its own; gives what its clients need in their environment."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as name:
+        environ = {"CUDA_MPS_PIPE_DIRECTORY": f"{name}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{name}/log"}
+        for folder in environ.values():
+            Path(folder).mkdir()
+        subprocess.run([_MPS_CONTROL, "-d"], env=os.environ | environ, check=True)
+        try:
+            yield environ
+        finally:
+            subprocess.run([_MPS_CONTROL], input="quit\n", text=True, env=os.environ | environ, check=True)
+
+
+def throughput(
+    argv: Sequence[str], num_jobs: int, environ: Mapping[str, str], *, settle_s: float, seconds: float
+) -> float:
     """Aggregate samples/s of `num_jobs` copies of a script in one common window, by their own event files.
 
     Args:
         argv: script and arguments, without the interpreter.
         num_jobs: how many copies.
+        environ: what they get beside our own environment.
         settle_s: from the start of the work to the window.
         seconds: length of the window.
     """
@@ -28,7 +51,7 @@ def throughput(argv: Sequence[str], num_jobs: int, *, settle_s: float, seconds: 
         server = socket.socket(socket.AF_UNIX)
         server.bind(str(folder / "s"))
         server.listen(num_jobs)
-        processes = [_start(argv, index, folder) for index in range(num_jobs)]
+        processes = [_start(argv, index, folder, environ) for index in range(num_jobs)]
         connections = [server.accept()[0] for _ in processes]
         for connection in connections:
             _wait_for(connection, "ready")
@@ -44,14 +67,14 @@ def throughput(argv: Sequence[str], num_jobs: int, *, settle_s: float, seconds: 
         return sum(_rate(folder / str(index) / "events.jsonl", window) for index in range(num_jobs))
 
 
-def _start(argv: Sequence[str], index: int, folder: Path) -> subprocess.Popen[bytes]:
+def _start(argv: Sequence[str], index: int, folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     own = folder / str(index)
     own.mkdir()
     (own / "job.json").write_text(json.dumps({"index": index, "socket": str(folder / "s")}))
     with (own / "log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, *argv],
-            env=os.environ | {"COLLOCATION_JOB": str(own)},
+            env={**os.environ, **environ, "COLLOCATION_JOB": str(own)},
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -3,14 +3,16 @@
     python -m benchmarks.overhead added        # seconds added to a 10 s job, for 1, 3 and 7 jobs; any machine
     python -m benchmarks.overhead scripts      # the same of 7 scripts that log five metrics through MLflow
     python -m benchmarks.overhead gap          # seconds between two groups of a sweep
-    python -m benchmarks.overhead throughput --workload resnet26_cifar10 --degrees 2 3 7     # against a bare loop; GPU
+    python -m benchmarks.overhead throughput --workload resnet26_cifar10 --degrees 7 --scenario naive mps   # GPU
 
-The table comes last. `throughput` runs interleaved pairs, so that a drift of the machine hits both sides alike.
+The table comes last. `throughput` compares with a bare loop in interleaved rounds, so that a drift of the machine hits
+all sides alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
 import statistics
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -63,8 +66,7 @@ def added(folder: Path, runs: int) -> list[str]:
         rows = results.load_groups(root, EXPERIMENT)
         mine = rows[rows["params.degree"] == str(jobs)]
         skew, cpu = mine["metrics.start_skew_ms"].median(), mine["metrics.orchestrator_cpu_pct"].median()
-        spread = f"{statistics.median(times):.2f} ({min(times):.2f} - {max(times):.2f})"
-        lines.append(f"| {jobs} | {spread} | {bare:.2f} | {skew:.1f} | {cpu:.2f} |")
+        lines.append(f"| {jobs} | {_spread(times)} | {bare:.2f} | {skew:.1f} | {cpu:.2f} |")
     return lines
 
 
@@ -132,47 +134,58 @@ def gap(folder: Path, runs: int) -> list[str]:
 
 
 def throughput(folder: Path, options: argparse.Namespace) -> list[str]:
-    """Aggregate samples/s of the orchestrator over a bare loop's, pair by pair."""
-    root = folder / "mlruns"
+    """Aggregate samples/s of the orchestrator, and of a second bare loop, over a bare loop's, round by round.
+
+    The second bare loop shows how far two equal measurements lie apart on this machine.
+    """
     lines = [
-        "| workload | jobs | bare loop, samples/s (median) | orchestrator | ratio (median, min - max) "
-        "| start skew, ms | own CPU, % |"
+        "| workload | jobs | scenario | bare loop, samples/s (median) | orchestrator / bare loop (median, min - max) "
+        "| bare loop / bare loop | start skew, ms | own CPU, % |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for workload in options.workload:
-        for degree in options.degrees:
-            overrides = [
-                f"workload={workload}",
-                "data.source=synthetic_device",
-                "scenario=naive",
-                f"degree={degree}",
-                f"window.seconds={options.seconds:g}",
-                f"window.settle_s={options.settle:g}",
-                f"tracking.experiment={EXPERIMENT}",
-                *options.override,
-            ]
-            argv = job_argv(overrides)
-            bare, ours = [], []
-            for pair in range(options.pairs):
-                for side in ("bare", "ours") if pair % 2 == 0 else ("ours", "bare"):
-                    if side == "bare":
-                        bare.append(
-                            bare_loop.throughput(argv, degree, settle_s=options.settle, seconds=options.seconds)
-                        )
-                    else:
-                        run(*overrides, root=root)
-                        newest = results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1]
-                        ours.append(float(newest["metrics.throughput_total_samples_per_s"]))
-                print(f"{workload} x{degree}: bare {bare[-1]:.0f}, orchestrator {ours[-1]:.0f} samples/s", flush=True)
-            rows = results.load_groups(root, EXPERIMENT)
-            mine = rows[(rows["params.degree"] == str(degree)) & (rows["params.jobs"].str.contains(workload))]
-            ratios = [our / base for our, base in zip(ours, bare, strict=True)]
-            lines.append(
-                f"| {workload} | {degree} | {statistics.median(bare):.0f} | {statistics.median(ours):.0f} | "
-                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f}) | "
-                f"{mine['metrics.start_skew_ms'].median():.1f} | {mine['metrics.orchestrator_cpu_pct'].median():.2f} |"
-            )
+    for case in itertools.product(options.workload, options.degrees, options.scenario):
+        lines.append(_paired(folder / "mlruns", *case, options))
+        print(lines[-1], flush=True)
     return lines
+
+
+def _paired(root: Path, workload: str, degree: int, scenario: str, options: argparse.Namespace) -> str:
+    overrides = [
+        f"workload={workload}",
+        "data.source=synthetic_device",
+        f"scenario={scenario}",
+        f"degree={degree}",
+        f"window.seconds={options.seconds:g}",
+        f"window.settle_s={options.settle:g}",
+        f"tracking.experiment={EXPERIMENT}",
+        *options.override,
+    ]
+    argv = job_argv(overrides)
+    window = {"settle_s": options.settle, "seconds": options.seconds}
+    rates: dict[str, list[float]] = {"bare": [], "orchestrator": [], "bare again": []}
+    rows = []
+    for turn in range(options.pairs):
+        sides = list(rates)
+        for side in sides[turn % 3 :] + sides[: turn % 3]:
+            if side == "orchestrator":
+                run(*overrides, "baseline=never", root=root)
+                rows.append(results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1])
+                rates[side].append(float(rows[-1]["metrics.throughput_total_samples_per_s"]))
+            else:
+                with bare_loop.mps() if scenario == "mps" else nullcontext({}) as environ:
+                    rates[side].append(bare_loop.throughput(argv, degree, environ, **window))
+        print(f"{workload} x{degree} {scenario}: {', '.join(f'{s} {r[-1]:.0f}' for s, r in rates.items())}", flush=True)
+    bare = rates.pop("bare")
+    ratios = " | ".join(_spread([one / base for one, base in zip(side, bare, strict=True)]) for side in rates.values())
+    skew, cpu = (
+        statistics.median(float(row[f"metrics.{name}"]) for row in rows)
+        for name in ("start_skew_ms", "orchestrator_cpu_pct")
+    )
+    return f"| {workload} | {degree} | {scenario} | {statistics.median(bare):.0f} | {ratios} | {skew:.1f} | {cpu:.2f} |"
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f} - {max(values):.3f})"
 
 
 def job_argv(overrides: list[str]) -> tuple[str, ...]:
@@ -192,6 +205,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--workload", nargs="+", default=["resnet26_cifar10", "resnet50_imagenet64"])
     parser.add_argument("--degrees", nargs="+", type=int, default=[1, 2, 3, 7])
+    parser.add_argument("--scenario", nargs="+", default=["naive"], choices=["naive", "mps"])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--settle", type=float, default=1.0)
     parser.add_argument("--override", nargs="*", default=[], help="further overrides for both sides")
