@@ -172,7 +172,7 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
                 rows.append(results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1])
                 rates[side].append(float(rows[-1]["metrics.throughput_total_samples_per_s"]))
             else:
-                with bare_loop.mps() if scenario == "mps" else nullcontext({}) as environ:
+                with bare_loop.mps() if scenario == "mps" else nullcontext(os.environ) as environ:
                     rates[side].append(bare_loop.throughput(argv, degree, environ, **window))
         print(f"{workload} x{degree} {scenario}: {', '.join(f'{s} {r[-1]:.0f}' for s, r in rates.items())}", flush=True)
     bare = rates.pop("bare")

@@ -30,8 +30,9 @@ Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 """Arithmetic of the step: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in
 both, or autocast to bf16 or fp16."""
 
-Autotune = enum.Enum("Autotune", "in_turn together off", start=0)
-"""When cuDNN tries its algorithms: one job after another, all at once, or not at all."""
+Autotune = enum.Enum("Autotune", "auto in_turn together off", start=0)
+"""When cuDNN tries its algorithms: one job after another, all at once, or not at all. `auto` is `in_turn` in strict
+fp32, where it brings much, and else `off` (docs/method.md)."""
 
 
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
@@ -114,7 +115,7 @@ class TrainTimmConfig(WorkloadConfig):
         loader_workers: data loader processes of each job.
         threads: CPU threads of each job's framework; the framework's own choice if not given.
         autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it
-            (docs/method.md).
+            (docs/method.md). The job gets, and its run records, what `auto` stands for.
         canary: check before the run that the job's products and convolutions come out right (docs/method.md).
         validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
     """
@@ -140,10 +141,16 @@ class TrainTimmConfig(WorkloadConfig):
     channels_last: bool = True
     loader_workers: int = 2
     threads: int | None = None
-    autotune: Autotune = Autotune.in_turn
+    autotune: Autotune = Autotune.auto
     warmup_steps: int = 10
     canary: bool = True
     validate: bool = False
+
+    def own_options(self) -> dict[str, Any]:
+        options = super().own_options()
+        if self.autotune is Autotune.auto:
+            options["autotune"] = Autotune.in_turn if self.precision is Precision.fp32 else Autotune.off
+        return options
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)

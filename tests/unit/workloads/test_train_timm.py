@@ -30,8 +30,20 @@ def test_the_flags_are_the_keys_of_the_configuration():
     defaults = {field.name: field.default for field in dataclasses.fields(workloads.TrainTimmConfig)}
     for name in ("learning_rate", "channels_last", "loader_workers", "warmup_steps", "validate", "samples", "threads"):
         assert actions[name].default == defaults[name], name
-    for name in ("source", "step_mode", "precision", "autotune"):
+    for name in ("source", "step_mode", "precision"):
         assert actions[name].default == defaults[name].name, name
+
+
+def test_tuning_by_itself_is_for_strict_fp32_and_decided_before_the_program_starts():
+    def autotune(**options):
+        return workloads.TrainTimmConfig(**options).own_options()["autotune"].name
+
+    assert {precision.name: autotune(precision=precision) for precision in workloads.Precision} == {
+        "default": "off", "tf32": "off", "fp32": "in_turn", "bf16": "off", "fp16": "off",
+    }  # fmt: skip
+    assert autotune(autotune=workloads.Autotune.together) == "together"
+    actions = {action.dest: action for action in train_timm.build_parser()._actions}
+    assert {"auto", *actions["autotune"].choices} == {each.name for each in workloads.Autotune}
 
 
 def test_model_arguments_are_json_or_text():
