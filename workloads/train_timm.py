@@ -255,6 +255,7 @@ def _warm_up(args: argparse.Namespace, job: client.NullJob, training: Training, 
         for batch in warm_up:
             step(*batch)
         if args.canary:
+            job.phase("canary")
             _check_results(job, training, next(batches.epoch(1)))
     return step
 
