@@ -205,6 +205,7 @@ def test_as_a_job_it_runs_until_told_to_stop():
             "import",
             "build",
             "warmup",
+            "canary",
             "ready",
             "train",
         ]
