@@ -111,7 +111,7 @@ def test_a_fixed_number_of_epochs():
     first, last = job.epochs[0][2], job.epochs[-1][2]
     assert last["loss"] < 0.5 * first["loss"]
     assert last["accuracy_ratio"] > 0.8
-    assert job.phases == ["import", "build", "warmup", "train", *["validate", "train"] * 5]
+    assert job.phases == ["import", "build", "warmup", "canary", "train", *["validate", "train"] * 5]
     # Time per epoch ends with its last step and begins after the last step and the validation of the epoch before.
     seconds = job.epochs[1][1]
     assert (stamps[29] - stamps[15]) / 1e9 < seconds < (stamps[29] - stamps[14]) / 1e9
