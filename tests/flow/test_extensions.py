@@ -161,7 +161,7 @@ FINDINGS = """
     about: "Nobody, 1999."
     gpu: none
     epochs: 1
-    workloads: [tokens]
+    workloads: [{name: tokens}]
     findings:
       - {text: "two run at some rate", kind: quantity, quantity: throughput_total_samples_per_s, modes: [naive], low: 1}
     """

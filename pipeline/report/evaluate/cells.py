@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pipeline.base.modes import SERIAL, Mode
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate import quantities
-from pipeline.report.evaluate.metrics import METRICS, TOTAL_TIME, Metric, sampled
-from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.evaluate.metrics import METRICS, TOTAL_TIME, Metric, Scale, sampled
+from pipeline.report.evaluate.statistics import Estimate, estimate, independent
 from pipeline.report.read import labels
 from pipeline.report.read.records import Row, Study
 
@@ -25,7 +25,6 @@ class Case:
         workloads: labels of all jobs, sorted; of copies, that of one.
         base_workloads: the same without the step mode: what eager, compiled and CUDA-graph cases share.
         setting: what tells the settings (window, seed, device) from others of the study.
-        mix: the sizes of a mix as its label has them, `M+2S`; empty if they name several mixes of the study.
         params: of the run of a job of each of the workloads, in their order.
     """
 
@@ -34,7 +33,6 @@ class Case:
     workloads: tuple[str, ...]
     base_workloads: tuple[str, ...]
     setting: str = ""
-    mix: str = field(default="", compare=False)
     params: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
 
@@ -49,6 +47,7 @@ class Cell:
         results: how often each result came out, over the blocks.
         values: quantity by name, then by block; of rows that ended `ok` only.
         wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
+        gpus: on which GPU each block ran.
         estimates: of `values`.
         sampled: what else listeners give than `METRICS` knows.
         reason: why the first block that did not end `ok` did not.
@@ -68,6 +67,7 @@ class Cell:
     results: Counter[Result] = field(default_factory=Counter)
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
+    gpus: dict[int, str] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
     sampled: dict[str, Metric] = field(default_factory=dict)
     reason: str = ""
@@ -77,6 +77,11 @@ class Cell:
     def is_ranked(self) -> bool:
         """Whether every block that ran to its end computed what it should, and fitted, so that it may be compared."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
+
+    def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
+        """Of one or more values by block, such as ratios of this cell's to another one's."""
+        values = list(by_block.values()) if scale is Scale.PEAK else independent(by_block, self.gpus)
+        return estimate(values, scale)
 
     @property
     def finding(self) -> Result:
@@ -115,7 +120,6 @@ def _case_of(row: Row) -> Case:
         workloads=tuple(job.label for job in jobs),
         base_workloads=tuple(sorted(job.base_label for job in jobs)),
         setting=row.setting,
-        mix=label if row.is_mix else "",
         params=tuple(job.params for job in jobs),
     )
 
@@ -129,7 +133,7 @@ def cases_of(study: Study) -> dict[str, Case]:
     return {
         run_id: case
         if len(sharing[case.label]) == 1
-        else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}", mix="")
+        else dataclasses.replace(case, label=f"{case.label}: {', '.join(dict.fromkeys(case.workloads))}")
         for run_id, case in cases.items()
     }
 
@@ -149,8 +153,8 @@ def cases_in(cells: Sequence[Cell]) -> list[Case]:
     return list(dict.fromkeys(cell.case for cell in cells))
 
 
-def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[float], str]:
-    """Speed of one cell over that of another in each block that has both, and the quantity that it is taken from.
+def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[int, float], str]:
+    """Speed of one cell over that of another by block that has both, and the quantity that it is taken from.
 
     Of the quantities `names`, that is the first that both have in some block.
     """
@@ -159,8 +163,8 @@ def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[list[fl
         common = sorted(block for block in mine.keys() & theirs.keys() if mine[block] > 0 and theirs[block] > 0)
         if common:
             is_time = name == TOTAL_TIME
-            return [theirs[b] / mine[b] if is_time else mine[b] / theirs[b] for b in common], name
-    return [], ""
+            return {b: theirs[b] / mine[b] if is_time else mine[b] / theirs[b] for b in common}, name
+    return {}, ""
 
 
 def _cell(
@@ -189,6 +193,7 @@ def _cell(
     )
     for row, figures in found:
         cell.results[row.result] += 1
+        cell.gpus[row.block] = row.gpu_uuid
         if row.result in (Result.OK, Result.WRONG_RESULTS):
             into = cell.values if row.result is Result.OK else cell.wrong_values
             for name, value in figures.items():
@@ -196,5 +201,5 @@ def _cell(
         cell.sampled.update(sampled(row))
     for name, metric in (METRICS | cell.sampled).items():
         if name in cell.values:
-            cell.estimates[name] = estimate(list(cell.values[name].values()), metric.scale)
+            cell.estimates[name] = cell.estimate(cell.values[name], metric.scale)
     return cell

@@ -1,23 +1,33 @@
-"""The findings of publications beside ours: whether they agree, and by how much they do not."""
+"""The findings of publications beside ours: whether they agree, and by how much they do not.
+
+A comparison is made with what was measured at the finding's own settings: workload, batch, precision, recipe, data,
+step mode (`Publication.differences`). Two things are notes instead. The GPU: whether a finding holds on another one is
+what the comparison asks. The window: a steady one and a fixed number of epochs give the same rate of a job, whose time
+per epoch is counted without its start and its validation.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pipeline.base.modes import MIG, SERIAL
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import MEMORY, SPEEDUP, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
-from pipeline.report.evaluate.statistics import Estimate, estimate
-from pipeline.report.evaluate.verdicts import Winner
+from pipeline.report.evaluate.quantities import slowdown_of
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.verdicts import Verdict, slower_pairs
 from pipeline.report.evaluate.wording import finding_in_words, interval_in_words
+from pipeline.report.read import labels
 
-_SYNTHETIC = ("synthetic_host", "synthetic_device")
 _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
 
 
@@ -27,6 +37,7 @@ class Agreement(enum.StrEnum):
     AGREES = "agrees"
     DIFFERS = "differs"
     UNDECIDED = "undecided"
+    OTHER_SETTINGS = "measured at other settings"
     NOT_MEASURED = "not measured here"
 
 
@@ -38,8 +49,8 @@ class FindingCheck:
         case_label, degree, mode: of our cell; of the finding, as far as it says so, if there is none.
         ours: our figure in the finding's metric; `None` for an out-of-memory, and where nothing was measured.
         ours_in_words: the same as text.
-        difference: by how much ours lies outside the range; why it is undecided.
-        note: what is not the same as in the publication: the GPU, the length of the work, the data.
+        difference: by how much ours lies outside the range; why it is undecided; which settings are others.
+        note: what else is not the same as in the publication: the GPU, the length of the work, the images.
     """
 
     publication: Publication
@@ -54,14 +65,19 @@ class FindingCheck:
     note: str = ""
 
 
-def compare(cells: Sequence[Cell], winners: Sequence[Winner] = ()) -> list[FindingCheck]:
-    """Each finding of each publication with every cell or fastest mode that it speaks of; one entry where none is."""
+Check: TypeAlias = Callable[["_About", Sequence[Cell]], list[FindingCheck | None]]
+
+
+def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
+    """Each finding of each publication with every cell at its settings.
+
+    Where there is none, with those whose settings differ least, which says so; else it is one entry without a figure.
+    """
     made: list[FindingCheck] = []
     for publication in publications():
         for finding in publication.findings:
-            about = _About(publication, finding, cells, winners)
-            found = [check for check in CHECKS[finding.kind](about) if check is not None]
-            made += found or [_absent(about)]
+            about = _About(publication, finding, cells, verdicts)
+            made += _at_nearest_settings(about) or [_absent(about)]
     return made
 
 
@@ -71,58 +87,80 @@ class _About(NamedTuple):
     publication: Publication
     finding: Finding
     cells: Sequence[Cell]
-    winners: Sequence[Winner]
+    verdicts: Sequence[Verdict]
 
-    def spoken_of(self) -> list[Cell]:
-        return [cell for cell in self.cells if _speaks_of(self.publication, self.finding, cell)]
+
+def _at_nearest_settings(about: _About) -> list[FindingCheck]:
+    by_difference: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
+    for cell in about.cells:
+        if _speaks_of(about.publication, about.finding, cell):
+            by_difference[_differences(about.publication, about.finding, cell)].append(cell)
+    for _, alike in itertools.groupby(sorted(by_difference, key=len), key=len):
+        found = [
+            dataclasses.replace(check, agreement=Agreement.OTHER_SETTINGS, difference="; ".join(differences))
+            if differences
+            else check
+            for differences in alike
+            for check in CHECKS[about.finding.kind](about, by_difference[differences])
+            if check is not None
+        ]
+        if found:
+            return found
+    return []
+
+
+def _differences(publication: Publication, finding: Finding, cell: Cell) -> tuple[str, ...]:
+    of_each = (publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params)
+    return tuple(dict.fromkeys(itertools.chain(*of_each)))
 
 
 def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
-    has_degree = cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
-    if cell.is_derived or cell.sharing.name not in finding.modes or not has_degree:
+    """Whether a finding is about the workloads, the number of jobs and the mode of a cell, whatever its settings."""
+    programs = [program for params in cell.case.params if (program := publication.program(params)) is not None]
+    if len(programs) < len(cell.case.params):
+        return False
+    names = [program.name for program in programs]
+    if cell.case.is_mix or finding.mixes:
+        is_meant = cell.case.is_mix and labels.jobs_label(names, [each.size for each in programs]) in finding.mixes
+        has_degree = True
+    else:
+        is_meant = not finding.workloads or names[0] in finding.workloads
+        has_degree = cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
+    if cell.is_derived or not is_meant or not has_degree or cell.sharing.name not in (finding.among or finding.modes):
         return False
     if cell.sharing == MIG:
-        if finding.profile is not None and finding.profile not in [profile.split(".")[0] for profile in cell.profiles]:
-            return False
-    elif cell.detail:
-        return False  # MPS with limits, say, of which no finding speaks
-    if finding.mixes or cell.case.is_mix:
-        return cell.case.is_mix and cell.case.mix in finding.mixes
-    (params,) = cell.case.params
-    return (
-        params.get("step_mode", "eager") == "eager"
-        and params.get("workload") in (finding.workloads or publication.workloads)
-        and (finding.batch_size is None or str(finding.batch_size) == params.get("batch_size"))
-    )
+        return finding.profile is None or finding.profile in [profile.split(".")[0] for profile in cell.profiles]
+    return not cell.detail  # MPS with limits, say, of which no finding speaks
 
 
-def _quantity(about: _About) -> list[FindingCheck | None]:
-    name = about.finding.quantity
-    return [_in_range(about, cell, list(cell.values.get(name, {}).values())) for cell in about.spoken_of()]
+def _quantity(about: _About, cell: Cell) -> FindingCheck | None:
+    return _in_range(about, cell, cell.values.get(about.finding.quantity, {}))
 
 
-def _against(about: _About) -> list[FindingCheck | None]:
-    return [
-        _in_range(about, cell, _ratios(cell, _find(about.cells, cell, cell.degree, about.finding.against), SPEEDUP))
-        for cell in about.spoken_of()
-    ]
+def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
+    """Of our jobs of the workload that the finding names, which may be called differently here."""
+    programs = [(params["workload"], about.publication.program(params)) for params in cell.case.params]
+    meant = (name for name, program in programs if program is not None and program.name == about.finding.of)
+    return _in_range(about, cell, cell.values.get(slowdown_of(next(meant, "")), {}))
 
 
-def _memory_growth(about: _About) -> list[FindingCheck | None]:
+def _against(about: _About, cell: Cell) -> FindingCheck | None:
+    other = _find(about.cells, cell, cell.degree, about.finding.against)
+    return _in_range(about, cell, _ratios(cell, other, SPEEDUP))
+
+
+def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
     """Of what grows with the degree, the highest degree of each case and mode."""
-    highest = {(cell.case, cell.sharing): cell for cell in about.spoken_of() if cell.values}  # ordered by degree
+    highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
     found = []
     for cell in highest.values():
         ratios = _ratios(cell, _find(about.cells, cell, 1, SERIAL.name), MEMORY)
-        found.append(_in_range(about, cell, [ratio / cell.degree for ratio in ratios], Scale.PEAK))
+        by_job = {block: ratio / cell.degree for block, ratio in ratios.items()}
+        found.append(_in_range(about, cell, by_job, Scale.PEAK))
     return found
 
 
-def _out_of_memory(about: _About) -> list[FindingCheck | None]:
-    return [_ran_out(about, cell) for cell in about.spoken_of()]
-
-
-def _ran_out(about: _About, cell: Cell) -> FindingCheck | None:
+def _out_of_memory(about: _About, cell: Cell) -> FindingCheck | None:
     if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
@@ -132,16 +170,18 @@ def _ran_out(about: _About, cell: Cell) -> FindingCheck | None:
     return _check(about, cell, None, Result.OK.value, Agreement.DIFFERS, "it fits here")
 
 
-def _in_range(about: _About, cell: Cell, values: Sequence[float], scale: Scale = Scale.POSITIVE) -> FindingCheck | None:
+def _in_range(
+    about: _About, cell: Cell, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE
+) -> FindingCheck | None:
     if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
         if about.finding.degree is None:
             return None  # nothing is said of degrees that do not fit
         return _check(about, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
-    if not values:
+    if not by_block:
         return None
-    ours = estimate(values, scale)
+    ours = cell.estimate(by_block, scale)
     in_words = f"{ours.median:.2f}{interval_in_words(ours, '.2f')}"
     return _check(about, cell, ours, in_words, *_against_range(about.finding, ours))
 
@@ -151,45 +191,56 @@ def _find(cells: Sequence[Cell], cell: Cell, degree: int, mode: str) -> Cell | N
     return next((other for other in found if other.is_ranked), None)
 
 
-def _ratios(cell: Cell, other: Cell | None, metric: str) -> list[float]:
+def _ratios(cell: Cell, other: Cell | None, metric: str) -> dict[int, float]:
     mine = cell.values.get(metric, {})
     theirs = {} if other is None else other.values.get(metric, {})
-    return [mine[block] / theirs[block] for block in sorted(mine.keys() & theirs.keys()) if theirs[block]]
+    return {block: mine[block] / theirs[block] for block in sorted(mine.keys() & theirs.keys()) if theirs[block]}
 
 
 def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
-    low, high = finding.low, finding.high
-    if low is not None and ours.median < low:
-        difference = f"{100 * (1 - ours.median / low):.0f} % lower"
-        reaches = ours.high is not None and ours.high >= low
-    elif high is not None and ours.median > high:
-        difference = f"{100 * (ours.median / high - 1):.0f} % higher"
-        reaches = ours.low is not None and ours.low <= high
-    else:
+    """The whole interval inside agrees, the whole interval outside differs."""
+    low = -math.inf if finding.low is None else finding.low
+    high = math.inf if finding.high is None else finding.high
+    away = ""
+    if ours.median < low:
+        away = f"{100 * (1 - ours.median / low):.0f} % lower, "
+    elif ours.median > high:
+        away = f"{100 * (ours.median / high - 1):.0f} % higher, "
+    if ours.low is None or ours.high is None:
+        return Agreement.UNDECIDED, f"{away}too few values for an interval"
+    if low <= ours.low and ours.high <= high:
         return Agreement.AGREES, ""
-    if reaches:
-        return Agreement.UNDECIDED, f"{difference}, but the interval reaches into the range"
-    return Agreement.DIFFERS, difference
+    if ours.high < low or high < ours.low:
+        return Agreement.DIFFERS, away.removesuffix(", ")
+    return Agreement.UNDECIDED, f"{away}but the interval reaches into the range" if away else "the interval is wider"
 
 
-def _fastest(about: _About) -> list[FindingCheck | None]:
-    return [_is_fastest(about, winner) for winner in about.winners if winner.case.mix in about.finding.mixes]
+def _fastest(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
+    places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        if cell.is_ranked:
+            places[cell.case, cell.degree].append(cell)
+    return [_is_fastest(about, here) for here in places.values()]
 
 
-def _is_fastest(about: _About, winner: Winner) -> FindingCheck | None:
-    mine = [cell for cell in about.cells if (cell.case, cell.degree) == (winner.case, winner.degree)]
-    name_of = {cell.mode: cell.sharing.name for cell in mine}
-    fastest, expected = {name_of.get(mode, mode) for mode in winner.tied}, set(about.finding.modes)
-    if fastest <= expected:
-        agreement, difference = Agreement.AGREES, ""
-    elif expected - set(name_of.values()):
-        return _absent(about)  # a mode that the finding names did not run
-    elif fastest & expected:
-        agreement, difference = Agreement.UNDECIDED, f"not told apart: {', '.join(winner.tied)}"
+def _is_fastest(about: _About, here: Sequence[Cell]) -> FindingCheck | None:
+    """Whether each other mode is slower than one that should be fastest; `None` unless every mode was measured."""
+    if {cell.sharing.name for cell in here} != set(about.finding.among):
+        return None
+    place = here[0].case, here[0].degree
+    slower = slower_pairs([verdict for verdict in about.verdicts if (verdict.case, verdict.degree) == place])
+    expected = [cell.mode for cell in here if cell.sharing.name in about.finding.modes]
+    others = [cell.mode for cell in here if cell.mode not in expected]
+    if all(any((other, mode) in slower for mode in expected) for other in others):
+        found = Agreement.AGREES
+    elif any(all((mode, other) in slower for mode in expected) for other in others):
+        found = Agreement.DIFFERS
     else:
-        agreement, difference = Agreement.DIFFERS, f"fastest here: {', '.join(winner.tied)}"
-    check = _check(about, mine[0], None, " or ".join(winner.tied), agreement, difference)
-    return dataclasses.replace(check, mode="")
+        found = Agreement.UNDECIDED
+    best = max(here, key=lambda cell: cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0)
+    tied = [cell.mode for cell in here if (cell.mode, best.mode) not in slower]
+    why = "not told apart" if found is Agreement.UNDECIDED else ""
+    return dataclasses.replace(_check(about, here[0], None, " or ".join(tied), found, why), mode="")
 
 
 def _check(
@@ -221,7 +272,7 @@ def _absent(about: _About) -> FindingCheck:
 
 
 def _note(publication: Publication, cell: Cell) -> str:
-    """What a reader must mind: all of it shifts the figures."""
+    """What a reader must mind although it is no other setting."""
     differs = []
     if cell.is_simulated:
         differs.append("simulated, so it says nothing about a GPU")
@@ -229,16 +280,21 @@ def _note(publication: Publication, cell: Cell) -> str:
         differs.append(f"{cell.device} instead of an {publication.gpu}")
     if cell.window is WindowKind.STEADY:
         differs.append(f"steady window instead of {publication.epochs} epochs")
-    if any(params.get("source") in _SYNTHETIC for params in cell.case.params):
-        differs.append("synthetic data instead of images from disk")
+    if any(params.get("source") == "synthetic_files" for params in cell.case.params):
+        differs.append("files of made-up images")
     return "; ".join(differs)
 
 
-CHECKS: dict[str, Callable[[_About], list[FindingCheck | None]]] = {
-    "quantity": _quantity,
-    "against": _against,
+def _of_each(check: Callable[[_About, Cell], FindingCheck | None]) -> Check:
+    return lambda about, cells: [check(about, cell) for cell in cells]
+
+
+CHECKS: dict[str, Check] = {
+    "quantity": _of_each(_quantity),
+    "against": _of_each(_against),
     "memory_growth": _memory_growth,
-    "out_of_memory": _out_of_memory,
+    "out_of_memory": _of_each(_out_of_memory),
+    "slowdown": _of_each(_slowdown),
     "fastest": _fastest,
 }
-"""By the kind of a finding."""
+"""By the kind of a finding: what some cells say, `None` for nothing."""

@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.base.modes import mode_of
+from pipeline.report.read import labels
 
 FOLDER = Path(__file__).parent / "publications"
 
+Settings = Mapping[str, tuple[str, ...]]
+"""By param of a job's run: the values with which something was measured."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finding:
     """One statement about a number.
 
     Attributes:
         text: the statement, and how it is read where it gives words instead of numbers.
+        where: it stands, as far as that is certain: `figure 3`.
         kind: `quantity` of a cell; speed `against` another mode; `memory_growth`, memory over that of as many jobs
-            alone; `out_of_memory`; `fastest` mode of a mix.
+            alone; `out_of_memory`; `slowdown` of one workload in a mix; `fastest` mode.
         modes: the sharing modes that it is about, by their names in the configuration.
         workloads: names of the workloads that it is about; all of the publication if not given.
-        mixes: labels of the mixes that it is about, instead of workloads.
+        mixes: labels of the mixes that it is about, by the sizes of workloads, instead of workloads.
         quantity: of kind `quantity`: its name in `pipeline.report.evaluate.metrics`.
         against: of kind `against`: the other mode.
-        batch_size: `None` for any.
+        of: of kind `slowdown`: the name of the workload.
+        among: of kind `fastest`: the modes that were compared.
         degree: `None` for any that collocates.
         profile: of MIG instances, by slices; `None` for any.
         low, high: range; `None` is open.
-        is_first_hand: whether it stands in the publication itself.
+        settings: it was measured at, where they are not those of the publication and the workload.
     """
 
     text: str
+    where: str = ""
     kind: str
     modes: tuple[str, ...]
     workloads: tuple[str, ...] = ()
     mixes: tuple[str, ...] = ()
     quantity: str = ""
     against: str = ""
-    batch_size: int | None = None
+    of: str = ""
+    among: tuple[str, ...] = ()
     degree: int | None = None
     profile: str | None = None
     low: float | None = None
     high: float | None = None
-    is_first_hand: bool = True
+    settings: Settings = field(default_factory=dict)
 
     @property
     def mode_labels(self) -> tuple[str, ...]:
@@ -63,15 +71,34 @@ class Finding:
         return f"at least {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """A workload of a publication.
+
+    Attributes:
+        name: of the workload that does the same.
+        ours: of the nearest workload that does not: what is measured with it is at other settings.
+        size: its letter in the labels of mixes.
+        settings: of its own; `in_mixes` those that only mixes have.
+    """
+
+    name: str
+    ours: str = ""
+    size: str | None = None
+    settings: Settings = field(default_factory=dict)
+    in_mixes: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Publication:
     """A publication, and how it measured.
 
     Attributes:
         table, title, about: name and title of its table in the report, and what the page says of it.
         gpu: part of the name of the GPU.
-        epochs: that each job did, on images from disk.
-        workloads: names of all that it measured.
+        epochs: that each job did.
+        settings: of all that it measured.
+        workloads: all that it measured.
     """
 
     table: str
@@ -79,8 +106,37 @@ class Publication:
     about: str
     gpu: str
     epochs: int
-    workloads: tuple[str, ...]
+    settings: Settings = field(default_factory=dict)
+    workloads: tuple[Program, ...]
     findings: tuple[Finding, ...]
+
+    def program(self, params: Mapping[str, str]) -> Program | None:
+        """The workload of this publication that a job is, or is near to, by the params of its run."""
+        name = params.get("workload")
+        return next((each for each in self.workloads if name and name in (each.name, each.ours)), None)
+
+    def differences(self, finding: Finding, params: Mapping[str, str], *, is_mix: bool) -> list[str]:
+        """In words, how the settings of a job are not those of a finding: `batch 128 instead of 32`."""
+        program = self.program(params)
+        if program is None:
+            return [f"{params.get('workload')}, which was not measured"]
+        of_mix = program.in_mixes if is_mix else {}
+        wanted = {"workload": (program.name,), **self.settings, **program.settings, **of_mix, **finding.settings}
+        return [
+            f"{_in_words(key, params.get(key))} instead of {' or '.join(values)}"
+            for key, values in wanted.items()
+            if params.get(key) not in values
+        ]
+
+
+_SETTINGS_IN_WORDS = {"workload": "{}", "batch_size": "batch {}", "image_px": "image size {}"}
+
+
+def _in_words(key: str, value: str | None) -> str:
+    if key == "source" and value is not None:
+        return labels.value_in_words(key, value) or f"source {value}"
+    form = _SETTINGS_IN_WORDS.get(key, key.replace("_", " ") + " {}")
+    return form.format(value or "not recorded")
 
 
 @lru_cache(maxsize=1)
@@ -93,9 +149,19 @@ def publications() -> tuple[Publication, ...]:
 
 
 def _publication(says: Mapping[str, Any]) -> Publication:
-    findings = tuple(Finding(**_frozen(finding)) for finding in says["findings"])
-    return Publication(**_frozen(says) | {"findings": findings})
+    programs = tuple(Program(**_frozen(each)) for each in says["workloads"])
+    findings = tuple(Finding(**_frozen(each)) for each in says["findings"])
+    return Publication(**_frozen(says) | {"workloads": programs, "findings": findings})
 
 
-def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+def _frozen(says: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _settings(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+        for key, value in says.items()
+    }
+
+
+def _settings(says: Mapping[str, Any]) -> Settings:
+    """As the params of a run have them: text."""
+    several = {key: value if isinstance(value, list) else [value] for key, value in says.items()}
+    return {key: tuple(map(labels.in_words, values)) for key, values in several.items()}

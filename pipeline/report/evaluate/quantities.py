@@ -12,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base.normalise import in_turn, normalise, rate_name
+from pipeline.base.normalise import SLOWDOWN, in_turn, normalise, rate_name
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.metrics import BEST_SOLO, SPEEDUP, sampled
+from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 
 RECORDED = (
@@ -25,6 +26,9 @@ RECORDED = (
 """What a row's run has under the same name."""
 
 BaselineKey = tuple[object, ...]
+Program = tuple[object, ...]
+Rates = tuple[float | None, float | None]
+"""Of a job together with the others, and alone."""
 
 
 @dataclass(slots=True)
@@ -33,17 +37,21 @@ class Baselines:
 
     Attributes:
         solo: the run of its own of each workload that has one, by digest.
-        by_base: of each workload in whatever step mode, by the label without it.
+        by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
         mixes: several jobs really executed one after another, by their digests in their order.
     """
 
     solo: dict[str, JobRow] = field(default_factory=dict)
-    by_base: dict[str, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
+    by_program: dict[Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
     mixes: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
     def step_modes(self, job: JobRow) -> set[str]:
-        """The step modes in which a job's workload ran alone: of one mode alone, it is not known to be the best."""
-        return {solo.digest for solo in self.by_base.get(job.base_label, [])}
+        """The step modes in which a job's program ran alone: of one mode alone, it is not known to be the best."""
+        return {solo.params[labels.STEP_MODE] for solo in self.in_step_modes(job)}
+
+    def in_step_modes(self, job: JobRow) -> list[JobRow]:
+        """A job's program alone, in each of its step modes; none of a program that has no step modes."""
+        return self.by_program.get(_program(job), [])
 
     def alone(self, row: Row, job: JobRow) -> JobRow | None:
         """A job of a row alone: its own run, else its turns in the same mix, else those in any; of several the mean."""
@@ -68,8 +76,10 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
         if row.degree > 1:
             mine.mixes[_digests(row)] = row
         else:
-            mine.solo[row.jobs[0].digest] = row.jobs[0]
-            mine.by_base[row.jobs[0].base_label].append(row.jobs[0])
+            (job,) = row.jobs
+            mine.solo[job.digest] = job
+            if labels.STEP_MODE in job.params:
+                mine.by_program[_program(job)].append(job)
     return dict(found)
 
 
@@ -88,11 +98,17 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
         share = row.metrics["energy_above_idle_j"] / energy_j
         found["energy_above_idle_per_sample_j"] = share * found["energy_per_sample_j"]
     found |= _epochs(row, baselines)
-    figures = _normalised(row, [baselines.alone(row, job) for job in row.jobs], baselines.total_time_s(row))
+    alone = [baselines.alone(row, job) for job in row.jobs]
+    figures = _normalised(row, alone, baselines.total_time_s(row))
     if figures and any(len(baselines.step_modes(job)) > 1 for job in row.jobs):
         best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
         figures |= _named(BEST_SOLO, best.get(SPEEDUP))
-    return found | figures
+    return found | figures | _slowdowns(row, alone)
+
+
+def slowdown_of(workload: str) -> str:
+    """The quantity of a mix that is the worst slowdown of the jobs of one workload."""
+    return f"slowdown_{workload}_ratio"
 
 
 def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
@@ -103,6 +119,12 @@ def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dic
     if solo.window is WindowKind.WORK and "makespan_s" in alone:
         found["makespan_s"] = degree * alone["makespan_s"]
     return found
+
+
+def _program(job: JobRow) -> Program:
+    """What a job computes, its step mode aside: equal precision, data, tuning and all else."""
+    own = {key: value for key, value in labels.own_params(job.params).items() if key != labels.STEP_MODE}
+    return (job.params.get("workload"), *sorted(own.items()))
 
 
 def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
@@ -116,12 +138,26 @@ def _digests(row: Row) -> tuple[str, ...]:
     return tuple(job.digest for job in row.jobs)
 
 
-def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
+def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
+    """Of each workload of a mix."""
+    rates: dict[str, list[Rates]] = defaultdict(list)
+    for job, both in zip(row.jobs, _rates(row, alone), strict=True):
+        rates[job.params.get("workload", "")].append(both)
+    found = {name: normalise(row.window, mine).get(SLOWDOWN) for name, mine in rates.items()}
+    is_shared = row.is_mix and not row.is_sequential
+    return {slowdown_of(name): value for name, value in found.items() if is_shared and value is not None}
+
+
+def _rates(row: Row, alone: Sequence[JobRow | None]) -> list[Rates]:
     rate = rate_name(row.window)
     pairs = zip(row.jobs, alone, strict=True)
+    return [(job.metrics.get(rate), None if solo is None else solo.metrics.get(rate)) for job, solo in pairs]
+
+
+def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
     return normalise(
         row.window,
-        [(job.metrics.get(rate), None if solo is None else solo.metrics.get(rate)) for job, solo in pairs],
+        _rates(row, alone),
         is_sequential=row.is_sequential,
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
@@ -129,9 +165,9 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
 
 
 def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
-    """The fastest run alone of a job's workload in any step mode; `None` if no step mode was run alone."""
+    """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window)
-    candidates = [solo for solo in baselines.by_base.get(job.base_label, []) if solo.metrics.get(name)]
+    candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
     choose = max if row.window is WindowKind.STEADY else min
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 

@@ -1,13 +1,15 @@
 """Estimates and tests. A repeat is a complete block with its own baseline, so comparisons are paired within blocks.
 
 Intervals are t intervals: with the three to ten blocks of a study, a bootstrap of the mean covers far less than 95 %.
+Blocks of one GPU resemble each other, so over several GPUs each GPU is one value (`independent`).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -27,6 +29,9 @@ MARGIN = 0.02
 MIN_BLOCKS = 5
 """Fewer make no verdict."""
 
+MIN_GPUS = 3
+"""Of more than one GPU, fewer make no verdict."""
+
 MIN_FOR_INTERVAL = 3
 """Of two values, a t interval is nine standard deviations wide on each side: it says nothing but that."""
 
@@ -36,9 +41,9 @@ _POWER = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The median of one value a block, and a 95 % t interval; `low` and `high` are `None` for too few values.
+    """The median of `n` independent values, and a 95 % t interval; `low` and `high` are `None` for too few values.
 
-    Of a peak they are the lowest and the highest block.
+    Of a peak they are the lowest and the highest value.
     """
 
     median: float
@@ -52,7 +57,7 @@ class Test:
     """A paired comparison of two modes.
 
     Attributes:
-        ratio: the median of the blocks' ratios, and their interval.
+        ratio: the median of the ratios, and their interval.
         p_different: of "the ratio is 1", two-sided.
         p_equal: of "the ratio is outside the margin around 1" (two one-sided tests).
         mean, deviation: of the log ratios; the deviation is `None` for a single block.
@@ -65,8 +70,26 @@ class Test:
     deviation: float | None
 
 
+def independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
+    """Values of blocks as values that are independent: each block of one GPU, of several GPUs the median of each.
+
+    Blocks of several GPUs are no draws of one distribution: an interval over all of them is too narrow.
+    `tests/unit/report/test_report_statistics.py` shows by how much.
+
+    Args:
+        by_block: a value of each block, in the order of blocks.
+        gpus: on which GPU each block ran; of one that is not named, the same.
+    """
+    of_each: dict[str, list[float]] = defaultdict(list)
+    for block, value in by_block.items():
+        of_each[gpus.get(block, "")].append(value)
+    if len(of_each) == 1:
+        return list(by_block.values())
+    return [statistics.median(values) for values in of_each.values()]
+
+
 def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate:
-    """The median of values, one or more, each of a block; the interval is of the logarithms if they scatter by factors.
+    """The median of independent values, one or more; the interval is of the logarithms if they scatter by factors.
 
     Raises:
         ValueError: there is no value.
@@ -88,7 +111,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
 
 
 def paired(ratios: Sequence[float]) -> Test:
-    """Tests on the ratios of two modes, one a block.
+    """Tests on the ratios of two modes, independent of each other.
 
     Raises:
         ValueError: there is none, or one is not positive.

@@ -1,7 +1,7 @@
 """Which mode is better than which, by how much, and in a sentence.
 
-A verdict needs five blocks, a ratio beyond the margin of 2 %, and a p value that survives the correction over the
-whole table, that of equality within the margin included (`statistics.corrected`).
+A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin of 2 %, and a p value
+that survives the correction over the whole table, that of equality within the margin included (`statistics.corrected`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import dataclasses
 import enum
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.base.modes import MPS, NAIVE, SERIAL
@@ -19,8 +20,18 @@ from pipeline.base.words import counted
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, SPEEDUP, THROUGHPUT, TOTAL_TIME
-from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, Estimate, Test, blocks_needed, corrected, paired
-from pipeline.report.evaluate.wording import finding_in_words, jobs_in_words, listed, times_in_words
+from pipeline.report.evaluate.statistics import (
+    MARGIN,
+    MIN_BLOCKS,
+    MIN_GPUS,
+    Estimate,
+    Test,
+    blocks_needed,
+    corrected,
+    independent,
+    paired,
+)
+from pipeline.report.evaluate.wording import finding_in_words, jobs_in_words, listed, on_gpus, times_in_words
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -50,9 +61,9 @@ class Verdict:
         against: the mode that it is compared with.
         metric: what the ratio is of: the speed-up over serial where that is known, else throughput or total time.
         ratio: speed of the mode over that of the other, by block; above 1 is faster. `None` if it is not ranked.
-        p: of "they are equally fast"; `p_adjusted` for all claims of the table, `None` below five blocks.
-        p_equal_adjusted: of "they differ by more than the margin", likewise.
-        num_blocks: blocks that have both.
+        p: of what the decision denies: that they differ by the margin or more where they are equal within it, else
+            that they are equally fast; `p_adjusted` for all claims of the table, `None` where too little was measured.
+        num_blocks, num_gpus: blocks that have both, and the GPUs that these ran on.
         blocks_needed: about how many would give a verdict; `None` if there is one, or it cannot be told.
     """
 
@@ -64,8 +75,8 @@ class Verdict:
     ratio: Estimate | None
     p: float | None
     p_adjusted: float | None
-    p_equal_adjusted: float | None
     num_blocks: int
+    num_gpus: int
     decision: Decision
     blocks_needed: int | None
     sentence: str
@@ -95,25 +106,37 @@ class _Pair(NamedTuple):
     cell: Cell
     against: str
     metric: str = ""
+    ratios: Mapping[int, float] = MappingProxyType({})
     test: Test | None = None  # unless the cell is not ranked
 
     @property
-    def num_blocks(self) -> int:
-        return 0 if self.test is None else self.test.ratio.n
+    def num_gpus(self) -> int:
+        return len({self.cell.gpus.get(block) for block in self.ratios})
+
+    @property
+    def is_enough(self) -> bool:
+        return self.test is not None and self.test.ratio.n >= (MIN_BLOCKS if self.num_gpus == 1 else MIN_GPUS)
+
+
+class _Judged(NamedTuple):
+    decision: Decision
+    p_different: float | None = None
+    p_equal: float | None = None
 
 
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     """Each mode against serial, naive and MPS, in the order of the cells."""
     places = _by_place(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
-    tested = [pair.test for pair in pairs if pair.test is not None and pair.num_blocks >= MIN_BLOCKS]
+    tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
     p_different = [test.p_different for test in tested if test.p_different is not None]
     p_equal = [test.p_equal for test in tested if test.p_equal is not None]
     different, equal = corrected(p_different, p_equal)
     decisions = decided([test.ratio.median for test in tested], different, equal)
-    judged = dict(zip(map(id, tested), zip(decisions, different.tolist(), equal.tolist(), strict=True), strict=True))
+    outcomes = map(_Judged, decisions, different.tolist(), equal.tolist())
+    judged = dict(zip(map(id, tested), outcomes, strict=True))
     num_tests = sum(pair.test is not None for pair in pairs)
-    undecided = (Decision.NO_VERDICT, None, None)
+    undecided = _Judged(Decision.NO_VERDICT)
     return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
 
 
@@ -129,6 +152,13 @@ def decided(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[De
     )
     outcomes = (Decision.BETTER, Decision.WORSE, Decision.EQUAL, Decision.NO_VERDICT)
     return [outcomes[number] for number in index.ravel()]
+
+
+def slower_pairs(found: Iterable[Verdict]) -> set[tuple[str, str]]:
+    """A mode that was shown to be slower, and the one that is faster, of the verdicts of one case and degree."""
+    found = list(found)
+    slower = {(verdict.mode, verdict.against) for verdict in found if verdict.decision is Decision.WORSE}
+    return slower | {(verdict.against, verdict.mode) for verdict in found if verdict.decision is Decision.BETTER}
 
 
 def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
@@ -169,7 +199,7 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
             continue
         if reference == SERIAL and SPEEDUP in cell.values:
             # Already a ratio to the baseline of its block, also where that is no cell of its own (steady mixes).
-            ratios, metric = list(cell.values[SPEEDUP].values()), SPEEDUP
+            ratios, metric = cell.values[SPEEDUP], SPEEDUP
         elif other is not None:
             # Samples of different jobs do not add up to anything.
             names = (SPEEDUP, TOTAL_TIME) if cell.case.is_mix else (SPEEDUP, THROUGHPUT, TOTAL_TIME)
@@ -177,20 +207,15 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
         else:
             continue
         if ratios:
-            found.append(_Pair(cell, reference.label, metric, paired(ratios)))
+            found.append(_Pair(cell, reference.label, metric, ratios, paired(independent(ratios, cell.gpus))))
     return found
 
 
-def _verdict(pair: _Pair, judged: tuple[Decision, float | None, float | None], num_tests: int) -> Verdict:
+def _verdict(pair: _Pair, judged: _Judged, num_tests: int) -> Verdict:
     cell, test = pair.cell, pair.test
-    decision, p_adjusted, p_equal_adjusted = judged
-    if test is None:
-        decision = Decision.NOT_RANKED
-    needed = None
-    if decision is Decision.NO_VERDICT and test is not None and pair.num_blocks >= statistics.MIN_FOR_INTERVAL:
-        needed = blocks_needed(test, num_tests)
-        if needed is not None and needed <= pair.num_blocks:
-            needed = pair.num_blocks + 1  # the spread was kind, the verdict just missed
+    decision = judged.decision if test is not None else Decision.NOT_RANKED
+    is_equal = decision is Decision.EQUAL
+    p = None if test is None else test.p_equal if is_equal else test.p_different
     verdict = Verdict(
         case=cell.case,
         degree=cell.degree,
@@ -198,18 +223,26 @@ def _verdict(pair: _Pair, judged: tuple[Decision, float | None, float | None], n
         against=pair.against,
         metric=pair.metric,
         ratio=None if test is None else test.ratio,
-        p=None if test is None else test.p_different,
-        p_adjusted=p_adjusted,
-        p_equal_adjusted=p_equal_adjusted,
-        num_blocks=pair.num_blocks,
+        p=p,
+        p_adjusted=judged.p_equal if is_equal else judged.p_different,
+        num_blocks=len(pair.ratios),
+        num_gpus=pair.num_gpus,
         decision=decision,
-        blocks_needed=needed,
+        blocks_needed=_blocks_needed(pair, num_tests) if decision is Decision.NO_VERDICT else None,
         sentence="",
     )
     # What a reader must not overlook.
     flag = f" ({cell.flags[0]})" if cell.flags and cell.is_ranked else ""
     simulated = " (simulated)" if cell.is_simulated else ""
     return dataclasses.replace(verdict, sentence=_sentence(verdict, cell) + flag + simulated)
+
+
+def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
+    num_blocks = len(pair.ratios)
+    if pair.test is None or pair.num_gpus > 1 or num_blocks < statistics.MIN_FOR_INTERVAL:
+        return None
+    needed = blocks_needed(pair.test, num_tests)
+    return None if needed is None else max(needed, num_blocks + 1)  # the spread was kind, the verdict just missed
 
 
 def _sentence(verdict: Verdict, cell: Cell) -> str:
@@ -219,7 +252,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     against = _AS_FAST_AS[verdict.against]
     if verdict.against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
-    times, blocks = times_in_words(verdict.ratio), counted(verdict.num_blocks, "block")
+    times, blocks = times_in_words(verdict.ratio), counted(verdict.num_blocks, "block") + on_gpus(verdict.num_gpus)
     if verdict.decision in (Decision.BETTER, Decision.WORSE):
         return f"{verdict.mode} runs {what} {times} as fast as {against}, {blocks}."
     if verdict.decision is Decision.EQUAL:
@@ -228,6 +261,9 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
 
 
 def _more_blocks(verdict: Verdict) -> str:
+    if verdict.num_gpus > 1:
+        few = f"needs {MIN_GPUS} of them" if verdict.num_gpus < MIN_GPUS else "needs less scatter or more of them"
+        return f"each GPU counts once, and a verdict {few}"
     if verdict.blocks_needed is not None:
         return f"about {verdict.blocks_needed} would give one"
     if verdict.num_blocks < MIN_BLOCKS:
@@ -239,12 +275,12 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
     case, degree = cells[0].case, cells[0].degree
     order = sorted(speeds, key=lambda mode: -speeds[mode].median)
     best = order[0]
-    is_slower = {(v.mode, v.against) for v in found if v.decision is Decision.WORSE}
-    is_slower |= {(v.against, v.mode) for v in found if v.decision is Decision.BETTER}
+    is_slower = slower_pairs(found)
     beaten = {loser for loser, faster in is_slower if faster == best}
     tied = tuple(mode for mode in order if mode not in beaten)
     mode = best if len(tied) == 1 else None
-    what, speedup = jobs_in_words(case, degree), speeds[best]
+    num_gpus = max((verdict.num_gpus for verdict in found), default=1)
+    what, speedup = jobs_in_words(case, degree) + on_gpus(num_gpus), speeds[best]
     if mode == SERIAL.label:
         sentence = f"{what}: one after another is fastest."
     elif mode is not None:

@@ -48,6 +48,11 @@ def interval_in_words(estimate: Estimate, form: str) -> str:
     return f" ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
+def on_gpus(number: int) -> str:
+    """` on these 3 GPUs`, of which each counts once; empty for one, which is the rule."""
+    return f" on these {number} GPUs" if number > 1 else ""
+
+
 def finding_in_words(cell: Cell) -> str:
     """Why a cell is not ranked: `out of memory in 5 of 5 blocks: REASON`."""
     total = sum(cell.results.values())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.modes import SERIAL, Mode
 from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
 from pipeline.report.evaluate.metrics import SPEEDUP, THROUGHPUT, TOTAL_TIME
-from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import ENDINGS
 from pipeline.report.figures.drawing import FAINT, INK, ON_PAPER, UPRIGHT, Sketch, around, in_lines, panels_of
 from pipeline.report.read import labels
@@ -103,10 +103,11 @@ def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Esti
     found = []
     for other in alone:
         same = (other.case.base_workloads, other.case.setting) == (case.base_workloads, case.setting)
-        if not same or other.case == case:
+        step_mode = other.case.params[0].get(labels.STEP_MODE)
+        if not same or step_mode == case.params[0].get(labels.STEP_MODE):
             continue
         ratios, _ = speed_ratios(other, own, (THROUGHPUT, TOTAL_TIME))
         if ratios:
-            word = labels.value_in_words(labels.STEP_MODE, other.case.params[0].get(labels.STEP_MODE)) or "eager"
-            found.append((word, estimate(ratios)))
+            word = labels.value_in_words(labels.STEP_MODE, step_mode) or "eager"
+            found.append((word, own.estimate(ratios)))
     return found

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.modes import SERIAL
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
-from pipeline.report.evaluate.metrics import SPEEDUP, TOTAL_TIME, Scale
-from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.evaluate.metrics import SPEEDUP, TOTAL_TIME
+from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
 from pipeline.report.figures.drawing import FAINT, Sketch, new_figure
 from pipeline.report.read.samples import GroupSeries
@@ -38,8 +38,8 @@ def _caption(cells: Sequence[Cell]) -> str:
 
 
 def _time_against_serial(cell: Cell) -> Estimate | None:
-    speeds = [value for value in cell.values.get(SPEEDUP, {}).values() if value > 0]
-    return estimate([1 / value for value in speeds], Scale.POSITIVE) if speeds else None
+    times = {block: 1 / speed for block, speed in cell.values.get(SPEEDUP, {}).items() if speed > 0}
+    return cell.estimate(times) if times else None
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:

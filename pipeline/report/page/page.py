@@ -48,7 +48,7 @@ def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
     cells = cells_of(study)
     found = verdicts.verdicts(cells)
     best = verdicts.winners(cells, found)
-    tables = every_table(study, cells, found, best, paper.compare(cells, best))
+    tables = every_table(study, cells, found, best, paper.compare(cells, found))
     figures = every.every_figure(study, cells, timeline)
     return Content(study=study, cells=cells, verdicts=found, winners=best, tables=tables, figures=figures)
 

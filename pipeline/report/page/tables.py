@@ -20,7 +20,7 @@ from pipeline.report.read.records import Row, Study
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
 _INTERVALS = (
     "Median over the blocks; low and high are a 95 % t interval, of peaks (memory, temperature) the lowest and highest "
-    "block, from three blocks on."
+    "block, from three blocks on. Over several GPUs, each counts once, by the median of its blocks."
 )
 _OF_CELLS = f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."
 
@@ -63,14 +63,15 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     rows: list[Values] = []
     for found in verdicts:
         compared = (found.case.label, found.degree, found.mode, found.against, *_three(found.ratio), found.num_blocks)
-        tested = (found.p, found.p_adjusted, found.p_equal_adjusted, found.decision.value, found.blocks_needed)
+        tested = (found.p, found.p_adjusted, found.decision.value, found.blocks_needed)
         rows.append((*compared, *tested, found.sentence))
     compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
-    tests = ("p", "p adjusted", "p equal adjusted", "verdict", "blocks needed", "in words")
+    tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
     note = (
         "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
         "A verdict needs five blocks, a ratio beyond 2 % and p below 0.05 after correction over all claims of "
-        "this table (Holm's, sharpened after Shaffer)."
+        "this table (Holm's, sharpened after Shaffer); p is of equality (two one-sided tests) where the verdict is "
+        "equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
     )
     title = "Verdicts: each mode against serial, naive and MPS"
     return Table("verdicts", title, (*compares, *tests), tuple(rows), note)
@@ -159,7 +160,7 @@ def block_table(study: Study) -> Table:
 
 def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
     """The numbers of each publication beside ours."""
-    theirs = ("finding", "source", "case", "jobs", "mode", "paper")
+    theirs = ("finding", "where", "case", "jobs", "mode", "paper")
     heads = (*theirs, "ours", "low", "high", "agreement", "by how much", "mind")
     return [
         Table(publication.table, publication.title, heads, tuple(map(_compared, found)), about=publication.about)
@@ -169,8 +170,7 @@ def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
 
 def _compared(check: FindingCheck) -> Values:
     finding, (_, low, high) = check.finding, _three(check.ours)
-    source = "first-hand" if finding.is_first_hand else "second-hand"
-    theirs = (finding.text, source, check.case_label, check.degree, check.mode, finding.range_in_words)
+    theirs = (finding.text, finding.where or None, check.case_label, check.degree, check.mode, finding.range_in_words)
     return (*theirs, check.ours_in_words, low, high, check.agreement.value, check.difference, check.note)
 
 

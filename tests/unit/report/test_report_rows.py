@@ -229,7 +229,7 @@ def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(ma
     (found,) = study(recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
     assert (found.sizes, found.mode, found.profiles) == (("M", "S"), "MIG 4g+1g", ("4g", "1g"))
     (case,) = {cell.case for cell in cells_of(study(found))}
-    assert case.mix == "M+S"
+    assert case.label == "M+S"
     assert [(one["workload"], one["batch_size"], one["step_mode"]) for one in case.params] == [
         ("resnet26_cifar10", "128", "eager"),
         ("resnet50_imagenet64", "128", "eager"),

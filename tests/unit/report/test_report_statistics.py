@@ -16,7 +16,7 @@ from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import SPEEDUP, Scale
-from pipeline.report.evaluate.statistics import corrected, estimate, p_values, paired
+from pipeline.report.evaluate.statistics import corrected, estimate, independent, p_values, paired
 from pipeline.report.evaluate.verdicts import Decision, Verdict, decided, verdicts
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
@@ -55,7 +55,7 @@ def ratios_of(rates: NDArray[np.float64]) -> NDArray[np.float64]:
     return pairs.reshape(len(rates), NUM_CASES * len(PAIRS), NUM_BLOCKS)
 
 
-def cells_of(case: int, rates: NDArray[np.float64]) -> list[Cell]:
+def cells_of(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None = None) -> list[Cell]:
     """The modes of a case, by their speed over that of the first one. Shape: [block, mode]."""
     return [
         Cell(
@@ -67,6 +67,7 @@ def cells_of(case: int, rates: NDArray[np.float64]) -> list[Cell]:
             device="H100",
             results=Counter({Result.OK: len(rates)}),
             values={SPEEDUP: {block: float(row[index] / row[0]) for block, row in enumerate(rates, start=1)}},
+            gpus=gpus or {},
         )
         for index, mode in enumerate(MODES[: rates.shape[1]])
     ]
@@ -75,8 +76,8 @@ def cells_of(case: int, rates: NDArray[np.float64]) -> list[Cell]:
 def assert_a_report_says_the_same(found: list[Verdict], *expected: NDArray[Any]) -> None:
     decisions, different, equal = expected
     assert [verdict.decision for verdict in found] == list(decisions)
-    assert [verdict.p_adjusted for verdict in found] == pytest.approx(list(different), rel=1e-6)
-    assert [verdict.p_equal_adjusted for verdict in found] == pytest.approx(list(equal), rel=1e-6)
+    p = np.where(decisions == Decision.EQUAL, equal, different)
+    assert [verdict.p_adjusted for verdict in found] == pytest.approx(list(p), rel=1e-6)
 
 
 @pytest.mark.parametrize(("noise", "speeds"), [(0.01, (1, 1, 1, 1)), (0.04, (1, 1, 1, 1)), (0.01, (1, 1, 1, 1.1))])
@@ -114,6 +115,71 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
         pairs = [np.stack([np.ones(10), ratios[table, case]], axis=1) for case in range(6)]
         cells = [cell for case, rates in enumerate(pairs) for cell in cells_of(case, rates)]
         assert_a_report_says_the_same(verdicts(cells), decisions[table], different[table], equal[table])
+
+
+BLOCKS_OF_GPUS = (5, 2, 4)
+GPU_OF_BLOCK = np.repeat(np.arange(len(BLOCKS_OF_GPUS)), BLOCKS_OF_GPUS)
+
+
+def on_several_gpus(truth: float, between: float, num_tables: int, num_comparisons: int) -> NDArray[np.float64]:
+    """Ratios of blocks on GPUs that differ from each other, with noise of 0.5 %. Shape: [table, comparison, block]."""
+    rng = np.random.default_rng(RNG_SEED)
+    of_gpu = rng.normal(truth, between, (num_tables, num_comparisons, len(BLOCKS_OF_GPUS)))
+    return np.exp(of_gpu[..., GPU_OF_BLOCK] + rng.normal(0, 0.005, (num_tables, num_comparisons, len(GPU_OF_BLOCK))))
+
+
+def one_a_gpu(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    of_each = [np.median(ratios[..., gpu == GPU_OF_BLOCK], axis=-1) for gpu in range(len(BLOCKS_OF_GPUS))]
+    return np.stack(of_each, axis=-1)
+
+
+GPUS = {block: f"GPU-{gpu}" for block, gpu in enumerate(GPU_OF_BLOCK.tolist(), start=1)}
+
+
+@pytest.mark.parametrize(("between", "of_blocks"), [(0.005, 0.80), (0.02, 0.62)])
+def test_the_mean_over_gpus_is_covered_where_each_counts_once(between: float, of_blocks: float) -> None:
+    """And not where their blocks are taken as independent, which is shown beside."""
+    ratios = on_several_gpus(math.log(1.3), between, 4000, 1)[:, 0]
+    several = [estimate(independent(dict(enumerate(row, start=1)), GPUS)) for row in ratios.tolist()]
+    pooled = [estimate(row) for row in ratios.tolist()]
+    covered, covered_pooled = (np.mean([e.low <= 1.3 <= e.high for e in found]) for found in (several, pooled))
+    print(f"between GPUs {between:.1%}: covered {covered:.3f}, of blocks as if independent {covered_pooled:.3f}")
+    assert 0.94 < covered < 0.96
+    assert covered_pooled < of_blocks
+
+
+@pytest.mark.parametrize("between", [0.005, 0.02])
+@pytest.mark.parametrize("truth", [0.0, math.log1p(statistics.MARGIN)])
+def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(between: float, truth: float) -> None:
+    """48 comparisons of modes that are equal on average over GPUs, or apart by exactly the margin."""
+    ratios = on_several_gpus(truth, between, 1000, 48)
+    units = one_a_gpu(ratios)
+    wrong = {}
+    for name, values in (("each once", units), ("blocks as if independent", ratios)):
+        decisions, _, _ = judged(values)
+        claims = (Decision.EQUAL, Decision.WORSE) if truth else CLAIMS
+        wrong[name] = float(np.mean(np.isin(decisions, claims).any(axis=1)))
+    print(f"between GPUs {between:.1%}, truth {truth:.3f}: tables with a wrong claim {wrong}")
+    assert wrong["each once"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 1000)
+    if between == 0.02:
+        assert wrong["blocks as if independent"] > 0.9
+    for table in range(5):
+        cells = [
+            cell
+            for case, of_blocks in enumerate(ratios[table])
+            for cell in cells_of(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
+        ]
+        expected = judged(units[table : table + 1])
+        assert_a_report_says_the_same(verdicts(cells), *(each[0] for each in expected))
+
+
+def test_over_three_gpus_large_differences_are_found() -> None:
+    """What it costs: of 48 differences, by their size and the scatter between GPUs."""
+    for between, size in itertools.product((0.005, 0.02), (1.1, 1.5)):
+        decisions, _, _ = judged(one_a_gpu(on_several_gpus(math.log(size), between, 1000, 48)))
+        share = np.mean(decisions == Decision.BETTER)
+        print(f"between GPUs {between:.1%}: found {share:.3f} of the differences of {size - 1:.0%}")
+        assert share > (0.6 if size == 1.5 else 0.03)
 
 
 @pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7)])

@@ -11,6 +11,8 @@ from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Summary
 from pipeline.observe.fields import Fields
 from pipeline.report.evaluate.cells import Cell, cells_of
+from pipeline.report.evaluate.metrics import BEST_SOLO
+from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.page import tables as report_tables
 from pipeline.report.page.table_format import with_interval
 from pipeline.report.read import labels
@@ -84,6 +86,35 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
     assert "speedup_vs_best_solo_ratio" not in cell(found, "naive", 7, "other").values
     bases = {c.case.base_workloads for c in found if c.case.label.startswith("resnet26")}
     assert len(bases) == 1
+
+
+@pytest.mark.parametrize("key", ["precision", "source", "autotune", "recipe"])
+def test_programs_that_differ_otherwise_are_cases_of_their_own_with_best_step_modes_of_their_own(key: str) -> None:
+    rows = []
+    for block in range(1, 6):
+        for value, alone, graph, naive in (("one", 1000.0, 4000.0, 300.0), ("two", 500.0, 600.0, 200.0)):
+            own, replayed = params(**{key: value}), params(**{key: value}, step_mode="cuda_graph")
+            rows += [copies("serial", 1, alone, block, own), copies("serial", 1, graph, block, replayed)]
+            rows += [copies("naive", 7, naive + block, block, own), copies("mps", 7, 2 * naive, block, own)]
+    found = cells_of(study(*rows))
+    naives = {c.case.params[0][key]: c for c in found if (c.mode, c.degree) == ("naive", 7)}
+    assert len({c.case for c in naives.values()}) == 2
+    assert naives["one"].values[BEST_SOLO][5] == pytest.approx(7 * 305 / 4000)
+    assert naives["two"].values[BEST_SOLO][5] == pytest.approx(7 * 205 / 600)
+    judged = [v for v in verdicts(found) if (v.mode, v.degree) == ("MPS", 7)]
+    assert {(v.case.params[0][key], v.against) for v in judged} == {
+        (value, against) for value in ("one", "two") for against in ("serial", "naive")
+    }
+    assert {v.ratio.median for v in judged if v.against == "serial"} == {4.2, 5.6}
+
+
+def test_a_script_has_no_step_modes() -> None:
+    """In two environments it is two programs that nothing else tells apart."""
+    own = {"workload": "script", "seed": "0"}
+    old, new = ((job(0, own, rate, salt=salt),) for rate, salt in ((1000.0, "old"), (4000.0, "new")))
+    together = tuple(job(index, own, 600.0, salt="old") for index in range(7))
+    found = cells_of(study(row("serial", old), row("serial", new), row("naive", together)))
+    assert len(found) == 4 and not any(BEST_SOLO in c.values for c in found)
 
 
 def test_energy_is_given_raw_and_above_idle() -> None:

@@ -1,0 +1,228 @@
+"""Findings of publications beside studies whose truth is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pipeline.base.modes import MODES
+from pipeline.base.records import Result
+from pipeline.report.evaluate import paper
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.metrics import METRICS
+from pipeline.report.evaluate.paper import Agreement, FindingCheck
+from pipeline.report.evaluate.publication import FOLDER, publications
+from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.read.records import Row
+from tests.report_rows import collocation_study, copies, job, params, row, study
+
+BLOCKS = range(1, 7)
+SEVEN = "time per epoch of seven ResNet26"
+WITHOUT_MIG = "a medium model with one or two small ones is fastest"
+ON_MIG = "three medium models and a small one are fastest"
+
+
+def published(workload: str = "robroek_small", **changes: Any) -> dict[str, str]:
+    """Params of a job at the settings of the paper."""
+    own = {"recipe": "timm", "precision": "tf32", "source": "files", "image_px": 32, "batch_size": 32}
+    return params(workload, **own | changes)
+
+
+def checks(rows: Sequence[Row], start: str) -> list[FindingCheck]:
+    """What a study says to the findings that begin so."""
+    cells = cells_of(study(*rows))
+    return [check for check in paper.compare(cells, verdicts(cells)) if check.finding.text.startswith(start)]
+
+
+def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
+    """One job alone and seven under MPS, each so many times slower; a value a block."""
+    own = published(**changes)
+    rows = []
+    for block, slowdown in enumerate(slowdowns, start=1):
+        rows += [copies("serial", 1, 2000.0, block, own), copies("mps", 7, 2000.0 / slowdown, block, own)]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "agreement", "difference"),
+    [
+        ((1.70, 1.71, 1.69, 1.70, 1.72), Agreement.AGREES, ""),
+        ((1.50, 1.51, 1.49, 1.50, 1.51), Agreement.DIFFERS, "6 % lower"),
+        ((2.00, 2.01, 1.99, 2.00, 2.01), Agreement.DIFFERS, "11 % higher"),
+        ((1.61, 1.63, 1.61, 1.58, 1.60), Agreement.UNDECIDED, "the interval is wider"),
+        ((1.58, 1.62, 1.59, 1.60, 1.57), Agreement.UNDECIDED, "1 % lower, but the interval reaches into the range"),
+        ((1.70, 1.71), Agreement.UNDECIDED, "too few values for an interval"),
+    ],
+)
+def test_the_whole_interval_agrees_or_differs(
+    slowdowns: Sequence[float], agreement: Agreement, difference: str
+) -> None:
+    (found,) = checks(seven(slowdowns), SEVEN)
+    assert (found.agreement, found.difference) == (agreement, difference)
+    assert found.finding.where == "figure 3" and found.degree == 7
+    assert found.note == "NVIDIA H100 80GB HBM3 instead of an A100-SXM4-40GB; steady window instead of 5 epochs"
+
+
+def test_the_interval_over_several_gpus_is_of_one_value_a_gpu() -> None:
+    rows = seven((1.70, 1.70, 1.70, 1.61, 1.61, 1.61, 1.79, 1.79, 1.79))
+    assert checks(rows, SEVEN)[0].agreement is Agreement.AGREES
+    of_three = [dataclasses.replace(one, gpu_uuid=f"GPU-{(one.block - 1) // 3}") for one in rows]
+    (found,) = checks(of_three, SEVEN)
+    assert found.agreement is Agreement.UNDECIDED and found.ours is not None and found.ours.n == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"batch_size": 128}, "batch 128 instead of 32"),
+        ({"precision": "fp32"}, "precision fp32 instead of tf32"),
+        ({"source": "synthetic_device"}, "data on the GPU instead of files or synthetic_files"),
+        ({"recipe": "plain"}, "recipe plain instead of timm"),
+        ({"step_mode": "cuda_graph"}, "step mode cuda_graph instead of eager"),
+        ({"image_px": 224}, "image size 224 instead of 32"),
+        ({"image_px": 224, "batch_size": 128}, "batch 128 instead of 32; image size 224 instead of 32"),
+        ({"workload": "resnet26_cifar10"}, "resnet26_cifar10 instead of robroek_small"),
+    ],
+)
+def test_what_was_measured_at_other_settings_is_not_compared(changes: dict[str, Any], difference: str) -> None:
+    (found,) = checks(seven([1.70, 1.71, 1.69, 1.70, 1.72], **changes), SEVEN)
+    assert found.agreement is Agreement.OTHER_SETTINGS
+    assert sorted(found.difference.split("; ")) == sorted(difference.split("; "))
+    assert found.ours is not None and found.ours.median == pytest.approx(1.70)
+
+
+def test_a_finding_stands_beside_its_own_settings_alone_where_they_were_measured() -> None:
+    same = [1.70, 1.71, 1.69, 1.70, 1.72]
+    rows = [*seven(same), *seven([5.0] * 5, batch_size=128), *seven([3.0] * 5, precision="fp32")]
+    (found,) = checks(rows, SEVEN)
+    assert found.agreement is Agreement.AGREES and "bs32" in found.case_label
+    nearest = checks(seven([5.0] * 5, batch_size=128) + seven([3.0] * 5, batch_size=128, source="disk"), SEVEN)
+    assert [check.difference for check in nearest] == ["batch 128 instead of 32"]
+    (made,) = checks(seven(same, source="synthetic_files"), SEVEN)
+    assert made.agreement is Agreement.AGREES and made.note.endswith("; files of made-up images")
+
+
+def mix(sizes: str, speeds: dict[str, float], **small: Any) -> list[Row]:
+    """A mix in each mode, each of its jobs at that share of its speed alone."""
+    own = {
+        "S": published(**{"batch_size": 128} | small),
+        "M": published("robroek_medium", batch_size=128, image_px=64),
+        "L": published("robroek_large", image_px=224),
+    }
+    rows = []
+    for block in BLOCKS:
+        rows += [row("serial", (job(0, own[size], 1000.0),), block) for size in sorted(set(sizes))]
+        for mode, speed in speeds.items():
+            rate = 1000 * speed * (1 + 0.001 * (-1) ** block)
+            jobs = [job(i, own[size], rate, size=size) for i, size in enumerate(sizes)]
+            rows.append(row(mode, tuple(jobs), block))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("speeds", "agreement", "fastest"),
+    [
+        ({"naive": 0.8, "mps": 0.8, "mig": 0.6}, Agreement.AGREES, "naive or MPS"),
+        ({"naive": 0.5, "mps": 0.8, "mig": 0.6}, Agreement.AGREES, "MPS"),
+        ({"naive": 0.6, "mps": 0.6, "mig": 0.8}, Agreement.DIFFERS, "MIG"),
+        ({"naive": 0.7, "mps": 0.8, "mig": 0.8}, Agreement.UNDECIDED, "MPS or MIG"),
+    ],
+)
+def test_the_fastest_mode_of_a_mix(speeds: dict[str, float], agreement: Agreement, fastest: str) -> None:
+    (found,) = checks(mix("MS", speeds), WITHOUT_MIG)
+    assert (found.agreement, found.ours_in_words, found.degree) == (agreement, fastest, 2)
+
+
+def test_who_is_fastest_is_not_known_while_a_mode_was_not_measured() -> None:
+    (found,) = checks(mix("MS", {"naive": 0.7, "mps": 0.8}), WITHOUT_MIG)
+    assert found.agreement is Agreement.NOT_MEASURED and found.ours_in_words == ""
+    (found,) = checks(mix("MMMS", {"mps": 0.4, "mig": 0.5}), ON_MIG)
+    assert found.agreement is Agreement.NOT_MEASURED
+
+
+def test_a_mode_of_no_finding_does_not_take_the_place_of_the_fastest() -> None:
+    rows = mix("MS", {"naive": 0.7, "mps": 0.8, "mig": 0.6, "mig_mps": 0.9})
+    assert [check.agreement for check in checks(rows, WITHOUT_MIG)] == [Agreement.AGREES]
+
+
+def test_what_a_mix_does_to_its_medium_model() -> None:
+    rows = mix("MSS", {"naive": 0.95, "mps": 0.5})
+    found = {check.mode: check.agreement for check in checks(rows, "the same does not impact")}
+    assert found == {"naive": Agreement.AGREES, "MPS": Agreement.DIFFERS}
+    benefit = {
+        check.mode: check.agreement for check in checks(rows, "a medium model with one or two small ones: naive")
+    }
+    assert benefit == {"naive": Agreement.AGREES, "MPS": Agreement.AGREES}
+
+
+def test_a_mix_has_the_settings_of_each_of_its_workloads() -> None:
+    (found,) = checks(mix("MS", {"naive": 0.7, "mps": 0.8, "mig": 0.6}, batch_size=32), WITHOUT_MIG)
+    assert (found.agreement, found.difference) == (Agreement.OTHER_SETTINGS, "batch 32 instead of 128")
+    assert not [check for check in checks(mix("LS", {"mig": 0.3}), WITHOUT_MIG) if check.ours_in_words]
+
+
+def test_naive_sharing_is_the_worst_but_for_resnets_at_batch_128() -> None:
+    def rows(batch: int, naive: float, mps: float) -> list[Row]:
+        own = published(batch_size=batch)
+        rates = {"naive": naive, "mps": mps}
+        return [copies(mode, 7, rate + block, block, own) for block in BLOCKS for mode, rate in rates.items()]
+
+    def with_baseline(batch: int, naive: float, mps: float) -> list[Row]:
+        alone = [copies("serial", 1, 2000.0, block, published(batch_size=batch)) for block in BLOCKS]
+        return alone + rows(batch, naive, mps)
+
+    (worst,) = checks(with_baseline(32, 900, 1200), "naive sharing is the worst, except")
+    assert worst.agreement is Agreement.AGREES
+    (suffers,) = checks(with_baseline(128, 1200, 900), "with seven ResNets at batch 128")
+    assert suffers.agreement is Agreement.AGREES
+    (suffers,) = checks(with_baseline(128, 900, 1200), "with seven ResNets at batch 128")
+    assert suffers.agreement is Agreement.DIFFERS
+
+
+def test_out_of_memory_and_what_was_never_measured() -> None:
+    own = published("robroek_large", image_px=224)
+    seven_large = [
+        row("naive", tuple(job(i, own, None) for i in range(7)), block, result=Result.OOM) for block in BLOCKS
+    ]
+    (found,) = checks(seven_large, "seven large models run out of memory")
+    assert (found.agreement, found.ours_in_words) == (Agreement.AGREES, "oom")
+    (fits,) = checks([copies("naive", 7, 10.0, block, own) for block in BLOCKS], "seven large models run out of memory")
+    assert (fits.agreement, fits.difference) == (Agreement.DIFFERS, "it fits here")
+    (absent,) = checks(seven_large, SEVEN)
+    assert (absent.agreement, absent.case_label) == (Agreement.NOT_MEASURED, "robroek_small")
+
+
+def test_memory_is_compared_at_the_highest_degree() -> None:
+    own = published()
+    metrics = {1: {"memory_peak_mib": 1500.0}, 3: {"memory_peak_mib": 4200.0}, 7: {"memory_peak_mib": 10000.0}}
+    rows = [copies("serial", 1, 2000.0, block, own, metrics=metrics[1]) for block in BLOCKS]
+    rows += [copies("mps", n, 900.0, block, own, metrics=metrics[n]) for block in BLOCKS for n in (3, 7)]
+    (found,) = checks(rows, "memory grows")
+    assert (found.degree, found.agreement) == (7, Agreement.AGREES)
+    assert found.ours is not None and found.ours.median == pytest.approx(10000 / 1500 / 7)
+
+
+def test_nothing_of_a_study_at_other_settings_agrees_or_differs() -> None:
+    cells = cells_of(study(*collocation_study()))
+    found = paper.compare(cells, verdicts(cells))
+    assert {check.agreement for check in found} == {Agreement.OTHER_SETTINGS, Agreement.NOT_MEASURED}
+    others = [check for check in found if check.agreement is Agreement.OTHER_SETTINGS]
+    assert len(others) > 10 and all(" instead of " in check.difference for check in others)
+    assert {check.finding for check in found} == {f for publication in publications() for f in publication.findings}
+
+
+def test_a_publication_speaks_of_what_there_is() -> None:
+    for publication in publications():
+        names = {program.name for program in publication.workloads}
+        for finding in publication.findings:
+            assert set(finding.modes) | set(finding.among) <= MODES.keys(), finding.text
+            assert finding.kind in paper.CHECKS and set(finding.workloads) <= names, finding.text
+            assert (finding.quantity in METRICS) == (finding.kind == "quantity"), finding.text
+            assert (finding.against in MODES) == (finding.kind == "against"), finding.text
+            assert (finding.of in names) == (finding.kind == "slowdown"), finding.text
+            assert (set(finding.modes) < set(finding.among)) == (finding.kind == "fastest"), finding.text
+            assert (finding.low, finding.high) != (None, None) or finding.kind in ("out_of_memory", "fastest")
+    assert "robroek" in {path.stem for path in FOLDER.glob("*.yaml")}
