@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from listeners.base import MIB, PollingListener, scaled
+from listeners.threads import Threads, Waits
 from pipeline.base.host import ProcessReading, read_file, read_process
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import Chart, Field, Sample, Summary
 
-MEAN, PEAK = Summary.MEAN, Summary.PEAK
+MEAN, RATE = Summary.MEAN, Summary.RATE
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's own sector is
@@ -146,12 +147,39 @@ class HostListener(PollingListener):
     kernel (10 ms) bounds their resolution. Traffic of jobs is with storage: what the page cache answers is not in it.
     Disks and network interfaces are those with hardware behind them, so that nothing is counted twice. PSS is read
     as often as its cost allows (below 1 % of a core) and absent from the samples in between.
+
+    `process_cpu_pct` is that of the job's busiest process, `cpu_clock_mhz` the clock of the CPU that it last ran on,
+    and `run_queue_delay_pct` the time that threads of the job could run and had no CPU: 100 for each that always waits.
     """
 
     name = "host"
     of_machine = True
     fields = (
-        Field("stat.cpu_s_per_s", "cpu_pct", "% of one core", scale=100, summary=MEAN, figure="host_cpu_mean_pct"),
+        Field("stat.cpu_s_per_s", "cpu_pct", "% of one core", scale=100, summary=RATE, figure="host_cpu_mean_pct"),
+        Field(
+            "stat.busiest_s_per_s",
+            "process_cpu_pct",
+            "% of one core",
+            scale=100,
+            summary=RATE,
+            figure="process_cpu_mean_pct",
+        ),
+        Field(
+            "schedstat.wait_s_per_s",
+            "run_queue_delay_pct",
+            "% of one core",
+            scale=100,
+            summary=RATE,
+            figure="run_queue_delay_pct",
+        ),
+        Field(
+            "status.nonvoluntary_ctxt_switches_per_s",
+            "involuntary_switches_per_s",
+            "1/s",
+            summary=RATE,
+            figure="involuntary_switches_per_s",
+        ),
+        Field("cpufreq.scaling_cur_freq", "cpu_clock_mhz", "MHz", scale=1e-3, summary=MEAN),
         # Shared pages count once in PSS, and once for each process in RSS.
         Field(
             "smaps_rollup.Pss",
@@ -201,12 +229,14 @@ class _JobTree:
 
     t_ns: int | None = None
     members: Mapping[int, ProcessReading] = field(default_factory=dict)
+    threads: Threads = field(default_factory=Threads)
     pss_due_ns: int = 0
 
     def read(self, t_ns: int, members: Mapping[int, ProcessReading], num_jobs: int) -> dict[str, float]:
-        readings = self._rates(t_ns, members)
-        self.t_ns, self.members = t_ns, members
         alive = [process for process in members.values() if not process.is_zombie]
+        waits = self.threads.read(alive)
+        readings = {} if self.t_ns is None else self._rates((t_ns - self.t_ns) / 1e9, members, waits)
+        self.t_ns, self.members = t_ns, members
         if not alive:
             return readings
         readings["stat"] = len(alive)
@@ -221,18 +251,34 @@ class _JobTree:
                 readings["smaps_rollup.Pss"] = pss_kib
         return readings
 
-    def _rates(self, t_ns: int, members: Mapping[int, ProcessReading]) -> dict[str, float]:
-        if self.t_ns is None:
-            return {}
-        seconds = (t_ns - self.t_ns) / 1e9
+    def _rates(self, seconds: float, members: Mapping[int, ProcessReading], waits: Waits | None) -> dict[str, float]:
         ticks = growth(self.members, members, lambda p: p.own_ticks, lambda p: p.children_ticks)
-        rates = {"stat.cpu_s_per_s": ticks / _TICKS_PER_S / seconds}
+        grown = {"stat.cpu_s": ticks / _TICKS_PER_S}
         if all(p.read_bytes is not None for p in (*self.members.values(), *members.values())):
-            read_bytes = growth(self.members, members, lambda _: 0, lambda p: p.read_bytes or 0)
-            write_bytes = growth(self.members, members, lambda _: 0, lambda p: p.write_bytes or 0)
-            rates["io.read_bytes_per_s"] = read_bytes / seconds
-            rates["io.write_bytes_per_s"] = write_bytes / seconds
-        return rates
+            grown["io.read_bytes"] = growth(self.members, members, lambda _: 0, lambda p: p.read_bytes or 0)
+            grown["io.write_bytes"] = growth(self.members, members, lambda _: 0, lambda p: p.write_bytes or 0)
+        if waits is not None:
+            grown["schedstat.wait_s"] = waits.waited_ns / 1e9
+            grown["status.nonvoluntary_ctxt_switches"] = waits.switches
+        own_ticks, busiest = max((self._own_growth(process), pid) for pid, process in members.items())
+        grown["stat.busiest_s"] = own_ticks / _TICKS_PER_S
+        readings = {f"{name}_per_s": amount / seconds for name, amount in grown.items()}
+        if (clock_khz := _clock_khz(members[busiest].cpu)) is not None:
+            readings["cpufreq.scaling_cur_freq"] = clock_khz
+        return readings
+
+    def _own_growth(self, process: ProcessReading) -> int:
+        earlier = self.members.get(process.pid)
+        is_known = earlier is not None and earlier.start_ticks == process.start_ticks
+        return process.own_ticks - (earlier.own_ticks if earlier is not None and is_known else 0)
+
+
+def _clock_khz(cpu: int) -> int | None:
+    """The clock of a CPU; `None` where the machine does not say, as many virtual ones."""
+    try:
+        return int(read_file(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq"))
+    except (OSError, ValueError):
+        return None
 
 
 class _Machine:

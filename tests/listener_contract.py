@@ -39,6 +39,7 @@ SUFFIXES = {
     "%": "_pct",
     "% of one core": "_pct",
     "% of all CPUs": "_pct",
+    "1/s": "_per_s",
     "degrees Celsius": "_c",
     "bit mask of nvml.h": "_bits",
     "number of the performance state": "pstate",

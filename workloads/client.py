@@ -10,7 +10,8 @@ A script uses it like this, and runs unchanged by hand, where every call does no
             job.step(samples=len(batch))
 
 Control goes over a socket (`hello`, `ready`, `go`, `stop`, `bye`), data into `events.jsonl`, one JSON object a line.
-All instants are CLOCK_MONOTONIC nanoseconds. A job whose orchestrator disappears kills its own process group: nobody
+All instants are CLOCK_MONOTONIC nanoseconds. How fast the host runs Python is measured right before the barrier and
+right after the work, never between them. A job whose orchestrator disappears kills its own process group: nobody
 is left to read its results, and a GPU must not stay occupied. (The kernel's parent-death signal is not used: it ends
 the job's leader before the leader can end the rest of its group; 19 of 20 grandchildren outlived it when tried.)
 """
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 _CLEARANCE_S = 0.002
+_HOST_LOOP_ADDITIONS = 40_000  # 1 to 5 ms on the hosts that were tried
+_LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the best of them counts, so that one preemption does not
 FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE = "job.json", "events.jsonl"
 
@@ -125,6 +128,8 @@ class Job(NullJob):
     ) -> None:
         self._leaving = True
         if error is None or kind is None or (isinstance(error, SystemExit) and not error.code):
+            if self._start_ns is not None:
+                self.metric("host_loop_after_ms", host_loop_ms(_LOOPS_AFTER))
             self._send(type="bye", status="ok")
         else:
             import traceback  # 3 ms that only a failing job pays
@@ -146,6 +151,7 @@ class Job(NullJob):
     def ready(self) -> int:
         """Wait at the group's barrier; return the instant at which the work of this job starts."""
         self.phase("ready")
+        self.metric("host_loop_before_ms", host_loop_ms(_LOOPS_BEFORE))
         self._send(type="ready")
         self._go.wait()
         if self._start_ns is not None:
@@ -239,6 +245,18 @@ class Job(NullJob):
         descriptor = self._socket.detach()
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def host_loop_ms(repetitions: int) -> float:
+    """Return how long the host takes for a fixed loop of Python, in ms: the shortest of some repetitions."""
+    times_ns = []
+    for _ in range(repetitions):
+        begin_ns = time.perf_counter_ns()
+        total = 0
+        for number in range(_HOST_LOOP_ADDITIONS):
+            total += number
+        times_ns.append(time.perf_counter_ns() - begin_ns)
+    return min(times_ns) / 1e6
 
 
 def _kill_own_group() -> None:

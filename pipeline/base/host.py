@@ -22,6 +22,7 @@ class ProcessReading:
         own_ticks: CPU time of all its threads, those that ended included, in clock ticks.
         children_ticks: the same of its exited children that it waited for, and of theirs.
         rss_pages: resident memory; the kernel's own approximation, a few pages a thread.
+        cpu: number of the CPU that it last ran on.
         read_bytes, write_bytes: storage traffic, including waited-for children; `None` if not read, or not permitted.
     """
 
@@ -33,6 +34,7 @@ class ProcessReading:
     children_ticks: int
     num_threads: int
     rss_pages: int
+    cpu: int
     is_zombie: bool
     read_bytes: int | None = None
     write_bytes: int | None = None
@@ -55,6 +57,7 @@ def read_process(pid: int) -> ProcessReading | None:
         children_ticks=int(columns[13]) + int(columns[14]),
         num_threads=int(columns[17]),
         rss_pages=int(columns[21]),
+        cpu=int(columns[36]),
         is_zombie=columns[0] in (b"Z", b"X"),
     )
 

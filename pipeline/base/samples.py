@@ -18,6 +18,8 @@ class Summary(enum.StrEnum):
     """Of the samples inside the measured windows."""
     PEAK = "peak"
     """The highest of the whole life of the group: memory peaks while models are built and kernels are tuned, too."""
+    RATE = "rate"
+    """Of a mean since the sample before: that from the first to the last sample inside the measured windows."""
     GROWTH = "growth"
     """How much a counter grew in the measured windows."""
 

@@ -29,7 +29,7 @@ class Comparison:
     """The rows of a study and the baselines among them."""
 
     def __init__(self) -> None:
-        # Serial rows that ended well, by what a comparison must share.
+        # Serial rows that ended well and did not stand still, by what a comparison must share.
         self._baselines: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
         self._rows: dict[str, GroupResult] = {}
 
@@ -41,7 +41,7 @@ class Comparison:
         """
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
-        if row.group.sequential and row.result is Result.OK:
+        if row.group.sequential and row.result is Result.OK and Tag.FLAG not in row.tags:
             self._baselines[comparable(row.group)].append(row)
             concerned = list(self._rows)
         changed = []

@@ -6,11 +6,9 @@ Pure: it reads the event files of a group that is over, and computes. Rules of m
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.base import layout
 from pipeline.base.records import Group, Result, WindowKind
@@ -18,7 +16,7 @@ from pipeline.base.tags import Tag
 from pipeline.launch import events
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
-from pipeline.observe import endings, phases, sampled
+from pipeline.observe import endings, host, phases, sampled, throughput
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 
@@ -31,18 +29,21 @@ _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 def judge(group: Group, seen: Observation) -> GroupResult:
     """The row of a group."""
     jobs: list[JobResult] = []
-    windows: list[tuple[int, int]] = []
+    windows: list[sampled.Window] = []
+    flags: list[str] = []
     read = sampled.readings(seen.samples)
     for batch in seen.batches:
         logs = [events.read(state.folder / layout.EVENTS) for state in batch]
         window = _window(group, batch, logs)
         if window is not None:
             windows.append(window)
+            flags += _stalls(group, batch, logs, window)
         jobs += [_job(group, state, log, window, seen, read) for state, log in zip(batch, logs, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
     of_device = sampled.figures(read.get(None, {}), seen.fields, windows)
     rate = metrics.get("throughput_total_samples_per_s")
+    metrics |= host.figures(jobs, of_device)
     metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rate)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
@@ -55,7 +56,9 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     overlap = metrics.get("overlap_ratio")
     if group.window.kind is WindowKind.STEADY and overlap is not None and overlap < MIN_OVERLAP_RATIO:
-        tags[Tag.FLAG] = f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
+        flags.append(f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}")
+    if flags:
+        tags[Tag.FLAG] = "; ".join(flags)
     return GroupResult(
         group=group,
         result=ending.result,
@@ -67,7 +70,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     )
 
 
-def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> tuple[int, int] | None:
+def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sampled.Window | None:
     """The measured interval of jobs that ran together: steady, or from the first start to the last end."""
     starts = [log.started_ns for log in logs if log.started_ns is not None]
     if len(starts) < len(logs):
@@ -85,6 +88,14 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
     return (min(starts), max(known)) if known else None
 
 
+def _stalls(group: Group, states: Sequence[JobState], logs: Sequence[Events], window: sampled.Window) -> Iterator[str]:
+    """The jobs that stood still at an edge of a steady window, in words."""
+    if group.window.kind is WindowKind.STEADY:
+        for state, log in zip(states, logs, strict=True):
+            if (words := throughput.stall(log, window)) is not None:
+                yield f"job {state.job.name} {words}"
+
+
 def _end_ns(state: JobState, log: Events) -> int | None:
     """The last instant of a job's work: its last step or epoch, or its exit if it reports neither."""
     marks = [*log.steps.t_ns[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
@@ -98,7 +109,7 @@ def _job(
     group: Group,
     state: JobState,
     log: Events,
-    window: tuple[int, int] | None,
+    window: sampled.Window | None,
     seen: Observation,
     read: Mapping[int | None, sampled.Readings],
 ) -> JobResult:
@@ -107,7 +118,7 @@ def _job(
     if log.started_ns is not None and end_ns is not None:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
     if window is not None:
-        metrics |= _throughput(group, log, window)
+        metrics |= throughput.figures(group.window.kind, log, window)
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.seconds for epoch in log.epochs)
     metrics |= sampled.figures(read.get(state.job.index, {}), seen.fields, [window] if window is not None else [])
@@ -148,34 +159,6 @@ def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
     losses = {job.job.index: [value for _, _, value in sorted(job.series.get("first_loss", ()))] for job in jobs}
     known = {index: values for index, values in losses.items() if values}
     return {Tag.FIRST_LOSSES: json.dumps(known)} if known else {}
-
-
-def _throughput(group: Group, log: Events, window: tuple[int, int]) -> dict[str, float]:
-    """Samples/s and step times within the window.
-
-    The rate runs from the last step before the window to the last step in it, so that a step cut by an edge of the
-    window counts neither too much nor too little.
-    """
-    steps = log.steps
-    if not steps.t_ns or log.started_ns is None:
-        return {}
-    if group.window.kind is WindowKind.WORK:
-        seconds = sum(epoch.seconds for epoch in log.epochs) or (steps.t_ns[-1] - log.started_ns) / 1e9
-        rate = steps.total[-1] / seconds
-        inside = range(1, len(steps.t_ns))
-    else:
-        first, last = bisect_right(steps.t_ns, window[0]) - 1, bisect_right(steps.t_ns, window[1]) - 1
-        if last <= first or first < 0:
-            return {}
-        rate = (steps.total[last] - steps.total[first]) / ((steps.t_ns[last] - steps.t_ns[first]) / 1e9)
-        inside = range(first + 1, last + 1)
-    metrics = {"throughput_samples_per_s": rate, "num_samples": float(steps.total[-1])}
-    # The first step of an epoch waits for validation or for the loader to begin again: that is no step time.
-    times_ms = sorted((steps.t_ns[i] - steps.t_ns[i - 1]) / 1e6 for i in inside if steps.epoch[i] == steps.epoch[i - 1])
-    for percent in (50, 95, 99):
-        if times_ms:
-            metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
-    return metrics
 
 
 def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,6 +71,8 @@ def _summary(summary: Summary, read: Sequence[Reading], windows: Sequence[Window
         return max((value for _, value in read), default=0.0) or None
     if summary is Summary.GROWTH:
         return _growth(read, windows)
+    if summary is Summary.RATE:
+        return _rate(read, windows)
     inside = [value for window in windows for t_ns, value in read if window[0] <= t_ns <= window[1]]
     if not inside:
         return None
@@ -89,6 +92,17 @@ def _growth(read: Sequence[Reading], windows: Sequence[Window]) -> float | None:
         (first_ns, first), (last_ns, last) = inside[0], inside[-1]
         total += (last - first) / ((last_ns - first_ns) / 1e9) * _seconds(window)
     return total if windows else None
+
+
+def _rate(read: Sequence[Reading], windows: Sequence[Window]) -> float | None:
+    """Mean of what was read as a mean since the reading before, over the times between readings inside a window."""
+    grown = seconds = 0.0
+    for window in windows:
+        inside = [(t_ns, value) for t_ns, value in read if window[0] <= t_ns <= window[1]]
+        for (before_ns, _), (t_ns, value) in itertools.pairwise(inside):
+            grown += value * (t_ns - before_ns) / 1e9
+            seconds += (t_ns - before_ns) / 1e9
+    return grown / seconds if seconds else None
 
 
 def _seconds(window: Window) -> float:

@@ -27,7 +27,7 @@ def script_files(scripts: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """A group that ended. What its run does not say is `None`."""
+    """A group that ended. What its run does not say is `None`; of its tags, those that the row has in a comparison."""
 
     digest: str
     result: Result
@@ -37,7 +37,7 @@ class FinishedGroup:
     spool_id: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     reason: str | None = None
-    first_losses: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
     settings: str | None = None
 
 

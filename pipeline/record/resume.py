@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.base.records import Group, Plan
-from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.measure import COMPARED
 from pipeline.record.original import FinishedGroup
@@ -69,6 +68,6 @@ def _row(group: Group, stored: FinishedGroup) -> GroupResult:
             JobResult(job=job, result=stored.result, reason="", metrics=compared(job.index)) for job in group.jobs
         ),
         metrics=stored.metrics,
-        tags={Tag.FIRST_LOSSES: stored.first_losses} if stored.first_losses else {},
+        tags=stored.tags,
         spool_id=stored.spool_id,
     )

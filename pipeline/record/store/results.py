@@ -54,7 +54,7 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
                 spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=_figures(run),
                 reason=tags.get(Tag.REASON),
-                first_losses=tags.get(Tag.FIRST_LOSSES),
+                tags={tag: tags[tag] for tag in (Tag.FIRST_LOSSES, Tag.FLAG) if tag in tags},
                 settings=tags.get(Tag.SETTINGS),
             )
         )

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from listeners import host
+from listeners import host, threads
 from listeners.base import ThreadedListener
 from listeners.host import HostListener, JobProcesses, growth, job_of
-from pipeline.base.host import ProcessReading, read_process
+from pipeline.base.host import ProcessReading, read_file, read_process
 from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 
 
@@ -103,7 +103,14 @@ class TestHostListenerOnJobs:
         sink = Collected()
         watch = OneDevice(CPU)
         watch.jobs = {0: os.getpid()}
-        rates = {"cpu_pct", "read_mib_per_s", "write_mib_per_s", "cpu_machine_pct"}
+        rates = {
+            "cpu_pct",
+            "process_cpu_pct",
+            "run_queue_delay_pct",
+            "read_mib_per_s",
+            "write_mib_per_s",
+            "cpu_machine_pct",
+        }
         rates |= {field.name for field in HostListener.fields if field.name.endswith("_per_s")}
         with HostListener(200).observe(watch, sink):
             wait_until(lambda: len(sink) >= 4)
@@ -180,6 +187,45 @@ class TestHostListenerOnJobs:
             wait_until(lambda: len(sink.named("num_processes", 0)) >= 5)
         assert len(sink.named("pss_mib", 0)) == 1, "20 ms of reading earn 2 s of rest"
 
+    def test_threads_that_share_a_cpu_wait_for_it(self) -> None:
+        cpu = min(os.sched_getaffinity(0))
+        burn = f"os.sched_setaffinity(0, [{cpu}]); os.fork()\nwhile True: pass"
+        watch, sink = OneDevice(CPU), Collected()
+        with job(burn) as process:
+            watch.jobs = {0: process.pid}
+            with HostListener(200).observe(watch, sink):
+                go(process)
+                wait_until(lambda: len(sink.named("run_queue_delay_pct", 0)) >= 4)
+        assert sink.named("run_queue_delay_pct", 0)[-1] > 50, "one of the two always waits"
+        assert sink.named("involuntary_switches_per_s", 0)[-1] > 1
+        last = sink.named("process_cpu_pct", 0)[-1]
+        assert 0 < last < 80, "the busiest has about half of the CPU"
+        assert last < sink.named("cpu_pct", 0)[-1]
+
+    def test_a_kernel_that_does_not_count_waits_leaves_them_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def old_kernel(path: str) -> bytes:
+            if path.endswith("/schedstat"):
+                raise FileNotFoundError(path)
+            return read_file(path)
+
+        monkeypatch.setattr(threads, "read_file", old_kernel)
+        watch, sink = OneDevice(CPU), Collected()
+        watch.jobs = {0: os.getpid()}
+        with HostListener(200).observe(watch, sink):
+            wait_until(lambda: len(sink.named("cpu_pct", 0)) >= 2)
+        assert not sink.named("run_queue_delay_pct", 0) and not sink.named("involuntary_switches_per_s", 0)
+
+    def test_the_clock_is_that_of_the_cpu_that_the_busiest_process_ran_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clocks = {f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in os.sched_getaffinity(0)}
+        monkeypatch.setattr(host, "read_file", lambda path: b"3400000\n" if path in clocks else read_file(path))
+        watch, sink = OneDevice(CPU), Collected()
+        watch.jobs = {0: os.getpid()}
+        with HostListener(200).observe(watch, sink):
+            wait_until(lambda: bool(sink.named("cpu_clock_mhz", 0)))
+        assert sink.named("cpu_clock_mhz", 0)[0] == pytest.approx(3400)
+
     def test_the_machine_has_its_memory_and_load(self) -> None:
         sink = Collected()
         with HostListener(1000).observe(OneDevice(CPU), sink):
@@ -201,7 +247,7 @@ class TestHostListenerOnJobs:
 def _process(pid: int, parent: int, own: int, children: int = 0, start: int = 1) -> ProcessReading:
     return ProcessReading(
         pid=pid, parent=parent, session=1, start_ticks=start, own_ticks=own, children_ticks=children,
-        num_threads=1, rss_pages=1, is_zombie=False,
+        num_threads=1, rss_pages=1, cpu=0, is_zombie=False,
     )  # fmt: skip
 
 

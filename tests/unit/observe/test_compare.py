@@ -116,6 +116,16 @@ def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
     assert changed.metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
 
 
+def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
+    flagged = {"collocation.flag": "job 0-a made no step in the last 3 s of the window"}
+    stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
+    stored = dataclasses.replace(entry(plan.groups[0], job_0_throughput_samples_per_s=100.0), tags=flagged)
+    for baseline in (stood_still, *resume.remaining(plan, [stored], HERE)[1]):
+        comparison = Comparison()
+        assert comparison.add(baseline) == []
+        assert comparison.add(row(plan.groups[1], 60, 60)) == []
+
+
 def learned(the_group, *losses) -> GroupResult:
     """A row whose jobs had these losses in their first steps."""
     values = {job.index: list(each) for job, each in zip(the_group.jobs, losses, strict=True)}
@@ -157,7 +167,7 @@ def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, i
 def test_losses_outlive_a_resume(plan):
     losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
     stored = [
-        dataclasses.replace(entry(each), first_losses=json.dumps(of_jobs))
+        dataclasses.replace(entry(each), tags={"collocation.first_losses": json.dumps(of_jobs)})
         for each, of_jobs in zip(plan.groups, losses, strict=False)
     ]
     _, known = resume.remaining(plan, stored, HERE)

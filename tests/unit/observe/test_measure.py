@@ -198,7 +198,8 @@ def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
     ]
     samples += [Sample(source="nvml", t_ns=5 * S, values={"process_memory_mib": 70.0}, job=1)]
     first, second = judge(tmp_path, pair, *states, samples=samples).jobs
-    assert first.metrics["host_cpu_mean_pct"] == pytest.approx(160)
+    # A rate is a mean since the sample before, so the one at 3 s is not of the window alone.
+    assert first.metrics["host_cpu_mean_pct"] == pytest.approx(200)
     assert first.metrics["host_memory_peak_mib"] == 900
     assert second.metrics["memory_peak_mib"] == 70
     assert not {"memory_peak_mib", "host_cpu_mean_pct"} & (first.metrics.keys() & second.metrics.keys())
@@ -332,3 +333,87 @@ def test_the_first_thing_that_is_noticed_of_a_job_is_its_ending(tmp_path):
 def test_a_job_that_never_ran_has_the_result_of_its_group_and_never_ok():
     assert endings.of_absent_job(Result.OOM).result is Result.OOM
     assert endings.of_absent_job(Result.OK).result is Result.FAILED
+
+
+def samples_of_host(job, **rates) -> list[Sample]:
+    """Readings of one job inside a window from 1 s to 11 s, the first of which says nothing of it."""
+    first = Sample(source="host", t_ns=2 * S, values=dict.fromkeys(rates, 1000.0), job=job)
+    return [first, Sample(source="host", t_ns=10 * S, values=rates, job=job)]
+
+
+def loops(before, after) -> list[dict[str, object]]:
+    named = {"host_loop_before_ms": before, "host_loop_after_ms": after}
+    return [{"event": "metric", "name": name, "t_ns": S, "step": 0, "value": ms} for name, ms in named.items()]
+
+
+def test_the_speed_of_the_host_is_the_median_over_the_jobs_of_both_loops(tmp_path):
+    trio = group("a", "b", "c")
+    measured = [loops(1.0, 3.0), loops(2.0, 8.0), loops(2.0, 4.0)]
+    states = [
+        state(tmp_path, job, [*mine, *steps(0, 11.5, 0.5, 50)], told_ns=11 * S)
+        for job, mine in zip(trio.jobs, measured, strict=True)
+    ]
+    row = judge(tmp_path, trio, *states)
+    assert row.metrics["host_loop_ms"] == 3.0
+    assert row.jobs[1].series["host_loop_after_ms"] == [(0, S, 8.0)]
+    silent = state(tmp_path, trio.jobs[2], steps(0, 11.5, 0.5, 50), told_ns=11 * S)
+    assert "host_loop_ms" not in judge(tmp_path, trio, *states[:2], silent).metrics
+
+
+@pytest.mark.parametrize(
+    ("gract", "cpu_pct", "share"),
+    [(0.5, (95.0, 60.0), 0.5), (0.5, (95.0, 99.0), 1.0), (0.95, (95.0, 99.0), 0.0), (None, (95.0, 99.0), None)],
+)
+def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tmp_path, gract, cpu_pct, share):
+    pair = group("a", "b")
+    states = [state(tmp_path, job, steps(0, 11.5, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
+    samples = [
+        sample
+        for job, cpu in enumerate(cpu_pct)
+        for sample in samples_of_host(job, process_cpu_pct=cpu, run_queue_delay_pct=4.0 * job)
+    ]
+    if gract is not None:
+        samples.append(Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": gract}))
+    metrics = judge(tmp_path, pair, *states, samples=samples).metrics
+    assert metrics.get("host_bound_ratio") == share
+    assert metrics["process_cpu_mean_pct"] == pytest.approx(sum(cpu_pct) / 2)
+    assert metrics["run_queue_delay_pct"] == 2.0
+    assert "involuntary_switches_per_s" not in metrics
+
+
+def test_a_rate_is_that_of_the_work_in_the_whole_window(tmp_path):
+    alone = group("a")
+    # 20 samples/s until 4 s, then nothing until a last step long after the word to stop, at 11 s.
+    events = [*steps(0, 4, 0.5, 10), {"event": "step", "t_ns": 18 * S, "samples": 10, "total": 90, "epoch": 1}]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, told_ns=11 * S))
+    # From 1 s to 11 s: 60 samples, and half of the step that took from 4 s to 18 s.
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(6.5)
+
+
+def numbered(*events) -> list[dict[str, object]]:
+    """One job that starts once; `total` goes on from one stretch of steps to the next."""
+    done = itertools.accumulate(event.get("samples", 0) for event in events)
+    return [event | {"total": total} for event, total in zip(events, done, strict=True)]
+
+
+NEW_EPOCH = {"event": "step", "t_ns": 12 * S, "samples": 10, "epoch": 2}
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        pytest.param(steps(0, 8, 0.1, 10), "job 0-a made no step in the last 3 s of the window (a step takes 100 ms)"),
+        pytest.param(
+            numbered(*steps(0, 0.9, 0.1, 10), *steps(3.9, 12, 0.1, 10)[1:]),
+            "job 0-a made no step in the first 3 s of the window",
+        ),
+        pytest.param(numbered(*steps(0, 8, 0.1, 10), NEW_EPOCH), None, id="an epoch begins at the edge"),
+        pytest.param(steps(0, 12, 3, 10), None, id="long steps"),
+        pytest.param(steps(0, 10.8, 0.01, 10), None, id="twenty short steps, which are two per cent of the window"),
+    ],
+)
+def test_a_job_that_stands_still_at_an_edge_is_flagged(tmp_path, events, words):
+    alone = group("a")
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, told_ns=11 * S))
+    assert row.result is Result.OK
+    assert (words in row.tags["collocation.flag"]) if words else "collocation.flag" not in row.tags

@@ -1,0 +1,96 @@
+"""How long the threads of a job waited for a CPU, and how often they lost one. Reads /proc directly; Linux only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.base.host import ProcessReading, read_file
+
+# A job has tens of threads, nearly all of which sleep: one that has not run is looked at again after so many readings.
+_IDLE_TICKS = 16
+_NOT_COUNTED = b"0 0 0\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Sums over the threads of a job.
+
+    Attributes:
+        waited_ns: how long they could run and had no CPU.
+        switches: how often another thread took their CPU.
+    """
+
+    waited_ns: int
+    switches: int
+
+
+class Threads:
+    """Reads the threads of one job again and again, those that sleep rarely."""
+
+    def __init__(self) -> None:
+        self._tick = 0
+        self._known: dict[int, dict[int, _Thread]] = {}
+
+    def read(self, processes: Sequence[ProcessReading]) -> Waits | None:
+        """What was added since the reading before; `None` at the first one, and where the kernel does not count.
+
+        A new thread counts from its beginning; what one that ended had added since the reading before is lost.
+        """
+        self._tick += 1
+        is_first = not any(self._known.values())
+        self._known = {process.pid: self._known.get(process.pid, {}) for process in processes}
+        waits = [self._grown(process, self._known[process.pid]) for process in processes]
+        if is_first or not any(self._known.values()):
+            return None
+        return Waits(sum(each.waited_ns for each in waits), sum(each.switches for each in waits))
+
+    def _grown(self, process: ProcessReading, known: dict[int, _Thread]) -> Waits:
+        tids = [tid for tid, thread in known.items() if thread.is_awake]
+        if len(known) != process.num_threads or (self._tick + process.pid) % _IDLE_TICKS == 0:
+            tids = _tids(process.pid)
+            for tid in known.keys() - set(tids):
+                del known[tid]
+        waited_ns = switches = 0
+        for tid in tids:
+            was = known.pop(tid, _NEW)
+            if (now := _read(f"/proc/{process.pid}/task/{tid}", was)) is not None:
+                known[tid] = now
+                waited_ns += now.waited_ns - was.waited_ns
+                switches += now.switches - was.switches
+        return Waits(waited_ns, switches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    schedstat: bytes
+    waited_ns: int
+    switches: int
+    is_awake: bool
+
+
+_NEW = _Thread(b"", 0, 0, is_awake=True)
+
+
+def _tids(pid: int) -> list[int]:
+    try:
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            return [int(entry.name) for entry in entries]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _read(folder: str, before: _Thread) -> _Thread | None:
+    """A thread as it is now; `None` if it is gone, or the kernel does not count."""
+    try:
+        text = read_file(f"{folder}/schedstat")
+        if before.schedstat == text:  # it has not run, so the longer file is the same, too
+            return replace(before, is_awake=False) if before.is_awake else before
+        if text == _NOT_COUNTED:
+            return None
+        status = read_file(f"{folder}/status")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # Source: proc_pid_schedstat(5): ns on a CPU, ns waiting for one, time slices.
+    return _Thread(text, int(text.split()[1]), int(status[status.rindex(b":") + 1 :]), is_awake=True)

@@ -1,0 +1,77 @@
+"""What the steps of a job say: its rate in the window, its step times, and whether it stood still at an edge."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from pipeline.base.records import WindowKind
+from pipeline.launch.events import Events, Steps
+from pipeline.observe.sampled import Window
+
+STALL_STEPS = 5
+STALL_SHARE = 0.05
+"""A job stood still that made no step at an edge of the window for so many step times, and this share of the window."""
+
+
+def figures(kind: WindowKind, log: Events, window: Window) -> dict[str, float]:
+    """Samples/s and step times within the window; none if no step was completed in it."""
+    steps = log.steps
+    if not steps.t_ns or log.started_ns is None:
+        return {}
+    if kind is WindowKind.WORK:
+        seconds = sum(epoch.seconds for epoch in log.epochs) or (steps.t_ns[-1] - log.started_ns) / 1e9
+        rate, inside = steps.total[-1] / seconds, range(1, len(steps.t_ns))
+    else:
+        begin, end = window
+        first, last = bisect_right(steps.t_ns, begin) - 1, bisect_right(steps.t_ns, end) - 1
+        if last <= first or first < 0:
+            return {}
+        rate = (_done(steps, end) - _done(steps, begin)) / ((end - begin) / 1e9)
+        inside = range(first + 1, last + 1)
+    metrics = {"throughput_samples_per_s": rate, "num_samples": float(steps.total[-1])}
+    times_ms = sorted(_times_ms(steps, inside))
+    for percent in (50, 95, 99):
+        if times_ms:
+            metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
+    return metrics
+
+
+def stall(log: Events, window: Window) -> str | None:
+    """In words, where at an edge of the window a job made no step for several of its step times; `None` if nowhere.
+
+    The first step of an epoch may take longer, as validation and the start of a loader do.
+    """
+    steps, t_ns, (begin, end) = log.steps, log.steps.t_ns, window
+    first, following = bisect_right(t_ns, begin), bisect_right(t_ns, end)
+    if not 0 < first < following:
+        return None  # no step in the window: that is a failure, not a stall
+    usual_ms = statistics.median(_times_ms(steps, range(1, len(t_ns))) or [math.inf])
+    limit_ms = max(STALL_STEPS * usual_ms, STALL_SHARE * (end - begin) / 1e6)
+    edges = (("first", first, begin, t_ns[first]), ("last", following, t_ns[following - 1], end))
+    for edge, step, since_ns, until_ns in edges:
+        idle_ms = (until_ns - since_ns) / 1e6
+        if idle_ms > limit_ms and not (step < len(t_ns) and _begins_epoch(steps, step)):
+            return f"made no step in the {edge} {idle_ms / 1e3:.3g} s of the window (a step takes {usual_ms:.3g} ms)"
+    return None
+
+
+def _done(steps: Steps, t_ns: int) -> float:
+    """Samples done by an instant after the first step; of a step under way, as much as of its time has passed."""
+    following = bisect_right(steps.t_ns, t_ns)
+    before_ns, before = steps.t_ns[following - 1], steps.total[following - 1]
+    if following == len(steps.t_ns):
+        return before
+    share = (t_ns - before_ns) / (steps.t_ns[following] - before_ns)
+    return before + share * (steps.total[following] - before)
+
+
+def _times_ms(steps: Steps, numbers: Iterable[int]) -> list[float]:
+    """The first step of an epoch waits for validation or for the loader to begin again: that is no step time."""
+    return [(steps.t_ns[i] - steps.t_ns[i - 1]) / 1e6 for i in numbers if not _begins_epoch(steps, i)]
+
+
+def _begins_epoch(steps: Steps, number: int) -> bool:
+    return steps.epoch[number] != steps.epoch[number - 1]
