@@ -5,23 +5,20 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from pipeline.base.host import cpu_device
-from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Device, Plan
-from pipeline.plan import feasible, read, schema
+from pipeline.plan import feasible, read
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
+from tests.experiments import composed
 
 pytest.register_assert_rewrite("tests.listener_contract")
 GPU = Device(
@@ -57,12 +54,9 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture
-def compose() -> Iterator[Callable[..., list[DictConfig]]]:
-    """Compose one configuration for each list of overrides, as the command line would."""
-    schema.register()
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
-        yield lambda *overrides: [hydra_compose("config", list(given)) for given in overrides]
+def compose() -> Callable[..., list[DictConfig]]:
+    """Compose one configuration for each list of overrides, as a sweep does."""
+    return lambda *overrides: [composed(given) for given in overrides]
 
 
 @pytest.fixture

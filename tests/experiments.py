@@ -1,7 +1,8 @@
-"""Committed experiments as plans, through the project's own sweeper and launcher, in this process."""
+"""Configurations and plans, composed by the project's own sweeper and launcher in this process."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
+from omegaconf import DictConfig
 
 from pipeline import rehearsal
+from pipeline.base import library_internals
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Plan
 from pipeline.plan import feasible, read, schema
@@ -22,26 +25,53 @@ from pipeline.plan.inventory import take
 from pipeline.plan.schema import Config
 
 
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """What a sweep composes for one of its jobs: each choice of groups is read once in all tests, then copied."""
+    of_hydra = tuple(override for override in overrides if override.startswith("hydra."))
+    return _kept_sweeper(of_hydra).launcher.compose(list(overrides))
+
+
+def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
+    """What Hydra composes for a single run."""
+    with _initialized(PROJECT_DIR / "conf"):
+        return compose("config", list(overrides))
+
+
 def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> list[Config]:
     """What `python run.py ARGUMENTS` would plan, one configuration a combination."""
-    schema.register()
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        config = compose("config", list(arguments), return_hydra_config=True)
-        assert config.hydra.mode.name == "MULTIRUN"
-        hydra = GlobalHydra.instance().hydra
-        context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())  # type: ignore[union-attr]
-        sweeper: Any = Plugins.instance().instantiate_sweeper(
-            hydra_context=context, task_function=lambda _: None, config=config
-        )
-        return read.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
+    sweeper = _sweeper(arguments, conf)
+    assert sweeper.config.hydra.mode.name == "MULTIRUN"
+    return read.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
 
 
 @contextmanager
-def planned(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> Iterator[Plan]:
+def planned(configs: list[Config]) -> Iterator[Plan]:
     """The plan on a simulated machine, which is there as long as this lasts."""
-    configs = configs_of(arguments, conf)
     with rehearsal.prepared(configs) as simulated:
         assert simulated is not None
         plan = planning.build_plan(configs, take(configs, simulated.find_device), is_sweep=True)
         yield feasible.checked(plan)
+
+
+@functools.cache
+def _kept_sweeper(arguments: tuple[str, ...]) -> Any:
+    return _sweeper(arguments, PROJECT_DIR / "conf")
+
+
+def _sweeper(arguments: Sequence[str], conf: Path) -> Any:
+    with _initialized(conf):
+        config = compose("config", list(arguments), return_hydra_config=True)
+        hydra = GlobalHydra.instance().hydra
+        context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())  # type: ignore[union-attr]
+        return Plugins.instance().instantiate_sweeper(
+            hydra_context=context, task_function=lambda _: None, config=config
+        )
+
+
+@contextmanager
+def _initialized(conf: Path) -> Iterator[None]:
+    schema.register()
+    library_internals.share_config_store()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        yield

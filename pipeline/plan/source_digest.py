@@ -9,8 +9,8 @@ itself and `client.py` where no program imports it belong to how jobs are starte
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 _PACKAGE = "workloads"
@@ -41,14 +41,16 @@ def _closure(path: Path, project: Path) -> set[Path]:
         file = left.pop()
         if file not in found:
             found.add(file)
-            modules = _imported(ast.parse(file.read_bytes(), str(file)), file.relative_to(project).parent.parts)
+            modules = _imported(file.read_bytes(), str(file), file.relative_to(project).parent.parts)
             left += [each for module in modules if (each := module_file(module, project)) is not None]
     return found
 
 
-def _imported(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+@functools.cache  # the programs of a study share most of their files
+def _imported(source: bytes, file: str, package: tuple[str, ...]) -> frozenset[str]:
     """The dotted names that may be modules, with the packages they are in: importing `a.b` executes `a` as well."""
-    for node in ast.walk(tree):
+    found = set[str]()
+    for node in ast.walk(ast.parse(source, file)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
@@ -56,4 +58,5 @@ def _imported(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
             names = [f"{module}.{name}" for name in names]
         for name in names:
             parts = name.split(".")
-            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+            found.update(".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return frozenset(found)

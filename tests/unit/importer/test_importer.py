@@ -79,7 +79,7 @@ def test_the_published_table_is_198_groups(tmp_path, capsys):
     assert Counter(group.scenario for group in groups) == {"naive": 62, "mps": 62, "mig": 74}
     extra = ["gpu=simulated_a100_40gb", "data.source=synthetic_device", "listeners=[host]"]
     assert "nan" not in (tmp_path / "conf/experiment/imported.yaml").read_text()
-    with planned(arguments_to_run(tmp_path, *extra)) as plan:
+    with planned(configs_of(arguments_to_run(tmp_path, *extra))) as plan:
         collocated = [group for group in plan.groups if not group.sequential]
         assert len(collocated) == 198
         assert sum(group.degree for group in collocated) == 618

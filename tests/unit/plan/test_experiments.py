@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import forks
+from tests.experiments import composed, composed_by_hydra
 
 
 def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
@@ -50,3 +51,18 @@ def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
         "naive-2x-tiny",
         "serial-1x-tiny",
     ]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["degree=3", "window.seconds=5"],
+        ["scenario=mig", "mix=[M,S]", "scenario.size_profile={S: 1g, M: 2g}", "workload@sizes.S=tiny"],
+        ["workload=script", "workload.script=run.py", "+workload.environ.A=b", "+workload@sizes.XL=tiny"],
+        ["listeners=[host,nvml]", "~listeners.nvml", "listeners.host.interval_ms=7", "env=conda", "env.file=f"],
+        ["+experiment=robroek_mixes", "window=steady", "gpu=simulated_a100_40gb"],
+    ],
+)
+def test_a_sweep_composes_what_hydra_composes_for_a_single_run(overrides):
+    composed(overrides)
+    assert composed(overrides) == composed_by_hydra(overrides)

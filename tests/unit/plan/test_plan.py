@@ -361,8 +361,8 @@ def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
     (same,) = planning.build_plan([config], inventory_of([config]), is_sweep=False).groups
     assert same.digest == group.digest
     with pytest.raises(ConfigError, match=r"scenario\.name: missing; give it as scenario\.name=VALUE"):
-        (folder / "scenario/fair.yaml").write_text("_target_: others.Fair\nshare: 1\n")
-        make_plan(chosen)
+        (folder / "scenario/nameless.yaml").write_text("_target_: others.Fair\nshare: 1\n")
+        make_plan([here, "scenario=nameless", *chosen[2:]])
 
 
 def test_a_kind_of_workload_with_options_of_its_own_is_a_program_a_class_and_a_yaml(make_plan, added, monkeypatch):
