@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from pipeline.base.modes import PERCENTAGE, PROFILE, Mode
 
@@ -13,10 +13,12 @@ STEP_MODE = "step_mode"
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
 _PREFIXES = ("job.", "place.")
 _WORDS = {
-    "precision": {"default": ""},
-    STEP_MODE: {"eager": "", "compile": "compiled", "cuda_graph": "CUDA graph"},
-    "source": {"disk": "", "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
+    "precision": {"default": "default precision", "tf32": "TF32", "fp32": "strict fp32"},
+    STEP_MODE: {"compile": "compiled", "cuda_graph": "CUDA graph"},
+    "source": {"disk": "data from disk", "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
 }
+"""Params that a label may say, in their order, and the words for their values; a value without one is said itself."""
+_UNSAID = (STEP_MODE, "eager")
 _SIZE_ORDER = ("L", "M", "S")
 _ASKED_PROFILES = {"profile", "profiles"}
 _LIMIT = "active_thread_pct"
@@ -27,16 +29,26 @@ def own_params(params: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in params.items() if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)}
 
 
-def workload_label(name: str, params: Mapping[str, str]) -> str:
-    """The name of a workload and what is not as it is by default: `resnet26_cifar10 bs128 (bf16, CUDA graph)`."""
+def of_all(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
+    """Precision, step mode and data source of a study's programs: every value that any of them has, in words."""
+    found: dict[str, set[str]] = {key: set() for key in _WORDS}
+    for params in programs:
+        for key in _WORDS.keys() & params.keys():
+            found[key].add(value_in_words(key, params[key]))
+    return found
+
+
+def workload_label(name: str, params: Mapping[str, str], differing: Container[str]) -> str:
+    """The name of a workload and those of its params that differ within the study: `resnet26 bs128 (bf16)`."""
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
-    words = ", ".join(filter(None, (value_in_words(key, params.get(key)) for key in _WORDS)))
+    said = [key for key in _WORDS if key in differing and key in params and (key, params[key]) != _UNSAID]
+    words = ", ".join(value_in_words(key, params[key]) for key in said)
     return f"{label} ({words})" if words else label
 
 
-def value_in_words(key: str, value: str | None) -> str:
-    """The word for a param in a label: `CUDA graph`, `data on the GPU`; empty for what is so by default."""
-    return _WORDS[key].get(value, value) if value else ""
+def value_in_words(key: str, value: str) -> str:
+    """The words for a param in a label: `CUDA graph`, `data on the GPU`, `bf16`."""
+    return _WORDS[key].get(value, value)
 
 
 def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:

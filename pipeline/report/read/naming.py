@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.modes import modes_of
@@ -105,35 +105,41 @@ def _varying(rows: Sequence[Row]) -> set[str]:
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:
-    by_digest = {job.digest: (job.params.get("workload", ""), labels.own_params(job.params)) for job in jobs}
+    """By digest, the label of a program and that of the first of those which differ from it in the step mode alone."""
+    programs = {job.digest: labels.own_params(job.params) for job in jobs}
+    names = {job.digest: job.params.get("workload", "") for job in jobs}
     epochs = {job.digest: job.params.get("epochs") for job in jobs}
-    full = _told_apart({d: (labels.workload_label(*of), of[1]) for d, of in by_digest.items()}, epochs)
-    without = {}
-    for digest, (name, params) in by_digest.items():
-        kept = {key: value for key, value in params.items() if key != labels.STEP_MODE}
-        without[digest] = (labels.workload_label(name, kept), kept)
-    base = _told_apart(without)
-    return {digest: (full[digest], base[digest]) for digest in by_digest}
+    differing = [key for key, values in labels.of_all(programs.values()).items() if len(values) > 1]
+    found = {digest: labels.workload_label(names[digest], own, differing) for digest, own in programs.items()}
+    full = _told_apart(found, programs, epochs)
+    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for digest, own in sorted(programs.items()):
+        alike[names[digest], *sorted((own | {labels.STEP_MODE: ""}).items())].append(digest)
+    base = dict(full)
+    for digests in alike.values():
+        steps = {(programs[digest].get(labels.STEP_MODE), epochs[digest]) for digest in digests}
+        # Of two programs with the same step mode, such as two versions of a script, neither is a mode of the other.
+        if len(steps) == len(digests):
+            base |= dict.fromkeys(digests, full[digests[0]])
+    return {digest: (full[digest], base[digest]) for digest in programs}
 
 
 def _told_apart(
-    found: dict[str, tuple[str, dict[str, str]]], epochs: Mapping[str, str | None] | None = None
+    found: Mapping[str, str], programs: Mapping[str, Mapping[str, str]], epochs: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The label of each digest, from its label and params, made longer where different programs would share it.
+    """The label of each digest, made longer where different programs would share it.
 
-    Where `epochs` are given, programs with the same settings are told apart too: other scripts, other environments.
-    Epochs are the window, which rows say of themselves, so that they need not tell programs apart.
+    Programs with the same settings are told apart too: other scripts, other environments. Epochs are the window, which
+    rows say of themselves, so that they need not tell programs apart.
     """
     alike: dict[str, list[str]] = defaultdict(list)
     for digest in sorted(found):
-        alike[found[digest][0]].append(digest)
+        alike[found[digest]].append(digest)
     named = {}
     for label, digests in alike.items():
-        words = labels.telling_apart([found[digest][1] for digest in digests])
+        words = labels.telling_apart([programs[digest] for digest in digests])
+        said = Counter((epochs[digest], word) for digest, word in zip(digests, words, strict=True))
         for digest, word in zip(digests, words, strict=True):
-            named[digest] = f"{label} {word}".strip()
-            if epochs is not None:
-                said = [(other, epochs[d]) for d, other in zip(digests, words, strict=True)]
-                if said.count((word, epochs[digest])) > 1:
-                    named[digest] += f" ({digest[:6]})"
+            unsaid = f"({digest[:6]})" if said[epochs[digest], word] > 1 else ""
+            named[digest] = " ".join(filter(None, (label, word, unsaid)))
     return named

@@ -16,7 +16,7 @@ class JobRow:
 
     Attributes:
         label, digest: of its workload; equal labels are equal programs.
-        base_label: the label without the step mode: what eager, compiled and CUDA-graph runs share.
+        base_label: what it shares with the same program in other step modes, and with nothing else.
         size: the mix letter, if any.
         params: all params of its run.
         place: where it ran (`device`, `gi_id`, `mig_profile`, ...).
@@ -131,13 +131,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What an experiment holds of its newest plan.
+    """What an experiment holds of the newest plan of each of its parts.
 
     Attributes:
         rows: one a group and block, in the order of block and start.
         blocks: each repeat, and how many of its groups have a result.
         left_out: number of runs that are not among the rows, by reason.
-        num_planned: how many groups the newest plan of each store has in all its blocks; `None` where no run says.
+        num_planned: how many groups the newest plan of each part and store has in all blocks; `None` where no run says.
         facts: by name, every value that the rows have (versions, commands, commits).
     """
 

@@ -85,9 +85,8 @@ def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
         mine = [dataclasses.replace(row, block=row.block + num_blocks) for row in every if row is not None]
         num_without_result += len(every) - len(mine)
         num_blocks = max((row.block for row in mine), default=num_blocks)
-        newest = max(mine, key=lambda row: row.start_ms, default=None)
-        if newest is not None and newest.facts.get("plan_groups", "").isdigit():
-            planned.append(int(newest.facts["plan_groups"]))
+        newest = [part[-1].facts.get("plan_groups", "") for part in selection.parts(mine)]
+        planned += [int(number) for number in newest if number.isdigit()]
         rows += mine
     chosen = selection.choose(rows)
     left_out = {"no result: it runs, or was never closed": num_without_result, **chosen.left_out}

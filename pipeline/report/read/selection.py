@@ -1,10 +1,12 @@
-"""Which of an experiment's rows may stand beside each other: one plan, and within a block one GPU and one boot."""
+"""Which of an experiment's rows may stand beside each other: of each part one plan, in each block one GPU and boot."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.base.records import Result
 from pipeline.report.read import labels
@@ -23,31 +25,81 @@ class Selection:
 
 
 def choose(rows: Sequence[Row]) -> Selection:
-    """The rows of the newest plan, one a group and block."""
+    """The rows of the newest plan of each part, one a group and block."""
     left_out: Counter[str] = Counter()
-    blocks: dict[tuple[int, str], list[Row]] = defaultdict(list)
-    expected: dict[str, set[str]] = defaultdict(set)
-    for row in _of_the_newest_plan(_unprofiled(rows, left_out), left_out):
-        device = row.settings[0][1]
-        blocks[row.block, device].append(row)
-        expected[device].add(row.key)
-    chosen: list[Row] = []
-    found: list[Block] = []
-    for (number, device), members in sorted(blocks.items()):
-        (gpu_uuid, boot_id), kept = _of_one_boot(members, expected[device], left_out)
-        chosen += kept
-        findings = {row.key for row in kept if row.result.is_finding}
-        block = Block(
-            number=number,
-            device=device,
-            gpu_uuid=gpu_uuid,
-            boot_id=boot_id,
-            num_groups=len(kept),
-            num_expected=len(expected[device]),
-            num_missing=len(expected[device] - findings),
-        )
-        found.append(block)
-    return Selection(rows=tuple(chosen), blocks=tuple(found), left_out=dict(left_out))
+    members: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
+    expected: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for number, part in enumerate(parts(_unprofiled(rows, left_out))):
+        for row in _of_the_newest_plan(part, left_out):
+            device = row.settings[0][1]
+            members[row.block, device, number].append(row)
+            expected[device, number].add(row.key)
+    blocks: dict[tuple[int, str], dict[_Boot, _Piece]] = defaultdict(dict)
+    for (block, device, number), found in sorted(members.items()):
+        wanted = expected[device, number]
+        boot, kept = _of_one_boot(found, wanted, left_out)
+        # Parts that ran on one GPU since the same boot stand beside each other in one block.
+        piece = blocks[block, device].setdefault(boot, _Piece([], set()))
+        piece.rows.extend(kept)
+        piece.expected.update(wanted)
+    made = _numbered(blocks)
+    chosen = tuple(row for _, members in made for row in members)
+    return Selection(rows=chosen, blocks=tuple(block for block, _ in made), left_out=dict(left_out))
+
+
+_Boot = tuple[str, str]
+"""UUID of the GPU, and id of the boot."""
+
+
+class _Piece(NamedTuple):
+    """What of a block ran on one GPU since the same boot, and the groups that it should have."""
+
+    rows: list[Row]
+    expected: set[str]
+
+
+def _numbered(blocks: Mapping[tuple[int, str], Mapping[_Boot, _Piece]]) -> list[tuple[Block, list[Row]]]:
+    """Each piece as a block with its rows: the first under the number it had, others under numbers of their own."""
+    pieces = [
+        (place, number, device, boot, piece)
+        for (number, device), by_boot in blocks.items()
+        for place, (boot, piece) in enumerate(by_boot.items())
+    ]
+    last = max((number for number, _ in blocks), default=0)
+    made = []
+    for place, number, device, boot, piece in sorted(pieces, key=lambda each: each[:3]):
+        last += place > 0
+        made.append(_block(last if place else number, device, boot, piece))
+    return sorted(made, key=lambda each: (each[0].number, each[0].device))
+
+
+def _block(number: int, device: str, boot: _Boot, piece: _Piece) -> tuple[Block, list[Row]]:
+    findings = {row.key for row in piece.rows if row.result.is_finding}
+    block = Block(
+        number=number,
+        device=device,
+        gpu_uuid=boot[0],
+        boot_id=boot[1],
+        num_groups=len(piece.rows),
+        num_expected=len(piece.expected),
+        num_missing=len(piece.expected - findings),
+    )
+    return block, [dataclasses.replace(row, block=number) for row in piece.rows]
+
+
+def parts(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows in parts that have neither a plan nor a program in common, the oldest first; the last row of each is its newest.
+
+    Such as those of two precisions that were measured by two commands: neither is an older plan of the other.
+    """
+    found: list[tuple[set[object], list[Row]]] = []
+    for row in sorted(rows, key=lambda row: (row.start_ms, row.run_id)):
+        its_own = {row.plan, *(_identity(job.params) for job in row.jobs)}
+        joined = [part for part in found if part[0] & its_own]
+        found = [part for part in found if not part[0] & its_own]
+        facts = its_own.union(*(facts for facts, _ in joined))
+        found.append((facts, [*(member for _, members in joined for member in members), row]))
+    return sorted((members for _, members in found), key=lambda members: min(row.start_ms for row in members))
 
 
 def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
@@ -60,8 +112,6 @@ def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
 def _of_the_newest_plan(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
     """Rows whose settings, and whose programs, are those of the plan that ran last."""
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
-    if not newest_first:
-        return []
     newest = {row.settings for row in newest_first if row.plan == newest_first[0].plan}
     programs = _newest_programs(newest_first)
     kept = []
@@ -99,9 +149,7 @@ def _difference(row: Row, newest: set[tuple[tuple[str, str], ...]]) -> str:
     return "; ".join(f"{key} {value} instead of {new}" for key, value, new in differing)
 
 
-def _of_one_boot(
-    members: Sequence[Row], expected: set[str], left_out: Counter[str]
-) -> tuple[tuple[str, str], list[Row]]:
+def _of_one_boot(members: Sequence[Row], expected: set[str], left_out: Counter[str]) -> tuple[_Boot, list[Row]]:
     """GPU and boot of a block, and its rows from there: a complete set if there is one, else the largest."""
     by_boot: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in members:  # newest first
