@@ -23,7 +23,6 @@ class Mode:
         word: how the label of a group begins; what the group got or was asked for follows.
         colour, dark_colour: of its bars and lines, on light and on dark ground.
         marker: of its lines, as matplotlib has it.
-        has_light_text: whether text on its bars is light.
         placed_by: what the place of each job must say for the label (`PROFILE`, `PERCENTAGE`); empty for nothing.
         counts_instances: whether the label says how many instances there are.
         unlimited: what the label says where neither places nor options do.
@@ -37,7 +36,6 @@ class Mode:
     dark_colour: str
     marker: str = "o"
     _: KW_ONLY
-    has_light_text: bool = False
     placed_by: str = ""
     counts_instances: bool = False
     unlimited: str = ""
@@ -62,13 +60,11 @@ def is_program(option: str) -> bool:
 # Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast".
 SERIAL = Mode("serial", "serial", "serial", "#cfcfcb", "#6c6c70")
 NAIVE = Mode("naive", "naive", "naive", "#ddaa33", "#e3b341")
-MPS = Mode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", has_light_text=True)
+MPS = Mode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s")
 MPS_PERCENT = Mode(
     "mps_percent", "MPS %", "MPS", "#6699cc", "#9cc3ee", "D", placed_by=PERCENTAGE, unlimited="equal shares"
 )
-MIG = Mode(
-    "mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", has_light_text=True, placed_by=PROFILE, unnamed=("size_profile",)
-)
+MIG = Mode("mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", placed_by=PROFILE, unnamed=("size_profile",))
 MIG_MPS = Mode(
     "mig_mps",
     "MIG+MPS",

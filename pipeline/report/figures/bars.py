@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Cell, cases_in
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import ENDINGS
-from pipeline.report.figures.drawing import FAINT, INK, ON_PAPER, PAPER, UPRIGHT, WARNING, around, plain, text_on
+from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, around, in_lines, plain, room_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,13 @@ BARS_CAPTION = (
 )
 NOT_MEASURED = "not measured"
 _GROUP_WIDTH = 0.84
-_BOX_HEIGHT = 0.42
+_BOX_HEIGHT = 0.5
+_IN_BOX: dict[str, Any] = {
+    "rotation": 90,
+    "ha": "center",
+    "va": "bottom",
+    "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +38,7 @@ class Bar:
 
     Attributes:
         sharing: gives the colour.
-        detail: written into it: the MIG profile, the share of MPS.
+        detail: written below it: the MIG profile, the share of MPS.
         estimates: its height; two are drawn beside each other, the second one lighter (SMACT beside GRACT).
         finding: why there is no height; empty where there is one.
     """
@@ -63,20 +69,38 @@ def by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str
     return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in cases_in(cells)]
 
 
+def num_bars(groups: Sequence[tuple[str, Sequence[Bar]]]) -> int:
+    """For how many bars groups of bars need room."""
+    return max(3, len(groups)) * max(3, *(len(bars) for _, bars in groups), 0)
+
+
 def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> None:
     """Draw bars in groups: all bars of one width, a group for each label under the axis."""
     most = max((len(bars) for _, bars in groups), default=1)
     width = _GROUP_WIDTH / max(most, 3)
+    details: dict[float, str] = {}
     for position, (_, bars) in enumerate(groups):
         left = position - width * len(bars) / 2
         for number, bar in enumerate(bars):
             _one_bar(axes, bar, left + number * width, width)
-    axes.set_xticks(range(len(groups)), [plain(label, 60) for label, _ in groups])
+            details[left + (number + 0.47) * width] = bar.detail
     beside = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
     axes.set_xlim(-beside, len(groups) - 1 + beside)
-    axes.tick_params(axis="x", length=0, pad=7)
+    _under(axes, [label for label, _ in groups], details)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)
+
+
+def _under(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> None:
+    """Write the details upright below their bars, and the labels below these: in lines, or upright if need be."""
+    axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=6.5)
+    longest = max(map(len, details.values()), default=0)
+    room = room_of(axes) // max(3, len(labels))
+    words = [word for label in labels for word in plain(label, 200).split()]
+    fits = max(map(len, words), default=0) <= room
+    axes.set_xticks(range(len(labels)), [in_lines(label, room if fits else 30, 3 if fits else 2) for label in labels])
+    axes.tick_params(axis="x", which="minor", length=0, pad=3)
+    axes.tick_params(axis="x", which="major", length=0, pad=7 + 4.2 * longest, labelrotation=0 if fits else 90)
 
 
 def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:
@@ -92,12 +116,9 @@ def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:
         if number:
             style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
         axes.bar(at, estimate.median, part, **style)
-        if estimate.low is not None and estimate.high is not None:
-            below, above = around(estimate)
+        below, above = around(estimate)
+        if below or above:
             axes.errorbar(at, estimate.median, [[below], [above]], color=INK, linewidth=0.9, capsize=1.8)
-    if bar.detail:
-        style = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 6.5, "color": text_on(bar.sharing)}
-        axes.annotate(bar.detail, (left + part / 2, 0), **UPRIGHT, **style)
 
 
 def _box(axes: Axes, bar: Bar, left: float, width: float) -> None:
@@ -108,14 +129,13 @@ def _box(axes: Axes, bar: Bar, left: float, width: float) -> None:
     by_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform()}  # y by the panel, x by data
     dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "....", "linewidth": 0.8}
     axes.add_patch(Rectangle((left, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
-    label = f"{bar.detail} {bar.finding}".strip()
-    axes.text(left + width * 0.47, 0.03, label, fontsize=7, color=ink, **UPRIGHT, **ON_PAPER, **by_panel)
+    axes.text(left + width * 0.47, 0.03, bar.finding, fontsize=7, color=ink, **_IN_BOX, **by_panel)
     # The colour of its mode, as a strip below the axis.
     strip = Rectangle((left, -0.018), width * 0.94, 0.018, facecolor=bar.sharing.colour, clip_on=False, **by_panel)
     axes.add_patch(strip)
 
 
-def legend_of(axes: Axes, modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:
+def legend_of(modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:
     """Handles of a legend: one a mode, and what the full and the hatched bar are where there are two."""
     from matplotlib.patches import Patch
 

@@ -1,7 +1,7 @@
 """How every figure of a report looks, and how it is written.
 
-One palette for all figures, from `pipeline.base.modes`; the page replaces its colours by its own for dark screens
-(`THEME`), so a figure uses no others.
+A mode has its colour from `pipeline.base.modes`, and nothing else has a colour of a mode. The page replaces all
+colours by its own for dark screens (`THEME`), so a figure uses no others.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import io
 import textwrap
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.modes import MODES, SPARE_COLOURS, Mode
+from pipeline.base.modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -23,24 +23,15 @@ if TYPE_CHECKING:
 STAMP = "simulated, says nothing about a real GPU"
 
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
-_ON_LIGHT = "#1c1c1b"  # on a bar of a light colour, whatever the page's theme is
-OTHER = SPARE_COLOURS[0][0]
-MODE_COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS)
+SERIES_COLOURS = (("#1b1b1d", "#e8e8ea"), ("#2a8a86", "#4fc4be"), ("#7050b0", "#a98fe0"), ("#8a5a2b", "#c99a66"))
+"""Of quantities over time, which are no modes; on light and on dark pages."""
+COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS, *SERIES_COLOURS)
 """On light and on dark pages."""
 
-THEME = {
-    INK: "ink",
-    FAINT: "faint",
-    PAPER: "paper",
-    WARNING: "warning",
-    **{colour: f"other-{number}" if number else "other" for number, (colour, _) in enumerate(SPARE_COLOURS)},
-    **{mode.colour: mode.name.replace("_", "-") for mode in MODES.values()},
+THEME = {INK: "ink", FAINT: "faint", PAPER: "paper", WARNING: "warning"} | {
+    light: f"colour-{number}" for number, (light, _) in enumerate(COLOURS)
 }
 """Colour to the name of the variable by which the page replaces it."""
-
-UPRIGHT: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom"}
-ON_PAPER: dict[str, Any] = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85}}
-"""Of texts: written from below to above; on ground of their own."""
 
 _STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -60,7 +51,9 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched, and takes the page's colours
     "pdf.fonttype": 42,
 }
-_PER_ROW = 4
+WIDEST = 9.6
+"""What fits a page, also printed, with text that can be read. Unit: inches."""
+_PER_ROW = 3
 _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
 
 
@@ -129,26 +122,45 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels_of(number: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure with a grid of panels, the superfluous ones removed. Unit of the height: inches a row."""
-    columns = min(number, _PER_ROW) or 1
+def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
+    """A figure with a grid of panels, the superfluous ones removed. Unit of the height: inches a row.
+
+    The more bars any panel has, the fewer panels stand beside each other; `columns` asks for two to three of them.
+    """
+    most = columns if columns in range(2, _PER_ROW + 1) else min(_PER_ROW, int(WIDEST / (0.6 + 0.13 * most_bars)))
+    columns = max(1, min(number, most))
     rows = -(-number // columns) or 1
-    figure = new_figure(max(5.0, 3.1 * columns), height * rows + 0.5)
+    figure = new_figure(WIDEST if number > 1 else 5.0 if most > 1 else WIDEST, height * rows + 0.5)
     panels = [axes for row in figure.subplots(rows, columns, squeeze=False) for axes in row]
     for axes in panels[number:]:
         axes.remove()
     return figure, panels[:number]
 
 
+def room_of(axes: Axes) -> int:
+    """How many characters of the size of axis labels fit into its width."""
+    figure, place = axes.get_figure(root=True), axes.get_subplotspec()
+    assert figure is not None and place is not None  # `panels_of` made it
+    return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / 5.5)
+
+
+def set_title(axes: Axes, text: str) -> None:
+    """What a panel shows, above it, in as many lines as it takes."""
+    axes.set_title(in_lines(text, room_of(axes)), fontsize=8)
+
+
+def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | None = None) -> None:
+    """A legend below all panels, in as many columns as fit."""
+    names = [handle.get_label() for handle in handles] if labels is None else labels
+    columns = int(figure.get_figwidth() * 72 / (40 + 5 * max(map(len, names), default=0)))
+    columns = max(1, min(columns, len(names)))
+    figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=8)
+
+
 def around(estimate: Estimate) -> tuple[float, float]:
     """How far its error bar reaches below and above it; zero where it has no interval."""
     low, high = (estimate.median if end is None else end for end in (estimate.low, estimate.high))
     return max(0.0, estimate.median - low), max(0.0, high - estimate.median)
-
-
-def text_on(mode: Mode) -> str:
-    """The colour of text on a bar of a mode."""
-    return PAPER if mode.has_light_text else _ON_LIGHT
 
 
 def plain(text: str, longest: int = 80) -> str:
@@ -158,9 +170,9 @@ def plain(text: str, longest: int = 80) -> str:
     return kept if len(kept) <= longest else kept[: longest - 3] + "..."
 
 
-def in_lines(text: str, width: int = 34) -> str:
-    """A title of at most two lines that fits a small panel."""
-    return "\n".join(textwrap.wrap(plain(text, 2 * width), width)[:2])
+def in_lines(text: str, width: int, most: int = 3) -> str:
+    """Text in a few lines of at most so many characters; the last one ends in dots where there is more."""
+    return "\n".join(textwrap.wrap(plain(text, 200), width, max_lines=most, placeholder=" ..."))
 
 
 def say_missing(axes: Axes, text: str) -> None:

@@ -12,13 +12,14 @@ from pipeline.report.read.records import Study
 from pipeline.report.read.samples import GroupSeries
 
 FIGURES = (
-    workloads.sketches,
-    mixes.sketches,
     gain.sketches,
+    mixes.sketches,
+    workloads.sketches,
     energy.sketches,
     over_time.sketches,
 )
-"""Each is asked with the cells of a study and the samples of one group, and sketches what it has something for."""
+"""Each is asked with the cells of a study and the samples of one group, and sketches what it has something for. The
+first figure opens the page."""
 
 
 def every_figure(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:

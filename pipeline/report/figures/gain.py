@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,17 @@ from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed
 from pipeline.report.evaluate.metrics import SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import ENDINGS
-from pipeline.report.figures.drawing import FAINT, INK, ON_PAPER, UPRIGHT, Sketch, around, in_lines, panels_of
+from pipeline.report.figures.drawing import (
+    FAINT,
+    INK,
+    Sketch,
+    add_legend,
+    around,
+    in_lines,
+    panels_of,
+    room_of,
+    set_title,
+)
 from pipeline.report.read import labels
 from pipeline.report.read.samples import GroupSeries
 
@@ -24,74 +34,98 @@ if TYPE_CHECKING:
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """One of the workloads of which several copies ran."""
     copies = [cell for cell in cells if not cell.case.is_mix]
-    if any(cell.degree > 1 for cell in copies):
+    if _cases(copies):
         yield Sketch(
             name="gain",
             title="Throughput gain against the number of jobs",
-            caption="Speed of all jobs together over one at a time, in the same block: medians and 95 % t intervals. "
-            "Dashed: the ideal, as many times as there are jobs. Dotted: one job at a time in another step mode, "
-            "where it was measured. Of several MIG layouts or limits at a degree, the fastest is drawn.",
-            section="Throughput gain",
+            caption=_caption(copies),
+            section="Gain",
             paint=partial(_paint, copies),
         )
 
 
+def _caption(cells: Sequence[Cell]) -> str:
+    drawn = _cases(cells)
+    missing = [case.label for case in cases_in([cell for cell in cells if cell.degree > 1]) if case not in drawn]
+    said = (
+        "Speed of all jobs together over one at a time, in the same block: medians and 95 % t intervals. Dashed: the "
+        "ideal, as many times as there are jobs. Dotted: one job at a time in another step mode, where measured. "
+        "Of several MIG layouts or limits at a degree, the fastest is drawn."
+    )
+    return f"{said} Without a figure: {', '.join(missing)}." if missing else said
+
+
+def _cases(cells: Sequence[Cell]) -> list[Case]:
+    """What has a speed-up of several jobs in some mode."""
+    return cases_in([c for c in cells if c.degree > 1 and not c.is_derived and c.is_ranked and SPEEDUP in c.estimates])
+
+
 def _paint(cells: Sequence[Cell]) -> Figure:
-    cases = cases_in([cell for cell in cells if cell.degree > 1 and not cell.is_derived])
-    figure, panels = panels_of(len(cases), 2.9)
+    of_workload: dict[str, list[Case]] = defaultdict(list)
+    for case in _cases(cells):
+        of_workload[case.params[0].get("workload", "")].append(case)
+    cases = [case for alike in of_workload.values() for case in alike]
+    variants = {len(alike) for alike in of_workload.values()}
+    # Precisions, data sources, ... of one workload stand beside each other where each has as many.
+    figure, panels = panels_of(len(cases), 2.7, columns=max(variants) if len(variants) == 1 else 0)
     handles: dict[str, Any] = {}
+    tops: dict[Case, float] = {}
     for axes, case in zip(panels, cases, strict=True):
-        _panel(axes, case, cells)
+        tops[case] = _panel(axes, case, [cell for cell in cells if cell.case == case], _other_step_modes(case, cells))
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    panels[0].set_ylabel("speed-up against serial")
-    columns = min(len(handles), 6)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns, fontsize=8)
+        axes.set_ylabel("speed-up against serial")
+    for alike in of_workload.values():
+        for case in alike:
+            panels[cases.index(case)].set_ylim(0, max(tops[each] for each in alike))
+    add_legend(figure, list(handles.values()), list(handles))
     return figure
 
 
-def _panel(axes: Axes, case: Case, cells: Sequence[Cell]) -> None:
-    mine = [cell for cell in cells if cell.case == case]
-    degrees = sorted({cell.degree for cell in mine})
+def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[str, Estimate]]) -> float:
+    """Draw one case; up to where its axis should go."""
+    degrees = sorted({cell.degree for cell in cells})
     axes.plot(degrees, degrees, color=FAINT, linewidth=1, linestyle="--", label="ideal")
     axes.axhline(1, color=FAINT, linewidth=0.8)
-    reached = 1.0
-    failed: Counter[int] = Counter()
-    for mode in modes_in(mine):
+    reached = [1.0]
+    for mode in modes_in(cells):
         if mode != SERIAL:
-            reached = max(reached, _line(axes, mode, [cell for cell in mine if cell.sharing == mode], failed))
-    for label, gain in _other_step_modes(case, cells):
+            reached += _line(axes, mode, [cell for cell in cells if cell.sharing == mode])
+    for label, gain in alone:
         axes.axhline(gain.median, color=INK, linewidth=1.1, linestyle=":", label=f"alone, {label}")
-        reached = max(reached, gain.median)
-    axes.set_title(in_lines(case.label), fontsize=8)
+        reached.append(gain.median)
+    set_title(axes, case.label)
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
-    axes.set_ylim(0, min(max(1.08 * degrees[-1], 1.08 * reached), 1.35 * reached + 0.3))
-    axes.set_xlabel("jobs")
+    axes.set_xlabel("\n".join(["jobs", *(in_lines(each, room_of(axes)) for each in _without_figure(cells))]))
     axes.grid(axis="y")
+    return min(1.08 * max(degrees[-1], *reached), 1.35 * max(reached) + 0.3)
 
 
-def _line(axes: Axes, mode: Mode, cells: Sequence[Cell], failed: Counter[int]) -> float:
-    """Draw one mode; how high it gets. What has no figure is written beside its degree, where `failed` counts."""
-    points: list[tuple[int, Estimate]] = []
-    for degree in sorted({cell.degree for cell in cells}):
-        here = [cell for cell in cells if cell.degree == degree]
-        known = [cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates]
-        if known:
-            points.append((degree, max(known, key=lambda found: found.median)))
-        elif all(not cell.is_ranked for cell in here):
-            text = f"{mode.label} {ENDINGS[here[0].finding].label}" if here[0].finding in ENDINGS else mode.label
-            place: dict[str, Any] = {"xytext": (-10 - 10 * failed[degree], 3), "textcoords": "offset points"}
-            axes.annotate(text, (degree, 0), **place, **UPRIGHT, **ON_PAPER, fontsize=7, color=INK, zorder=5)
-            failed[degree] += 1
-    if not points:
-        return 1.0
-    medians = [found.median for _, found in points]
-    errors = list(zip(*(around(found) for _, found in points), strict=True))
-    style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
-    degrees = [degree for degree, _ in points]
-    axes.errorbar(degrees, medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
-    return max(medians)
+def _line(axes: Axes, mode: Mode, cells: Sequence[Cell]) -> list[float]:
+    """Draw one mode; its medians."""
+    found: dict[int, Estimate] = {}
+    for cell in cells:
+        if cell.is_ranked and SPEEDUP in cell.estimates:
+            here = cell.estimates[SPEEDUP]
+            found[cell.degree] = max(found.get(cell.degree, here), here, key=lambda each: each.median)
+    medians = [each.median for each in found.values()]
+    if found:
+        errors = list(zip(*map(around, found.values()), strict=True))
+        style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
+        axes.errorbar(list(found), medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
+    return medians
+
+
+def _without_figure(cells: Sequence[Cell]) -> list[str]:
+    """`7: naive oom, MPS % wrong results`: the modes that have no figure at a number of jobs, a line each number."""
+    said: dict[int, list[str]] = defaultdict(list)
+    for mode in modes_in(cells):
+        for degree in {cell.degree for cell in cells if cell.sharing == mode}:
+            here = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
+            if not any(cell.is_ranked for cell in here) and here[0].finding in ENDINGS:
+                said[degree].append(f"{mode.label} {ENDINGS[here[0].finding].label}")
+    return [f"{degree}: {', '.join(words)}" for degree, words in sorted(said.items())]
 
 
 def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
@@ -108,6 +142,6 @@ def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Esti
             continue
         ratios, _ = speed_ratios(other, own, (THROUGHPUT, TOTAL_TIME))
         if ratios:
-            word = labels.value_in_words(labels.STEP_MODE, step_mode) or "eager"
+            word = labels.value_in_words(labels.STEP_MODE, step_mode or "")
             found.append((word, own.estimate(ratios)))
     return found

@@ -11,7 +11,7 @@ from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
 from pipeline.report.evaluate.metrics import SPEEDUP, TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
-from pipeline.report.figures.drawing import FAINT, Sketch, new_figure
+from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure
 from pipeline.report.read.samples import GroupSeries
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def _time_against_serial(cell: Cell) -> Estimate | None:
 def _paint(cells: Sequence[Cell]) -> Figure:
     cases = cases_in(cells)
     has_seconds = any(TOTAL_TIME in cell.estimates for cell in cells)
-    width = max(7.0, min(16.0, 1.5 + 0.95 * len(cases)))
-    figure = new_figure(width, 6.2 if has_seconds else 3.6)
+    figure = new_figure(max(6.4, min(WIDEST, 1.5 + 0.95 * len(cases))), 5.6 if has_seconds else 3.2)
     panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
     shared = [cell for cell in cells if cell.sharing != SERIAL]
     ratio = panels[0]
@@ -59,9 +58,5 @@ def _paint(cells: Sequence[Cell]) -> Figure:
     if has_seconds:
         grouped_bars(panels[1], by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
         panels[1].set_ylabel("total time (s)")
-    if max(len(case.label) for case in cases) > 10:
-        for axes in panels:
-            axes.tick_params(axis="x", labelrotation=20)
-    modes = modes_in(cells if has_seconds else shared)
-    figure.legend(handles=legend_of(ratio, modes), loc="outside lower left", ncols=len(modes), fontsize=8)
+    add_legend(figure, legend_of(modes_in(cells if has_seconds else shared)))
     return figure

@@ -6,20 +6,16 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.base.modes import MIG, MPS, MPS_PERCENT, NAIVE
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures.drawing import FAINT, INK, OTHER, Sketch, new_figure, plain, say_missing, text_on
+from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, WIDEST, Sketch, new_figure, plain, say_missing
 from pipeline.report.read.samples import GroupSeries, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Lines over time are no modes, but the page knows no other colours: the palette, told apart by dashes as well.
-_LINES = (
-    (MPS.colour, "-"), (NAIVE.colour, "-"), (MIG.colour, "--"), (MPS_PERCENT.colour, "-."),
-    (OTHER, ":"), (INK, "--"), (FAINT, "-"),
-)  # fmt: skip
+_DASHES = ("-", "--", ":", "-.")  # told apart in grey print as well
+_LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
 
 
 def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
@@ -38,7 +34,7 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
 
 def _paint(group: GroupSeries) -> Figure:
     spans_height = 0.5 + 0.2 * max(1, len(group.spans))
-    figure = new_figure(8.5, 4.0 + spans_height)
+    figure = new_figure(WIDEST, 3.6 + spans_height)
     activity, memory, spans = figure.subplots(3, 1, sharex=True, height_ratios=[2, 1.6, spans_height])
     _series(activity, group.activity, "share of the time / of the SMs", "no listener gave the activity of the GPU")
     if group.activity:
@@ -56,8 +52,7 @@ def _paint(group: GroupSeries) -> Figure:
 
 def _series(axes: Axes, lines: tuple[Line, ...], unit: str, missing: str) -> None:
     if not lines:
-        axes.text(0.5, 0.5, missing, ha="center", va="center", transform=axes.transAxes, color=FAINT)
-        axes.set_yticks([])
+        say_missing(axes, missing)
         return
     for number, line in enumerate(lines):
         color, dashes = _LINES[number % len(_LINES)]
@@ -76,10 +71,10 @@ def _spans(axes: Axes, group: GroupSeries) -> None:
     for number, span in enumerate(group.spans):
         axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=group.sharing.colour,
                   edgecolor=FAINT, linewidth=0.5)  # fmt: skip
-        label = plain(span.label + ("" if span.result in ("ok", "") else f" ({span.result})"), 40)
-        axes.annotate(label, (span.start_s, number), xytext=(3, 0), textcoords="offset points", va="center",
-                      fontsize=6.5, color=text_on(group.sharing))  # fmt: skip
-    axes.set_yticks([])
+    endings = ["" if span.result in ("ok", "") else f" ({span.result})" for span in group.spans]
+    names = [plain(span.label + ending, 30) for span, ending in zip(group.spans, endings, strict=True)]
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_ylabel("jobs", rotation=0, ha="right", va="center")
+    axes.set_ylabel("jobs")
     axes.spines["left"].set_visible(False)

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
-from pipeline.report.evaluate.metrics import MEMORY, METRICS
-from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_degree, grouped_bars, legend_of
-from pipeline.report.figures.drawing import Sketch, new_figure, plain, say_missing
+from pipeline.report.evaluate.metrics import MEMORY, METRICS, Metric
+from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_degree, grouped_bars, legend_of, num_bars
+from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain, say_missing
 from pipeline.report.read.samples import GroupSeries
 
 if TYPE_CHECKING:
@@ -49,31 +49,27 @@ def _caption(cells: Sequence[Cell]) -> str:
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    """Three panels: time per epoch, GRACT with SMACT beside it, memory footprint; serial copies only for time."""
-    figure = new_figure(max(10.0, min(16.0, 4.0 + 0.5 * len(cells))), 3.4)
-    first, second, third = figure.subplots(1, 3)
+    """Three panels: time per epoch, GRACT with SMACT beside it, memory footprint."""
     ran = [cell for cell in cells if not cell.is_derived]
-    name = _epoch_metric(cells)
-    _panel(first, ran, name)
+    figure, (time, activity, memory) = panels_of(3, 2.9, most_bars=num_bars(by_degree(ran, bar_of)))
+    _panel(time, ran, METRICS[_epoch_metric(cells)])
     has_activity = any(name in cell.estimates for cell in ran for name in _ACTIVITY)
     if has_activity:
-        grouped_bars(second, by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
-        second.set_ylim(0, 1.05)
-        second.set_ylabel("share of the time / of the SMs")
+        grouped_bars(activity, by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
+        activity.set_ylim(0, 1.05)
+        activity.set_ylabel("share of the time / of the SMs")
     else:
-        say_missing(second, "not measured: it takes\nlistener gpm or dcgm")
-    second.set_title("GRACT and SMACT")
-    _panel(third, ran, MEMORY)
-    handles = legend_of(second, modes_in(ran), second=("GRACT", "SMACT") if has_activity else None)
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=8)
+        say_missing(activity, "not measured: it takes\nlistener gpm or dcgm")
+    activity.set_title("GRACT and SMACT")
+    _panel(memory, ran, METRICS[MEMORY])
+    add_legend(figure, legend_of(modes_in(ran), second=("GRACT", "SMACT") if has_activity else None))
     return figure
 
 
-def _panel(axes: Axes, cells: Sequence[Cell], name: str) -> None:
-    metric = METRICS[name]
+def _panel(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     axes.set_title(metric.title)
-    if not any(name in cell.estimates for cell in cells):
+    if not any(metric.name in cell.estimates for cell in cells):
         say_missing(axes, "not measured")
         return
-    grouped_bars(axes, by_degree(cells, lambda cell: bar_of(cell, cell.estimates.get(name))))
+    grouped_bars(axes, by_degree(cells, lambda cell: bar_of(cell, cell.estimates.get(metric.name))))
     axes.set_ylabel(metric.unit)

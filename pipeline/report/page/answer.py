@@ -1,38 +1,55 @@
-"""The question of a study and its answer in one paragraph, and what stands between the two: what is missing."""
+"""The answer of a study in two sentences, what ran, and what is missing."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pipeline.base.modes import SERIAL
-from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import MIN_BLOCKS
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, listed, times_in_words
+from pipeline.report.read import labels
 from pipeline.report.read.records import Study
 
 
-def question(study: Study) -> str:
-    """What the study asks."""
-    devices = listed([device for device in study.devices if device] or ["this device"])
-    simulated = "a simulated " if study.is_simulated else ""
-    return f"On {simulated}{devices}, for these jobs: what is gained by running them together, and how?"
-
-
 def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    """Who won, by how much, and what is not known; one sentence an entry."""
+    """What is gained by running jobs together, and in which mode; how sure that is. Two sentences."""
     if not study.rows:
         return ["There is no result yet."]
-    together = [winner for winner in winners if winner.degree > 1]
-    nobody = "No group of several jobs has a figure to compare with its baseline."
-    said = [*(_who_won(together) if together else [nobody]), *_endings(cells)]
-    if study.num_complete_blocks < MIN_BLOCKS:
-        said.append(f"With {_blocks(study.num_complete_blocks)} no comparison can be a verdict: it takes {MIN_BLOCKS}.")
-    if study.is_simulated:
-        said.append("The GPU was simulated, so none of this says anything about a real one.")
+    together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
+    if not together:
+        return [f"On {_devices(study)} no group of several jobs has a figure to compare with its baseline."]
+    best, worst = together[0], together[-1]
+    gain = f"jobs together run up to {times_in_words(best.speedup)} as fast as one after another, {_what(best)}"
+    if worst is not best:
+        gain += f"; the least gain of a fastest mode is {times_in_words(worst.speedup)}, {_what(worst)}"
+    kinds = {cell.mode: cell.sharing.label for cell in cells}
+    won = [kinds.get(winner.mode, winner.mode) for winner in together if winner.mode is not None]
+    return [f"On {_devices(study)}, {gain}.", f"{_who_won(won, len(together))}: {_how_sure(study)}."]
+
+
+def setup(study: Study) -> list[str]:
+    """What all programs have in common, and the GPUs of the blocks where there are several; a sentence an entry."""
+    programs = labels.of_all(labels.own_params(job.params) for row in study.rows for job in row.jobs)
+    common = [next(iter(values)) for values in programs.values() if len(values) == 1]
+    said = [f"All jobs: {', '.join(common)}."] if common else []
+    blocks: dict[str, list[int]] = defaultdict(list)
+    for block in study.blocks:
+        blocks[f"{block.device} {_short(block.gpu_uuid)}".strip()].append(block.number)
+    if len(blocks) > 1:
+        parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
+        said.append(f"The blocks ran on {len(blocks)} GPUs: {listed(parts)}.")
     return said
+
+
+def not_ranked(cells: Sequence[Cell]) -> str:
+    """How many combinations of jobs and mode ended without a figure, and how; empty for none."""
+    found = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
+    told = {result: words.of_several for result, words in ENDINGS.items() if found[result] and words.of_several}
+    parts = [f"{found[result]} {words}" for result, words in told.items()]
+    return f"Of all combinations of jobs and mode, {listed(parts)}; they are shown and not ranked." if parts else ""
 
 
 def missing(study: Study) -> list[str]:
@@ -50,52 +67,61 @@ def missing(study: Study) -> list[str]:
     return said
 
 
-def _who_won(winners: Sequence[Winner]) -> list[str]:
-    wins = Counter(winner.mode for winner in winners if winner.mode is not None)
+def _devices(study: Study) -> str:
+    """`one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, a simulated one as such."""
+    gpus = Counter(device for device, _ in {(row.device, row.gpu_uuid) for row in study.rows})
+    simulated = "simulated " if study.is_simulated else ""
+    named = [f"{'one' if n == 1 else n} {simulated}{device or 'unknown device'}" for device, n in sorted(gpus.items())]
+    return listed(named)
+
+
+def _who_won(won: Sequence[str], total: int) -> str:
+    wins = Counter(won)
     order = sorted(wins, key=lambda mode: (-wins[mode], mode))
-    total = counted(len(winners), "collocated case")
-    undecided = len(winners) - sum(wins.values())
-    if len(winners) > 1 and len(wins) == 1 and not undecided:
-        fastest = _way(order[0])
-        said = [f"{fastest[0].upper()}{fastest[1:]} is fastest in all {total}."]
-    elif wins:
-        parts = [f"{_way(order[0])} is fastest in {wins[order[0]]}"]
-        parts += [f"{_way(mode)} in {wins[mode]}" for mode in order[1:]]
-        parts += [f"no single mode in {undecided}"] if undecided else []
-        said = [f"Of {total}, {listed(parts)}."]
-    else:
-        said = [f"In {total} no single mode is shown to be fastest."]
-    gains = [_gain(winner) for winner in sorted(winners, key=lambda winner: -winner.speedup.median)]
-    said.append(f"The largest speed-up over one after another is {gains[0]}.")
-    if len(gains) > 1:
-        said.append(f"The smallest of a fastest mode is {gains[-1]}.")
-    return said
+    undecided = total - len(won)
+    if not won:
+        return f"No single mode is shown to be fastest in {_cases(total, 'any of the')}"
+    if len(wins) == 1 and not undecided:
+        way = _way(order[0])
+        return f"{way[0].upper()}{way[1:]} is fastest in {_cases(total, 'all')}"
+    parts = [f"{_way(order[0])} is fastest in {wins[order[0]]}"]
+    parts += [f"{_way(mode)} in {wins[mode]}" for mode in order[1:]]
+    parts += [f"no single mode in {undecided}"] if undecided else []
+    return f"Of {total} cases of several jobs, {listed(parts)}"
+
+
+def _cases(number: int, every: str) -> str:
+    return "the one case of several jobs" if number == 1 else f"{every} {number} cases of several jobs"
+
+
+def _how_sure(study: Study) -> str:
+    number = study.num_complete_blocks
+    blocks = "one complete block" if number == 1 else f"{number or 'no'} complete blocks"
+    if number < MIN_BLOCKS:
+        return f"with {blocks} no comparison can be a verdict, which takes {MIN_BLOCKS}"
+    return f"{blocks}, 95 % confidence over all comparisons"
 
 
 def _way(mode: str) -> str:
     return "one after another" if mode == SERIAL.label else mode
 
 
-def _gain(winner: Winner) -> str:
-    """`2.18 times (2.16 to 2.23): 3 ResNets under MPS; over the best step mode alone it is 0.55 times`."""
-    fastest = winner.mode or winner.tied[0]
-    under = "" if fastest == SERIAL.label else f" under {fastest}"
-    text = f"{times_in_words(winner.speedup)}: {jobs_in_words(winner.case, winner.degree)}{under}"
-    if winner.mode is None:
-        text += f", not told apart from {listed(winner.tied[1:])}" if len(winner.tied) > 1 else ", no verdict"
-    best = winner.over_best_solo
-    return text + (f"; over one at a time in the best step mode it is {times_in_words(best)}" if best else "")
+def _what(winner: Winner) -> str:
+    """`3 resnet26_cifar10 under MPS`; of modes that are not told apart, all."""
+    fastest = [f"under {mode}" if mode != SERIAL.label else "one after another" for mode in winner.tied]
+    return f"{jobs_in_words(winner.case, winner.degree)} {' or '.join(fastest)}"
 
 
-def _endings(cells: Sequence[Cell]) -> list[str]:
-    found = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
-    told = {result: words.of_several for result, words in ENDINGS.items() if found[result] and words.of_several}
-    parts = [f"{found[result]} {words}" for result, words in told.items()]
-    return [f"Of all combinations of jobs and mode, {listed(parts)}; they are shown and not ranked."] if parts else []
+def _short(uuid: str) -> str:
+    """The first digits of a UUID, as `nvidia-smi -L` begins: `GPU-d55853c3`."""
+    return uuid[: len("GPU-") + 8]
 
 
-def _blocks(number: int) -> str:
-    return "no complete block" if not number else "one complete block" if number == 1 else f"{number} complete blocks"
+def _numbers(numbers: Sequence[int]) -> str:
+    """`1 to 5`, `6 and 7`, `1`."""
+    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return listed([str(number) for number in numbers])
 
 
 def _runs(number: int) -> str:

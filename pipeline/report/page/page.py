@@ -7,16 +7,17 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import not_
 from xml.etree import ElementTree
 
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.paper import Agreement
-from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
 from pipeline.report.figures import every
-from pipeline.report.figures.drawing import MODE_COLOURS, STAMP, THEME, Drawn, plain
+from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, plain
 from pipeline.report.page import methods
-from pipeline.report.page.answer import answer, missing, question
+from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.table_format import MISSING, Table, Value, Values, shown, with_interval
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import Study
@@ -66,17 +67,21 @@ def render(content: Content) -> str:
         lstrip_blocks=True,
     )
     sections: dict[str, list[tuple[Drawn, str]]] = {}
-    for figure in content.figures:
+    for figure in content.figures[1:]:
         sections.setdefault(figure.section, []).append((figure, inline(figure)))
+    is_found = [verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in content.verdicts]
     text = environment.get_template(TEMPLATE).render(
         title=plain(study.experiment, 120),
-        colours=[(THEME[light], light, dark) for light, dark in MODE_COLOURS],
+        colours=[(THEME[light], light, dark) for light, dark in COLOURS],
+        swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
         stamp=STAMP if study.is_simulated else "",
-        question=question(study),
+        setup=setup(study),
         answer=answer(study, content.cells, content.winners),
+        opening=[(figure, inline(figure)) for figure in content.figures[:1]],
         missing=missing(study),
-        winners=content.winners,
-        verdicts=content.verdicts,
+        not_ranked=not_ranked(content.cells),
+        winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
+        verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],
         sections=sections,
         tables=[for_page(t) for t in content.tables if not (t.is_for_machines or t.about or t.name == _WINNERS)],
         papers=[(_measured(for_page(t)), _num_not_measured(t)) for t in content.tables if t.about],
@@ -153,7 +158,8 @@ def inline(figure: Drawn) -> str:
         element.attrib = {_plain(key): _for_page(_plain(key), value, prefix) for key, value in element.items()}
     width = float(root.attrib.pop("width").removesuffix("pt"))
     del root.attrib["height"]
-    root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title", "style": f"max-width: {width * 1.35:.0f}px"}
+    widths = f"max-width: {width * 1.35:.0f}px; min-width: {width * 0.95:.0f}px"  # a narrow screen scrolls it
+    root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title", "style": widths}
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -59,14 +59,19 @@ def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:
-    """The jobs of a group without their order: `M+2S` where they have sizes, else `a + 2 b`; `a` for equal ones."""
+    """The jobs of a group without their order: `M+2S (bf16)` where they have sizes, else `a + 2 b`; `a` for equal ones.
+
+    What all labels say in parentheses stands behind the sizes.
+    """
     if len(set(workloads)) == 1:
         return workloads[0]
     if all(size is not None for size in sizes) and len(set(sizes)) == len(set(workloads)):
         counted = Counter(str(size) for size in sizes)
         known = [size for size in _SIZE_ORDER if size in counted]
         ordered = known + sorted(size for size in counted if size not in _SIZE_ORDER)
-        return "+".join(f"{counted[size]}{size}" if counted[size] > 1 else size for size in ordered)
+        of_all = {found[0] if (found := re.search(r" \([^()]*\)$", label)) else "" for label in workloads}
+        shared = of_all.pop() if len(of_all) == 1 else ""
+        return "+".join(f"{counted[size]}{size}" if counted[size] > 1 else size for size in ordered) + shared
     names = Counter(workloads)
     return " + ".join(f"{names[name]} {name}" if names[name] > 1 else name for name in sorted(names))
 

@@ -85,7 +85,7 @@ def choose_group(study: Study, wanted: str | None = None) -> Row | None:
                 f"it has: {names}"
             )
         return next((row for row in found if row in rows), found[0])
-    mixes = [row for row in rows if row.is_mix and jobs_label(row.workloads, row.sizes) == _MIX]
+    mixes = [row for row in rows if row.is_mix and jobs_label(row.workloads, row.sizes).split(" ")[0] == _MIX]
     together = [row for row in rows if not row.is_sequential]
     return min(mixes or together or rows, key=_preference, default=None)
 

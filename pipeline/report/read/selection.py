@@ -88,7 +88,7 @@ def _block(number: int, device: str, boot: _Boot, piece: _Piece) -> tuple[Block,
 
 
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows in parts that have neither a plan nor a program in common, the oldest first; the last row of each is its newest.
+    """The rows in parts that have neither plan nor program in common, the oldest part first, the newest row last.
 
     Such as those of two precisions that were measured by two commands: neither is an older plan of the other.
     """

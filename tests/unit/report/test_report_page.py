@@ -9,13 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.base.modes import MPS, NAIVE, SERIAL
+from pipeline.base.modes import MODES, MPS, NAIVE, SERIAL
 from pipeline.base.records import Result, WindowKind
+from pipeline.report.evaluate.verdicts import Decision
 from pipeline.report.figures.drawing import STAMP
-from pipeline.report.page.answer import answer, missing
+from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.page import Content, content_of, for_page, render
 from pipeline.report.page.table_format import Table
-from pipeline.report.read.records import Row
+from pipeline.report.read.records import Row, Study
 from pipeline.report.read.samples import GroupSeries, JobSpan, Line, choose_group
 from tests.report_rows import collocation_study, copies, job, params, row, study
 
@@ -94,19 +95,60 @@ def test_the_page_has_every_figure_and_table_in_order(whole: Content, page: str)
     names = [figure.name for figure in whole.figures]
     assert {"mixes-total-time", "gain", "energy-per-sample", "over-time"} <= set(names)
     assert sum(name.startswith("workload-") for name in names) == 3
-    order = ["verdicts", "workloads", "mixes", "throughput-gain", "energy", "tables", "paper", "methods", "provenance"]
+    assert page.index('id="figure-gain"') < page.index('<h2 id="verdicts">')
+    order = ["verdicts", "mixes", "workloads", "energy", "tables", "paper", "methods", "provenance"]
     positions = [page.index(f'<h2 id="{section}">') for section in order]
     assert positions == sorted(positions)
 
 
 def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Content) -> None:
-    text = " ".join(answer(whole.study, whole.cells, whole.winners))
+    gain, mode = answer(whole.study, whole.cells, whole.winners)
+    assert re.fullmatch(
+        r"On one NVIDIA H100 80GB HBM3, jobs together run up to 2\.\d\d times \(.*\) as fast as one after another, "
+        r"3 resnet26_cifar10 bs128 under MPS; the least gain of a fastest mode is 1\.0\d times \(.*\), .*\.",
+        gain,
+    )
     # MPS was made 6 % faster than serial for 3 of the medium jobs: too little to be proved in five blocks.
-    together = "Of 10 collocated cases, MPS is fastest in 8, naive in 1 and no single mode in 1."
-    assert together in text
-    assert re.search(r"largest speed-up .* is 2\.\d\d times \(.*\): 3 resnet26_cifar10 .* under MPS; over one at", text)
-    assert "1 computed wrong results, 1 ran out of memory and 1 could not be placed" in text
+    won = "Of 10 cases of several jobs, MPS is fastest in 8, naive in 1 and no single mode in 1"
+    assert mode == f"{won}: 5 complete blocks, 95 % confidence over all comparisons."
+    assert "1 computed wrong results, 1 ran out of memory and 1 could not be placed" in not_ranked(whole.cells)
     assert missing(whole.study) == []
+
+
+def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() -> None:
+    def pooled(*gpus: str) -> Study:
+        pairs = [("serial", 1), ("naive", 2)]
+        each = [(block, gpu, pair) for block, gpu in enumerate(gpus, start=1) for pair in pairs]
+        return study(*(copies(*pair, 9.0, block, gpu_uuid=gpu, boot_id=gpu) for block, gpu, pair in each))
+
+    first, second = "GPU-11111111-aaaa", "GPU-22222222-aaaa"
+    assert setup(pooled(first, first)) == ["All jobs: default precision, eager, data on the GPU."]
+    assert setup(pooled(first, first, first, second))[1] == (
+        "The blocks ran on 2 GPUs: 1 to 3 on NVIDIA H100 80GB HBM3 GPU-11111111 "
+        "and 4 on NVIDIA H100 80GB HBM3 GPU-22222222."
+    )
+    assert answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3 no group")
+
+
+def test_precisions_are_lines_and_rows_of_their_own() -> None:
+    found = [
+        copies(mode, degree, rate, block, own=params(precision=precision))
+        for block in (1, 2)
+        for precision in ("default", "bf16")
+        for mode, degree, rate in (("serial", 1, 9.0), ("mps", 2, 8.0))
+    ]
+    content = content_of(study(*found))
+    for precision in ("default precision", "bf16"):
+        assert f">resnet26_cifar10 bs128 ({precision})<" in svg_of(content, "gain")
+        assert sum(f"({precision})" in str(row[0]) for table in content.tables for row in table.rows) > 3
+
+
+def test_what_found_nothing_is_folded(whole: Content, page: str) -> None:
+    unfolded = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    for verdict in whole.verdicts:
+        is_found = verdict.decision in (Decision.BETTER, Decision.WORSE, Decision.EQUAL)
+        assert (f">{verdict.sentence}<" in unfolded) == is_found
+        assert f">{verdict.sentence}<" in page
 
 
 def test_figures_are_vector_graphics_without_dates_and_the_same_every_time(whole: Content) -> None:
@@ -125,16 +167,23 @@ def svg_of(content: Content, name: str) -> str:
 
 def test_what_has_no_figure_is_a_labelled_box(whole: Content) -> None:
     assert ">oom<" in svg_of(whole, "workload-resnet152")
-    assert ">14 % wrong results<" in svg_of(whole, "workload-resnet26")
+    assert ">14 %<" in svg_of(whole, "workload-resnet26") and ">wrong results<" in svg_of(whole, "workload-resnet26")
     assert ">skipped<" in svg_of(whole, "mixes")
-    assert ">naive oom<" in svg_of(whole, "gain")
+    assert ">7: MPS % wrong results<" in svg_of(whole, "gain")
+    (gain,) = [figure for figure in whole.figures if figure.name == "gain"]
+    assert gain.caption.endswith("Without a figure: resnet152_imagenet bs128.")
     assert "alone, CUDA graph" in svg_of(whole, "gain")
 
 
 def test_each_mode_has_its_colour_in_every_figure(whole: Content, page: str) -> None:
     for name in ("workload-resnet26", "mixes", "gain", "energy"):
         assert NAIVE.colour in svg_of(whole, name) and MPS.colour in svg_of(whole, name)
-    assert "var(--mps)" in page and "prefers-color-scheme: dark" in page
+    assert "prefers-color-scheme: dark" in page
+    swatch = re.search(r'<i style="background: var\((--[\w-]+)\)"></i>MPS</td>', page)
+    assert swatch is not None and f"{swatch[1]}: {MPS.colour}" in page and f"{swatch[1]}: {MPS.dark_colour}" in page
+    colours = {colour for mode in MODES.values() for colour in (mode.colour, mode.dark_colour)}
+    others = svg_of(whole, "over-time").replace(MPS.colour, "")  # of the bars of the jobs, which ran under MPS
+    assert [colour for colour in colours if colour in others] == []
 
 
 def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(whole: Content, page: str) -> None:
@@ -178,8 +227,8 @@ def test_a_half_run_study_says_what_is_missing() -> None:
     assert "5 of 6 planned groups" in said and "One run was left out (no result" in said
     text = render(content_of(found))
     assert '<div class="missing" id="missing">' in text and "lacks 1 of 3 groups" in text
-    assert "it takes 5" in text
-    assert "no single mode is shown to be fastest" in text
+    none = "No single mode is shown to be fastest in the one case of several jobs"
+    assert f"{none}: with one complete block no comparison can be a verdict, which takes 5." in text
     assert "findings of the paper are about what was not measured here" in text
 
 

@@ -129,7 +129,9 @@ def test_two_precisions_that_ran_apart_stand_beside_each_other() -> None:
     pairs = (("serial", 1), ("naive", 2))
     own = params(precision="bf16")
     first = [
-        copies(*pair, 9.0, block, own=params(precision="default"), start="first") for block in (1, 2) for pair in pairs
+        copies(*pair, 9.0, block, own=params(precision="default"), start="first", settings=settings("5 s"))
+        for block in (1, 2)
+        for pair in pairs
     ]
     other = {"own": own, "boot_id": "boot-2", "settings": settings("20 s")}
     second = [
