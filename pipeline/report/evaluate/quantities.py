@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pipeline.base.normalise import SLOWDOWN, in_turn, normalise, rate_name
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.metrics import BEST_SOLO, SPEEDUP, sampled
-from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 
 RECORDED = (
@@ -26,7 +25,6 @@ RECORDED = (
 """What a row's run has under the same name."""
 
 BaselineKey = tuple[object, ...]
-Program = tuple[object, ...]
 Rates = tuple[float | None, float | None]
 """Of a job together with the others, and alone."""
 
@@ -37,21 +35,17 @@ class Baselines:
 
     Attributes:
         solo: the run of its own of each workload that has one, by digest.
-        by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
+        by_base: of each program in whatever step mode, by the label that its step modes share.
         mixes: several jobs really executed one after another, by their digests in their order.
     """
 
     solo: dict[str, JobRow] = field(default_factory=dict)
-    by_program: dict[Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
+    by_base: dict[str, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
     mixes: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
     def step_modes(self, job: JobRow) -> set[str]:
         """The step modes in which a job's program ran alone: of one mode alone, it is not known to be the best."""
-        return {solo.params[labels.STEP_MODE] for solo in self.in_step_modes(job)}
-
-    def in_step_modes(self, job: JobRow) -> list[JobRow]:
-        """A job's program alone, in each of its step modes; none of a program that has no step modes."""
-        return self.by_program.get(_program(job), [])
+        return {solo.digest for solo in self.by_base.get(job.base_label, [])}
 
     def alone(self, row: Row, job: JobRow) -> JobRow | None:
         """A job of a row alone: its own run, else its turns in the same mix, else those in any; of several the mean."""
@@ -78,8 +72,7 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
         else:
             (job,) = row.jobs
             mine.solo[job.digest] = job
-            if labels.STEP_MODE in job.params:
-                mine.by_program[_program(job)].append(job)
+            mine.by_base[job.base_label].append(job)
     return dict(found)
 
 
@@ -119,12 +112,6 @@ def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dic
     if solo.window is WindowKind.WORK and "makespan_s" in alone:
         found["makespan_s"] = degree * alone["makespan_s"]
     return found
-
-
-def _program(job: JobRow) -> Program:
-    """What a job computes, its step mode aside: equal precision, data, tuning and all else."""
-    own = {key: value for key, value in labels.own_params(job.params).items() if key != labels.STEP_MODE}
-    return (job.params.get("workload"), *sorted(own.items()))
 
 
 def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
@@ -167,7 +154,7 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
 def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window)
-    candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
+    candidates = [solo for solo in baselines.by_base.get(job.base_label, []) if solo.metrics.get(name)]
     choose = max if row.window is WindowKind.STEADY else min
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 
