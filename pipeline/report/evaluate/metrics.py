@@ -26,6 +26,7 @@ class Scale(enum.Enum):
 
 SPEEDUP, BEST_SOLO = "speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio"
 THROUGHPUT, TOTAL_TIME = "throughput_total_samples_per_s", "makespan_s"
+HOST_LOOP, HOST_BOUND = "host_loop_ms", "host_bound_ratio"
 MEMORY, ENERGY_PER_SAMPLE = "memory_peak_mib", "energy_per_sample_j"
 
 
@@ -60,6 +61,12 @@ _ALL = (
     Metric("power_mean_w", "power of the GPU", "W"),
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
+    Metric(HOST_LOOP, "loop on the host", "ms"),
+    Metric("process_cpu_mean_pct", "CPU of a job's busiest process", "% of one core", Scale.PLAIN),
+    Metric("run_queue_delay_pct", "waiting for a CPU", "% of one core", Scale.PLAIN),
+    Metric("involuntary_switches_per_s", "involuntary switches", "1/s", Scale.PLAIN),
+    Metric("cpu_clock_mean_mhz", "CPU clock", "MHz"),
+    Metric(HOST_BOUND, "share of the jobs bound by the host", scale=Scale.SHARE),
     Metric("overlap_ratio", "overlap", scale=Scale.SHARE),
 )
 METRICS = {metric.name: metric for metric in _ALL}
@@ -68,6 +75,12 @@ METRICS = {metric.name: metric for metric in _ALL}
 _SPEED = (THROUGHPUT, "epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
 _SHARE = ("gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio", "tensor_active_mean_ratio")
 _POWER = (ENERGY_PER_SAMPLE, "energy_above_idle_per_sample_j", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
+HOST = (
+    *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
+    HOST_BOUND,
+)
+"""How fast the host was, and what the processes of the jobs had of it."""
+
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
     ("fairness", "What each job gets", ("epoch_time_vs_solo_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")),

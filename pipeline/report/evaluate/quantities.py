@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from pipeline.base.normalise import SLOWDOWN, in_turn, normalise, rate_name
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate.metrics import BEST_SOLO, SPEEDUP, sampled
+from pipeline.report.evaluate.metrics import BEST_SOLO, HOST, SPEEDUP, sampled
 from pipeline.report.read.records import JobRow, Row
 
 RECORDED = (
     *("throughput_total_samples_per_s", "makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
     *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "energy_per_sample_j", "power_mean_w"),
-    *("sm_clock_mean_mhz", "temperature_max_c", "overlap_ratio"),
+    *("sm_clock_mean_mhz", "temperature_max_c", "overlap_ratio", *HOST),
 )
 """What a row's run has under the same name."""
 
@@ -63,9 +63,9 @@ class Baselines:
 
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
-    """The baselines of each block, by `baseline_key`. Only those that ended well are compared with."""
+    """The baselines of each block, by `baseline_key`. Those that failed or stood still are none."""
     found: dict[BaselineKey, Baselines] = defaultdict(Baselines)
-    for row in (row for row in rows if row.is_sequential and row.result is Result.OK):
+    for row in (row for row in rows if row.is_sequential and row.result is Result.OK and not row.flag):
         mine = found[baseline_key(row)]
         if row.degree > 1:
             mine.mixes[_digests(row)] = row

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, cells_of
+from pipeline.report.evaluate.doubts import doubts
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
 from pipeline.report.figures import every
@@ -78,7 +79,7 @@ def render(content: Content) -> str:
         setup=setup(study),
         answer=answer(study, content.cells, content.winners),
         opening=[(figure, inline(figure)) for figure in content.figures[:1]],
-        missing=missing(study),
+        missing=[*missing(study), *doubts(study)],
         not_ranked=not_ranked(content.cells),
         winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
         verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],

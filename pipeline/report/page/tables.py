@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Sequence
 
 from pipeline.base.records import Result, WindowKind
+from pipeline.report.evaluate import doubts
 from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
-from pipeline.report.evaluate.metrics import GROUPS, SPEEDUP, THROUGHPUT, TOTAL_TIME, Metric, table_of
+from pipeline.report.evaluate.metrics import GROUPS, HOST, SPEEDUP, THROUGHPUT, TOTAL_TIME, Metric, table_of
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
@@ -37,6 +38,7 @@ def every_table(
         winner_table(winners),
         verdict_table(verdicts),
         *(group_table(cells, *group) for group in GROUPS),
+        host_table(cells),
         result_table(cells),
         ending_table(cells),
         *publication_tables(checks),
@@ -85,6 +87,12 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     rows = [(*_what_ran(cell), *(_with_interval(cell.estimates.get(name)) for name in names)) for cell in cells]
     heads = ("case", "jobs", "mode", "result", *(_head(known[name]) for name in names))
     return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS)
+
+
+def host_table(cells: Sequence[Cell]) -> Table:
+    """How fast the host was for each cell, and which cells were bound by it."""
+    table = group_table(cells, "host", "The host", HOST)
+    return dataclasses.replace(table, note=f"{doubts.bound_by_host(cells)} {table.note}".strip())
 
 
 def result_table(cells: Sequence[Cell]) -> Table:
@@ -153,9 +161,13 @@ def case_table(study: Study) -> Table:
 
 def block_table(study: Study) -> Table:
     """Where each block ran, and whether it is complete."""
-    heads = ("block", "device", "GPU", "boot", "groups", "missing")
-    rows = tuple((b.number, b.device, b.gpu_uuid, b.boot_id[:8], b.num_groups, b.num_missing) for b in study.blocks)
-    return Table("blocks", "Blocks", heads, rows)
+    heads = ("block", "device", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "host")
+    rows: list[Values] = []
+    for block, loop_ms, is_slow in doubts.host_loops(study):
+        where = (block.number, block.device, block.gpu_uuid, block.boot_id[:8], block.num_groups, block.num_missing)
+        rows.append((*where, loop_ms, "slower" if is_slow else None))
+    note = f"Slower: the loop took more than {doubts.SLOW_HOST:g} times the median of the blocks."
+    return Table("blocks", "Blocks", heads, tuple(rows), note)
 
 
 def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
@@ -183,7 +195,7 @@ def _what_ran(cell: Cell) -> Values:
 
 def _baseline(row: Row) -> tuple[str, float] | None:
     """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
-    if not row.is_sequential or row.result is not Result.OK:
+    if not row.is_sequential or row.result is not Result.OK or row.flag:
         return None
     name, unit = (TOTAL_TIME, "s") if row.window is WindowKind.WORK else (THROUGHPUT, "samples/s")
     return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None

@@ -1,0 +1,65 @@
+"""What is doubtful about the figures of a study: a slower host, groups bound by it, baselines that stood still."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pipeline.base.records import Result
+from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
+from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
+from pipeline.report.evaluate.wording import jobs_in_words, listed
+from pipeline.report.read.records import Block, Row, Study
+
+SLOW_HOST = 1.25
+"""A block is flagged whose loop on the host took more than so many times the median of the blocks."""
+
+
+def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
+    """Each block, the median of its groups' loop on the host in ms, and whether it was much slower than the others."""
+    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for row in study.rows:
+        if HOST_LOOP in row.metrics:
+            found[_place(row)].append(row.metrics[HOST_LOOP])
+    medians = {place: statistics.median(loops_ms) for place, loops_ms in found.items()}
+    limit = SLOW_HOST * statistics.median(medians.values()) if medians else 0.0
+    of_blocks = [(block, medians.get(_place(block))) for block in study.blocks]
+    return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in of_blocks]
+
+
+def doubts(study: Study) -> list[str]:
+    """The blocks on a slower host and the baselines that stood still, a sentence each."""
+    loops = host_loops(study)
+    usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
+    said = [
+        f"The host of block {block.number} was slower: its loop took {loop_ms:.2f} ms, "
+        f"{loop_ms / usual:.2f} times the median of the blocks."
+        for block, loop_ms, is_slow in loops
+        if is_slow and loop_ms is not None
+    ]
+    still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.flag]
+    return said + [f"Nothing is compared with baseline {row.name} of block {row.block}: {row.flag}." for row in still]
+
+
+def bound_by_host(cells: Sequence[Cell]) -> str:
+    """In words, the groups of which half of the jobs and more were bound by the host; empty where that is not known."""
+    known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
+    bound: dict[str, list[str]] = defaultdict(list)
+    for cell in known:
+        if cell.estimates[HOST_BOUND].median >= 0.5:
+            bound[jobs_in_words(cell.case, cell.degree)].append(cell.mode)
+    if not known:
+        return ""
+    means = (
+        f"a process of the job kept a core {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "
+        f"{100 * IDLE_GRACT_RATIO:.0f} % of the time"
+    )
+    groups = listed([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
+    return f"Bound by the host ({means}): {groups}."
+
+
+def _place(where: Row | Block) -> tuple[str, ...]:
+    number = where.block if isinstance(where, Row) else where.number
+    return (str(number), where.gpu_uuid, where.boot_id)

@@ -1,0 +1,80 @@
+"""What a report says of the host and of baselines that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.doubts import bound_by_host, doubts, host_loops
+from pipeline.report.page.page import content_of, render
+from pipeline.report.page.tables import block_table, drift_table, host_table
+from pipeline.report.read.records import Study
+from tests.report_rows import copies, study
+
+LOOPS_MS = (2.0, 2.2, 2.1, 2.7, 1.0)
+STOOD_STILL = "job 0-resnet26 made no step in the last 3 s of the window (a step takes 10 ms)"
+
+
+def blocks_with(*loops_ms: float) -> Study:
+    """A study with a baseline and a pair in each block, whose hosts took so long for the loop."""
+    return study(
+        *(
+            copies(scenario, degree, 1000.0, block, metrics={"host_loop_ms": loop_ms})
+            for block, loop_ms in enumerate(loops_ms, 1)
+            for scenario, degree in (("serial", 1), ("naive", 2))
+        )
+    )
+
+
+def test_a_block_whose_host_was_much_slower_than_the_others_is_flagged() -> None:
+    seen = blocks_with(*LOOPS_MS)
+    assert [(block.number, loop_ms, is_slow) for block, loop_ms, is_slow in host_loops(seen)] == [
+        (number, loop_ms, number == 4) for number, loop_ms in enumerate(LOOPS_MS, 1)
+    ]
+    (said,) = doubts(seen)
+    assert said == "The host of block 4 was slower: its loop took 2.70 ms, 1.29 times the median of the blocks."
+    assert [row[-2:] for row in block_table(seen).rows] == [(ms, "slower" if ms == 2.7 else None) for ms in LOOPS_MS]
+
+
+def test_blocks_of_equal_hosts_and_those_that_nothing_is_known_of_are_not() -> None:
+    assert doubts(blocks_with(2.0, 2.1, 2.3)) == []
+    unknown = study(copies("serial", 1, 1000.0))
+    assert doubts(unknown) == []
+    assert block_table(unknown).rows[0][-2:] == (None, None)
+    assert not host_table(cells_of(unknown)).rows
+
+
+def test_groups_that_are_bound_by_their_host_are_named() -> None:
+    figures = {"host_loop_ms": 2.0, "process_cpu_mean_pct": 97.0, "run_queue_delay_pct": 0.0}
+    rows = [
+        copies(scenario, degree, 1000.0, block, metrics=figures | {"host_bound_ratio": share})
+        for block in (1, 2, 3)
+        for scenario, degree, share in (("serial", 1, 1.0), ("naive", 2, 1.0), ("mps", 2, 0.5), ("mps", 7, 0.0))
+    ]
+    cells = cells_of(study(*rows))
+    label = cells[0].case.label
+    assert bound_by_host(cells).endswith(f"of the time): one {label} (serial) and 2 {label} (naive, MPS).")
+    table = host_table(cells)
+    assert bound_by_host(cells) in table.note
+    assert dict(zip(table.columns, table.rows[0], strict=True))["waiting for a CPU (% of one core)"] == "0"
+    assert bound_by_host([cell for cell in cells if cell.degree == 7 and not cell.is_derived]).endswith(": no group.")
+
+
+def test_without_gpu_activity_nothing_is_said_of_what_binds_a_group() -> None:
+    cells = cells_of(study(copies("naive", 2, 1000.0, metrics={"process_cpu_mean_pct": 99.0})))
+    assert bound_by_host(cells) == ""
+
+
+def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
+    rows = [
+        copies(scenario, degree, 1000.0, block, flag=STOOD_STILL if (scenario, block) == ("serial", 2) else "")
+        for block in (1, 2, 3)
+        for scenario, degree in (("serial", 1), ("naive", 2))
+    ]
+    seen = study(*rows)
+    (pair,) = (cell for cell in cells_of(seen) if cell.degree == 2 and not cell.is_derived)
+    assert pair.values["speedup_vs_serial_ratio"] == {1: pytest.approx(2.0), 3: pytest.approx(2.0)}
+    (said,) = doubts(seen)
+    assert said == f"Nothing is compared with baseline {rows[2].name} of block 2: {STOOD_STILL}."
+    assert drift_table(seen).rows[0][2] == 2, "blocks with a baseline"
+    assert "Nothing is compared with baseline" in render(content_of(seen))
