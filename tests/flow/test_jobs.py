@@ -16,6 +16,7 @@ import pytest
 from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
 from pipeline.clean import processes
+from pipeline.launch import jobs
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn, Starter
 from pipeline.launch.warm_start import ForkServer
@@ -42,6 +43,12 @@ def starter(request) -> Iterator[Starter]:
 
 
 @pytest.fixture
+def impatient(monkeypatch):
+    """What ignores SIGTERM is killed soon."""
+    monkeypatch.setattr(jobs, "_TERM_GRACE_S", 0.5)
+
+
+@pytest.fixture
 def run(tmp_path, starter) -> Callable[..., GroupResult]:
     """Run toys as one group and judge it; afterwards no process of it may live."""
     of_fixture = starter
@@ -56,7 +63,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
     ) -> GroupResult:
         mark = uuid.uuid4().hex
         epochs = "0" if kind is WindowKind.STEADY else "2"
-        jobs = tuple(
+        every = tuple(
             Job(
                 index=index,
                 workload=Workload(
@@ -71,8 +78,8 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
             for index, manner in enumerate(manners)
         )
         window = Window(kind=kind, seconds=seconds, settle_s=0.2, epochs=2)
-        toys = group(*("toy" for _ in manners), kind=kind, jobs=jobs, window=window)
-        starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=starter) for job in jobs]
+        toys = group(*("toy" for _ in manners), kind=kind, jobs=every, window=window)
+        starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=starter) for job in every]
         scratch = Path("/tmp") / f"t-{mark[:12]}"
         scratch.mkdir()
         running = JobGroup(starts, GroupFiles(folder=tmp_path / mark, scratch=scratch, mark=mark), limits, **options)
@@ -158,11 +165,13 @@ def test_a_job_that_hangs_runs_into_its_deadline(run, kind):
     assert row.reason.startswith("job 0-toy: did not end")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_neither_a_stubborn_job_nor_its_stubborn_children_survive(run):
-    row = run("ignores_term", "forks", limits=Limits(ready_s=10, group_s=5, stop_s=0.5))
+    row = run("ignores_term", "forks", limits=Limits(ready_s=10, group_s=1, stop_s=0.5))
     assert row.result is Result.TIMEOUT
 
 
+@pytest.mark.usefixtures("impatient")
 def test_children_that_outlive_a_good_job_are_ended_and_the_row_stays_good(run):
     assert run("forks").result is Result.OK
 

@@ -25,7 +25,7 @@ from pipeline.base.records import Commands, Group, Plan
 from pipeline.plan import describe
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.state import Gpu
-from tests import simulated
+from tests import fast_programs, simulated
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
 # Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
@@ -72,6 +72,7 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
     folder = Path(tempfile.mkdtemp(prefix="null-", dir="/tmp"))
     try:
         made = Machine.make(folder, make_plan=make_plan)
+        fast_programs.use_in(folder / "bin", made.file.path)
         programs = made.record_commands(dcgmi=f'exec {made.programs["dcgmi"]} "$@"', sudo="exit 1")
         (programs / "nvidia-cuda-mps-control").symlink_to(made.programs["nvidia-cuda-mps-control"])
         monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")

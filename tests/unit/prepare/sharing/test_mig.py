@@ -26,7 +26,7 @@ from pipeline.prepare.sharing.mig import Mig, MigSlots
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
-from tests import simulated
+from tests import fast_programs, simulated
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
@@ -68,6 +68,7 @@ class Machine(simulated.Machine):
 def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
     """A machine with one GPU below pynvml."""
     machine = Machine.make(folder, model, is_on=is_on)
+    fast_programs.use_in(folder / "bin", machine.file.path)
     with installed(machine.file.path):
         yield machine
 
