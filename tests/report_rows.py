@@ -46,7 +46,6 @@ def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> 
     values: dict[str, Any] = {
         "index": index,
         "label": name,
-        "base_label": name,
         "digest": digest_of(own, changes.pop("salt", "")),
         "size": size,
         "result": Result.OK,

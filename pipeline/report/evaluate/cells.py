@@ -23,7 +23,6 @@ class Case:
     Attributes:
         label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting behind it where a study has several.
         workloads: labels of all jobs, sorted; of copies, that of one.
-        base_workloads: the same without the step mode: what eager, compiled and CUDA-graph cases share.
         setting: what tells the settings (window, seed, device) from others of the study.
         params: of the run of a job of each of the workloads, in their order.
     """
@@ -31,7 +30,6 @@ class Case:
     is_mix: bool
     label: str
     workloads: tuple[str, ...]
-    base_workloads: tuple[str, ...]
     setting: str = ""
     params: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
@@ -118,7 +116,6 @@ def _case_of(row: Row) -> Case:
         label=f"{label} [{row.setting}]" if row.setting else label,
         is_mix=row.is_mix,
         workloads=tuple(job.label for job in jobs),
-        base_workloads=tuple(sorted(job.base_label for job in jobs)),
         setting=row.setting,
         params=tuple(job.params for job in jobs),
     )

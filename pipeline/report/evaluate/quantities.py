@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pipeline.base.normalise import SLOWDOWN, in_turn, normalise, rate_name
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.metrics import BEST_SOLO, HOST, SPEEDUP, sampled
+from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 
 RECORDED = (
@@ -35,17 +36,21 @@ class Baselines:
 
     Attributes:
         solo: the run of its own of each workload that has one, by digest.
-        by_base: of each program in whatever step mode, by the label that its step modes share.
+        by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
         mixes: several jobs really executed one after another, by their digests in their order.
     """
 
     solo: dict[str, JobRow] = field(default_factory=dict)
-    by_base: dict[str, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
+    by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
     mixes: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
     def step_modes(self, job: JobRow) -> set[str]:
         """The step modes in which a job's program ran alone: of one mode alone, it is not known to be the best."""
-        return {solo.digest for solo in self.by_base.get(job.base_label, [])}
+        return {solo.params[labels.STEP_MODE] for solo in self.in_step_modes(job)}
+
+    def in_step_modes(self, job: JobRow) -> list[JobRow]:
+        """A job's program alone, in each of its step modes; none of a program that has no step modes."""
+        return self.by_program.get(labels.program_of(job.params), [])
 
     def alone(self, row: Row, job: JobRow) -> JobRow | None:
         """A job of a row alone: its own run, else its turns in the same mix, else those in any; of several the mean."""
@@ -72,7 +77,8 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
         else:
             (job,) = row.jobs
             mine.solo[job.digest] = job
-            mine.by_base[job.base_label].append(job)
+            if labels.STEP_MODE in job.params:
+                mine.by_program[labels.program_of(job.params)].append(job)
     return dict(found)
 
 
@@ -154,7 +160,7 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
 def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window)
-    candidates = [solo for solo in baselines.by_base.get(job.base_label, []) if solo.metrics.get(name)]
+    candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
     choose = max if row.window is WindowKind.STEADY else min
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 

@@ -97,8 +97,8 @@ def _under(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> N
     longest = max(map(len, details.values()), default=0)
     room = room_of(axes) // max(3, len(labels))
     words = [word for label in labels for word in plain(label, 200).split()]
-    fits = max(map(len, words), default=0) <= room
-    axes.set_xticks(range(len(labels)), [in_lines(label, room if fits else 30, 3 if fits else 2) for label in labels])
+    fits = room >= min(12, max(map(len, words), default=0))
+    axes.set_xticks(range(len(labels)), [in_lines(label, room if fits else 26, 5 if fits else 2) for label in labels])
     axes.tick_params(axis="x", which="minor", length=0, pad=3)
     axes.tick_params(axis="x", which="major", length=0, pad=7 + 4.2 * longest, labelrotation=0 if fits else 90)
 

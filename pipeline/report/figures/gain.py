@@ -136,9 +136,10 @@ def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Esti
         return []
     found = []
     for other in alone:
-        same = (other.case.base_workloads, other.case.setting) == (case.base_workloads, case.setting)
-        step_mode = other.case.params[0].get(labels.STEP_MODE)
-        if not same or step_mode == case.params[0].get(labels.STEP_MODE):
+        (mine,), (theirs,) = case.params, other.case.params
+        same = labels.program_of(mine) == labels.program_of(theirs) and case.setting == other.case.setting
+        step_mode = theirs.get(labels.STEP_MODE)
+        if not same or step_mode == mine.get(labels.STEP_MODE):
             continue
         ratios, _ = speed_ratios(other, own, (THROUGHPUT, TOTAL_TIME))
         if ratios:

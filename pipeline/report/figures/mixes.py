@@ -45,7 +45,7 @@ def _time_against_serial(cell: Cell) -> Estimate | None:
 def _paint(cells: Sequence[Cell]) -> Figure:
     cases = cases_in(cells)
     has_seconds = any(TOTAL_TIME in cell.estimates for cell in cells)
-    figure = new_figure(max(6.4, min(WIDEST, 1.5 + 0.95 * len(cases))), 5.6 if has_seconds else 3.2)
+    figure = new_figure(max(6.4, min(WIDEST, 1.5 + 0.95 * len(cases))), 6.4 if has_seconds else 4.0)
     panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
     shared = [cell for cell in cells if cell.sharing != SERIAL]
     ratio = panels[0]

@@ -36,10 +36,10 @@ def _paint(group: GroupSeries) -> Figure:
     spans_height = 0.5 + 0.2 * max(1, len(group.spans))
     figure = new_figure(WIDEST, 3.6 + spans_height)
     activity, memory, spans = figure.subplots(3, 1, sharex=True, height_ratios=[2, 1.6, spans_height])
-    _series(activity, group.activity, "share of the time / of the SMs", "no listener gave the activity of the GPU")
+    _series(activity, group.activity, "activity (share)", "no listener gave the activity of the GPU")
     if group.activity:
         activity.set_ylim(0, 1.05)
-    _series(memory, group.memory_mib, "memory of the GPU (MiB)", "no listener gave the memory of the GPU")
+    _series(memory, group.memory_mib, "memory (MiB)", "no listener gave the memory of the GPU")
     memory.set_ylim(bottom=0)
     _spans(spans, group)
     if group.spans:

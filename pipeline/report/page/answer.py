@@ -107,9 +107,10 @@ def _way(mode: str) -> str:
 
 
 def _what(winner: Winner) -> str:
-    """`3 resnet26_cifar10 under MPS`; of modes that are not told apart, all."""
-    fastest = [f"under {mode}" if mode != SERIAL.label else "one after another" for mode in winner.tied]
-    return f"{jobs_in_words(winner.case, winner.degree)} {' or '.join(fastest)}"
+    """`3 resnet26_cifar10 under MPS`; of modes that are not told apart, the fastest median."""
+    first, *others = winner.tied
+    way = f"{jobs_in_words(winner.case, winner.degree)} {_way(first) if first == SERIAL.label else f'under {first}'}"
+    return f"{way} (not told apart from {listed([_way(mode) for mode in others])})" if others else way
 
 
 def _short(uuid: str) -> str:

@@ -25,8 +25,7 @@ from pipeline.report.read.records import Study
 from pipeline.report.read.samples import GroupSeries
 
 TEMPLATE = "page.html.jinja"
-_WINNERS = "winners"  # stands among the verdicts
-_IN_WORDS, _MIND = "in words", "mind"
+_MIND = "mind"
 _NOT_MEASURED = Agreement.NOT_MEASURED.value
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -84,7 +83,7 @@ def render(content: Content) -> str:
         winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
         verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],
         sections=sections,
-        tables=[for_page(t) for t in content.tables if not (t.is_for_machines or t.about or t.name == _WINNERS)],
+        tables=[for_page(t) for t in content.tables if not (t.is_for_machines or t.about)],
         papers=[(_measured(for_page(t)), _num_not_measured(t)) for t in content.tables if t.about],
         machine_tables=[t for t in content.tables if t.is_for_machines],
         methods=methods.methods(),
@@ -110,9 +109,9 @@ def slug(text: str) -> str:
 
 
 def for_page(table: Table) -> Table:
-    """A table with its intervals in one column each, and without sentences that the page has said already."""
+    """A table with its intervals in one column each."""
     heads = table.columns
-    kept = [i for i, head in enumerate(heads) if head not in ("low", "high", _IN_WORDS)]
+    kept = [i for i, head in enumerate(heads) if head not in ("low", "high")]
     has_interval = {i for i in kept if heads[i + 1 : i + 3] == ("low", "high")}
     rows = tuple(
         tuple(_with_interval(*row[i : i + 3]) if i in has_interval else row[i] for i in kept) for row in table.rows

@@ -31,7 +31,7 @@ class Table:
         rows: one value a column; `None` is missing.
         note: what a reader must know of it; a table of simulated figures says so here.
         about: of a table that compares with a publication: what that is.
-        is_for_machines: it has too many columns for a page; its content is in other tables too.
+        is_for_machines: the page has its content in words or in other tables; all of it is in its files.
     """
 
     name: str

@@ -57,7 +57,7 @@ def winner_table(winners: Sequence[Winner]) -> Table:
         fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
         rows.append((winner.case.label, winner.degree, fastest, *_three(winner.speedup), winner.sentence))
     heads = ("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words")
-    return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS)
+    return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
@@ -76,7 +76,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
         "equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
     )
     title = "Verdicts: each mode against serial, naive and MPS"
-    return Table("verdicts", title, (*compares, *tests), tuple(rows), note)
+    return Table("verdicts", title, (*compares, *tests), tuple(rows), note, is_for_machines=True)
 
 
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:

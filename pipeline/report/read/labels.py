@@ -8,6 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from pipeline.base.modes import PERCENTAGE, PROFILE, Mode
 
+Program = tuple[str | tuple[str, str], ...]
+
 STEP_MODE = "step_mode"
 # What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
@@ -15,7 +17,14 @@ _PREFIXES = ("job.", "place.")
 _WORDS = {
     "precision": {"default": "default precision", "tf32": "TF32", "fp32": "strict fp32"},
     STEP_MODE: {"compile": "compiled", "cuda_graph": "CUDA graph"},
-    "source": {"disk": "data from disk", "synthetic_host": "host-made data", "synthetic_device": "data on the GPU"},
+    "recipe": {"plain": "plain recipe", "timm": "timm's recipe"},
+    "source": {
+        "disk": "data from disk",
+        "files": "image files",
+        "synthetic_files": "made-up image files",
+        "synthetic_host": "host-made data",
+        "synthetic_device": "data on the GPU",
+    },
 }
 """Params that a label may say, in their order, and the words for their values; a value without one is said itself."""
 _UNSAID = (STEP_MODE, "eager")
@@ -29,8 +38,14 @@ def own_params(params: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in params.items() if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)}
 
 
+def program_of(params: Mapping[str, str]) -> Program:
+    """What a job computes, its step mode aside: equal precision, data, tuning and all else."""
+    own = {key: value for key, value in own_params(params).items() if key != STEP_MODE}
+    return (params.get("workload", ""), *sorted(own.items()))
+
+
 def of_all(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
-    """Precision, step mode and data source of a study's programs: every value that any of them has, in words."""
+    """Precision, step mode, recipe and data source of programs: every value that any of them has, in words."""
     found: dict[str, set[str]] = {key: set() for key in _WORDS}
     for params in programs:
         for key in _WORDS.keys() & params.keys():

@@ -23,13 +23,12 @@ def named(rows: Sequence[Row]) -> list[Row]:
             placed[row.key] = row
     renamed = []
     for row in rows:
-        both = [names[job.digest] for job in row.jobs]
-        jobs = [dataclasses.replace(job, label=of[0], base_label=of[1]) for job, of in zip(row.jobs, both, strict=True)]
+        jobs = [dataclasses.replace(job, label=names[job.digest]) for job in row.jobs]
         places = [job.place for job in placed[row.key].jobs]
         row = dataclasses.replace(
             row,
             jobs=tuple(jobs),
-            workloads=tuple(label for label, _ in both),
+            workloads=tuple(job.label for job in jobs),
             sharing=modes[row.scenario],
             detail=labels.mode_detail(row.sharing, row.options, places),
             profiles=labels.profiles_of(row.sharing, row.options, places),
@@ -40,7 +39,7 @@ def named(rows: Sequence[Row]) -> list[Row]:
 
 def _with_settings(rows: Sequence[Row]) -> list[Row]:
     """The rows with those of their settings in which rows of the same jobs differ; a device is named by every row."""
-    alike: dict[str, list[Row]] = defaultdict(list)
+    alike: dict[tuple[labels.Program, ...], list[Row]] = defaultdict(list)
     for row in rows:
         alike[_jobs(row)].append(row)
     devices = _varying(rows) & {"device"}
@@ -92,8 +91,9 @@ def _same_jobs(row: Row) -> tuple[object, ...]:
     return (labels.jobs_label(row.workloads, row.sizes), tuple(sorted(row.workloads)), row.setting)
 
 
-def _jobs(row: Row) -> str:
-    return labels.jobs_label([job.base_label for job in row.jobs], row.sizes)
+def _jobs(row: Row) -> tuple[labels.Program, ...]:
+    programs = sorted((labels.program_of(job.params) for job in row.jobs), key=str)
+    return tuple(programs if len(set(programs)) > 1 else programs[:1])
 
 
 def _varying(rows: Sequence[Row]) -> set[str]:
@@ -104,24 +104,13 @@ def _varying(rows: Sequence[Row]) -> set[str]:
     return {key for key, found in values.items() if len(found) > 1}
 
 
-def _workload_names(jobs: Sequence[JobRow]) -> dict[str, tuple[str, str]]:
-    """By digest, the label of a program and that of the first of those which differ from it in the step mode alone."""
+def _workload_names(jobs: Sequence[JobRow]) -> dict[str, str]:
+    """The label of each program, by digest."""
     programs = {job.digest: labels.own_params(job.params) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
-    epochs = {job.digest: job.params.get("epochs") for job in jobs}
     differing = [key for key, values in labels.of_all(programs.values()).items() if len(values) > 1]
     found = {digest: labels.workload_label(names[digest], own, differing) for digest, own in programs.items()}
-    full = _told_apart(found, programs, epochs)
-    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for digest, own in sorted(programs.items()):
-        alike[names[digest], *sorted((own | {labels.STEP_MODE: ""}).items())].append(digest)
-    base = dict(full)
-    for digests in alike.values():
-        steps = {(programs[digest].get(labels.STEP_MODE), epochs[digest]) for digest in digests}
-        # Of two programs with the same step mode, such as two versions of a script, neither is a mode of the other.
-        if len(steps) == len(digests):
-            base |= dict.fromkeys(digests, full[digests[0]])
-    return {digest: (full[digest], base[digest]) for digest in programs}
+    return _told_apart(found, programs, {job.digest: job.params.get("epochs") for job in jobs})
 
 
 def _told_apart(

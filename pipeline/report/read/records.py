@@ -16,7 +16,6 @@ class JobRow:
 
     Attributes:
         label, digest: of its workload; equal labels are equal programs.
-        base_label: what it shares with the same program in other step modes, and with nothing else.
         size: the mix letter, if any.
         params: all params of its run.
         place: where it ran (`device`, `gi_id`, `mig_profile`, ...).
@@ -25,7 +24,6 @@ class JobRow:
 
     index: int
     label: str
-    base_label: str
     digest: str
     size: str | None
     result: Result | None

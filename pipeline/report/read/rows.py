@@ -157,7 +157,6 @@ def _job(run: Any) -> JobRow:
     return JobRow(
         index=int(facts.get("index", "0")),
         label=workload,
-        base_label=workload,
         digest=facts.get("workload_digest", ""),
         size=facts.get("size"),
         result=Result(facts["result"]) if facts.get("result") in set(Result) else None,

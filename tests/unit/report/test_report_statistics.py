@@ -59,7 +59,7 @@ def cells_of(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None 
     """The modes of a case, by their speed over that of the first one. Shape: [block, mode]."""
     return [
         Cell(
-            case=Case(label=f"case {case}", is_mix=False, workloads=(f"{case}",), base_workloads=(f"{case}",)),
+            case=Case(label=f"case {case}", is_mix=False, workloads=(f"{case}",)),
             degree=7,
             mode=mode.label,
             sharing=mode,

@@ -84,8 +84,6 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
     assert naive.values["speedup_vs_serial_ratio"] == {1: pytest.approx(4.2)}
     assert naive.values["speedup_vs_best_solo_ratio"] == {1: pytest.approx(1.05)}
     assert "speedup_vs_best_solo_ratio" not in cell(found, "naive", 7, "other").values
-    bases = {c.case.base_workloads for c in found if c.case.label.startswith("resnet26")}
-    assert len(bases) == 1
 
 
 @pytest.mark.parametrize("key", ["precision", "source", "autotune", "recipe"])
