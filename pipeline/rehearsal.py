@@ -182,9 +182,9 @@ def programs_beside(state_file: StateFile) -> dict[str, Path]:
 
 
 def _programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
-    name = mig_table.find(state_file.read().gpus[0].model).product
+    state_file.read()
     try:
-        return write_programs(folder, state_file.path, device_name=name)
+        return write_programs(folder, state_file.path)
     except OSError as error:
         raise ConfigError(f"the programs of a simulated machine cannot be written to {folder}: {error}") from error
 

@@ -17,13 +17,10 @@ _MASKS = (
 # What an H100 with MIG off answers whatever else it does.
 IDLE = (
     "mig_lci.txt",
-    "mig_lcip.txt",
-    "mig_lcipp.txt",
     "mig_lgi.txt",
     "mig_lgip.txt",
     "mig_lgip_i0.txt",
     "mig_lgip_i9.txt",
-    "mig_lgipp.txt",
     "query_bad.txt",
     "query_i9.txt",
     "smi_L.txt",

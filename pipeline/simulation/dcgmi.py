@@ -9,19 +9,18 @@ are DCGM's return codes, of which a process keeps the last byte.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from pipeline.base.errors import ConfigError
+from pipeline.simulation import program
 from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.queries import model_of
-from pipeline.simulation.machine.state import Gpu, GpuInstance, StateFile
+from pipeline.simulation.machine.state import Gpu, GpuInstance
+from pipeline.simulation.program import RefusedError, say
 
 # What a fault names to keep the host engine from answering, or from watching a field, as `dcgmWatchFields:1006`.
 CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
@@ -72,60 +71,41 @@ class _Entity:
     is_instance: bool
 
 
-class _RefusedError(Exception):
-    """The program ends with a message and a return code of DCGM."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.status = code & 0xFF
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the program with `--state-file FILE` and the arguments of dcgmi; returns the exit status."""
-    if len(arguments) < 2 or arguments[0] != "--state-file":
-        _say("The simulated dcgmi is called with --state-file FILE first.")
-        return 1
-    try:
-        return _Program(Driver(StateFile(Path(arguments[1])))).run(arguments[2:])
-    except ConfigError as error:
-        _say(str(error))
-        return 1
-    except _RefusedError as refusal:
-        sys.stderr.write(f"{refusal}\n")
-        return refusal.status
-    except BrokenPipeError:
-        # Nobody reads any more; Python must not try again when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return program.run(lambda file, own: _Program(Driver(file)).run(own), arguments, without_machine=1, is_apart=True)
+
+
+def _refusal(message: str, code: int) -> RefusedError:
+    return RefusedError(message, code & 0xFF)
 
 
 class _Program:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def run(self, arguments: Sequence[str]) -> int:
+    def run(self, arguments: Sequence[str]) -> None:
         known = {"discovery -l": "", "discovery -c": "", "dmon": "-e -i -d -c", **dict.fromkeys(_PROFILING, "")}
         words = 1 if arguments[:1] == ["dmon"] else 2
         command = " ".join(arguments[:words])
         options = _options(arguments[words:], known.get(command, "").split())
         if options is None or command not in known:
-            raise _RefusedError(f"The simulated dcgmi does not know {' '.join(arguments)}.", _BAD_PARAMETER)
+            raise _refusal(f"The simulated dcgmi does not know {' '.join(arguments)}.", _BAD_PARAMETER)
         self._check(CONNECT, _NO_ENGINE, _NO_CONNECTION)
         if command in _PROFILING:
             self._check(PAUSE if command == "profile --pause" else RESUME, _UNRECOVERABLE, _PROFILING_ERROR)
             self._driver.pause_dcgm(is_paused=command == "profile --pause")
-            _say(_PROFILING[command])
-            return 0
-        if command == "dmon":
-            return self._watch(options)
-        _say("\n".join(self._devices() if command == "discovery -l" else self._hierarchy()))
-        return 0
+            say(_PROFILING[command])
+        elif command == "dmon":
+            self._watch(options)
+        else:
+            say("\n".join(self._devices() if command == "discovery -l" else self._hierarchy()))
 
     def _check(self, function: str, message: str, code: int) -> None:
         try:
             self._driver.check(function)
         except DriverError as error:
-            raise _RefusedError(message, code) from error
+            raise _refusal(message, code) from error
 
     def _devices(self) -> Iterator[str]:
         gpus = self._driver.state().gpus
@@ -159,18 +139,18 @@ class _Program:
         if not divided:
             yield rule
 
-    def _watch(self, options: dict[str, str]) -> int:
+    def _watch(self, options: dict[str, str]) -> None:
         try:
             numbers = [int(number) for number in options["-e"].split(",")]
             num_rounds, period_s = int(options.get("-c", "0")), int(options.get("-d", "1000")) / 1e3
         except (KeyError, ValueError) as error:
             words = " ".join(f"{name} {value}" for name, value in options.items())
-            raise _RefusedError(f"The simulated dcgmi does not know dmon {words}.", _BAD_PARAMETER) from error
+            raise _refusal(f"The simulated dcgmi does not know dmon {words}.", _BAD_PARAMETER) from error
         entities = self._entities(options.get("-i"))
         if unknown := [number for number in numbers if number not in _TITLES]:
-            raise _RefusedError(f"Error: the simulated dcgmi does not know field {unknown[0]}.", _BAD_PARAMETER)
+            raise _refusal(f"Error: the simulated dcgmi does not know field {unknown[0]}.", _BAD_PARAMETER)
         header = f"{_line('#Entity', _TITLES, numbers)}\n{_line('ID', {}, numbers)}"
-        _say(header)
+        say(header)
         for number in numbers:
             # One field that is refused refuses them all, after the header, and nothing says which it was.
             self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
@@ -178,20 +158,20 @@ class _Program:
         while True:
             for entity in entities:
                 there = set(numbers) - (_OF_GPU if entity.is_instance else set())
-                _say(_line(entity.label, dict.fromkeys(there, "N/A"), numbers))
+                say(_line(entity.label, dict.fromkeys(there, "N/A"), numbers))
             done += 1
             if done == num_rounds:
-                return 0
+                return
             time.sleep(period_s)
             if done == next_header:
                 next_header += _ROUNDS_OF_HEADER
-                _say(header)
+                say(header)
 
     def _entities(self, targets: str | None) -> list[_Entity]:
         """What is asked for (every GPU if nothing is): each before its instances, and those in the order of NVML's ids.
 
         Raises:
-            _RefusedError: the host engine sees no such thing, as an instance that has just been made.
+            RefusedError: the host engine sees no such thing, as an instance that has just been made.
         """
         known: list[_Entity] = []
         for index, gpu in enumerate(self._driver.state().gpus):
@@ -204,7 +184,7 @@ class _Program:
             return [entity for entity in known if not entity.is_instance]
         wanted = set(targets.split(","))
         if strange := wanted - {entity.name for entity in known}:
-            raise _RefusedError(f"Error: the host engine knows no entity {min(strange)}.", _BAD_PARAMETER)
+            raise _refusal(f"Error: the host engine knows no entity {min(strange)}.", _BAD_PARAMETER)
         return [entity for entity in known if entity.name in wanted]
 
 
@@ -227,12 +207,6 @@ def _options(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str] |
 def _line(label: str, cells: Mapping[int, str], numbers: Sequence[int]) -> str:
     padded = (f"{cells.get(number, ''):<{28 if number in _OF_GPU else 13}}" for number in numbers)
     return f"{label:<16}{''.join(padded)}"
-
-
-def _say(line: str) -> None:
-    # Flushed, because whoever reads waits for its lines.
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

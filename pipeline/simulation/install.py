@@ -41,7 +41,7 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
             library.close_all()
 
 
-def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") -> dict[str, Path]:
+def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
     """Write the programs that show and change the machine of this file.
 
     They need no environment of their own and ignore the one they get.
@@ -49,7 +49,6 @@ def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") 
     Args:
         folder: made if it is not there.
         state_file: the machine.
-        device_name: what listings of MPS call a GPU.
 
     Returns:
         Absolute path by the name of the real program, as `nvidia-smi`.
@@ -63,5 +62,5 @@ def write_programs(folder: Path, state_file: Path, *, device_name: str = "GPU") 
         control.write_executable(
             programs[name], f"exec {shlex.join([*argv, '--state-file', str(state_file.absolute())])}"
         )
-    programs[control.MPS_CONTROL] = control.write_program(folder, device_name=device_name, machine=state_file)
+    programs[control.MPS_CONTROL] = control.write_program(folder, machine=state_file)
     return programs

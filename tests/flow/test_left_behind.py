@@ -93,7 +93,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def foreign_daemon() -> Iterator[daemon.Control]:
     """An MPS daemon that somebody else runs, with its server."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        program = write_program(Path(folder), device_name="NVIDIA A100-SXM4-40GB")
+        program = write_program(Path(folder))
         control = daemon.Control(program=str(program), pipes=Path(folder, "pipe"))
         control.pipes.mkdir()
         subprocess.run([program, "-d"], env=control.environ(), check=True)

@@ -121,24 +121,20 @@ class Driver:
 
         self._change("nvmlGpuInstanceDestroy", index, change)
 
-    def create_compute_instance(
-        self, index: int, instance_id: int, profile_id: int | None = None, start: int | None = None
-    ) -> ComputeInstance:
+    def create_compute_instance(self, index: int, instance_id: int, profile_id: int | None = None) -> ComputeInstance:
         """Make a compute instance in a GPU instance, of its full width if no profile is given."""
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
             profile, there = profile_of(gpu, instance), instance.compute_instances
             ci_profile = profile.ci_profiles[-1] if profile_id is None else find_ci_profile(profile, profile_id)
-            if start is not None and start not in placement.ci_starts(profile, ci_profile):
-                raise DriverError(INVALID_ARGUMENT)
             free = placement.free_ci_starts(profile, there, ci_profile)
-            if not free or (start is not None and start not in free):
+            if not free:
                 raise DriverError(INSUFFICIENT_RESOURCES)
             made = ComputeInstance(
-                id=placement.lowest_free_id(other.id for other in there),
+                id=min(set(range(len(there) + 1)) - {other.id for other in there}),
                 profile_id=ci_profile.id,
-                start=free[0] if start is None else start,
+                start=free[0],
                 size=ci_profile.compute_slices,
             )
             return _with_compute_instances(gpu, instance, (*there, made))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pipeline.base.mig_table import CiProfile, GiProfile, Model
 from pipeline.simulation.machine.state import ComputeInstance, GpuInstance
@@ -62,37 +62,18 @@ def gpu_instance_id(model: Model, start: int, size: int) -> int:
 
 
 def free_ci_starts(profile: GiProfile, there: Sequence[ComputeInstance], ci_profile: CiProfile) -> tuple[int, ...]:
-    """Where a compute instance can begin in a GPU instance of this profile, the preferred one first."""
+    """Where a compute instance can begin in a GPU instance of this profile, the preferred one first.
+
+    Anywhere that it fits: no transcript lists the starts, but in one a 2c follows a 1c in a 3g, so it need not be 0.
+    """
     if sum(other.profile_id == ci_profile.id for other in there) >= ci_profile.max_instances:
         return ()
     taken = {unit for other in there for unit in range(other.start, other.start + other.size)}
     width = ci_profile.compute_slices
-    free = [start for start in ci_starts(profile, ci_profile) if taken.isdisjoint(range(start, start + width))]
+    starts = range(profile.compute_slices - width + 1)
+    free = [start for start in starts if taken.isdisjoint(range(start, start + width))]
     # Multiples of its width first, so that as many as possible fit.
     return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
-
-
-def remaining_ci_capacity(profile: GiProfile, there: Sequence[ComputeInstance], ci_profile: CiProfile) -> int:
-    """How many more compute instances of this width fit into a GPU instance."""
-    num_places, end = 0, 0
-    for start in sorted(free_ci_starts(profile, there, ci_profile)):
-        if start >= end:
-            num_places, end = num_places + 1, start + ci_profile.compute_slices
-    return min(num_places, ci_profile.max_instances - sum(other.profile_id == ci_profile.id for other in there))
-
-
-def ci_starts(profile: GiProfile, ci_profile: CiProfile) -> range:
-    """Every start of a compute instance in an empty GPU instance.
-
-    Anywhere that it fits: no transcript lists them, but in one a 2c follows a 1c in a 3g, so it need not begin at 0.
-    """
-    return range(profile.compute_slices - ci_profile.compute_slices + 1)
-
-
-def lowest_free_id(taken: Iterable[int]) -> int:
-    """The smallest number that is not taken, from 0 on: ids of compute instances."""
-    used = set(taken)
-    return next(number for number in range(len(used) + 1) if number not in used)
 
 
 def _excludes(one: GiProfile, other: GiProfile) -> bool:

@@ -28,18 +28,12 @@ FAULTS = frozenset({"start_fails", "no_answer", "server_dies", "never_ready", "i
 
 
 def write_program(
-    folder: Path,
-    *,
-    device_name: str,
-    init_s: float = 0.05,
-    faults: Sequence[str] = (),
-    machine: Path | None = None,
+    folder: Path, *, init_s: float = 0.05, faults: Sequence[str] = (), machine: Path | None = None
 ) -> Path:
     """Write the executable `nvidia-cuda-mps-control` into the folder; returns its absolute path.
 
     Args:
         folder: where it goes.
-        device_name: what listings call the GPU.
         init_s: how long a server is INITIALIZING, in seconds; 0.3 s on the H100 with persistence mode.
         faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once; its server is never
             ready; it does not quit; a client puts its server into the state FAULT until all clients are gone.
@@ -50,9 +44,7 @@ def write_program(
     if unknown:
         raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
     state_file = None if machine is None else str(machine.absolute())
-    settings = json.dumps(
-        {"device_name": device_name, "init_s": init_s, "faults": sorted(faults), "machine": state_file}
-    )
+    settings = json.dumps({"init_s": init_s, "faults": sorted(faults), "machine": state_file})
     assignments = f"PYTHONPATH={shlex.quote(str(PROJECT_DIR))} {_SETTINGS}={shlex.quote(settings)}"
     command = shlex.join([sys.executable, "-S", "-P", "-m", "pipeline.simulation.mps.control"])
     path = folder.resolve() / MPS_CONTROL
@@ -104,9 +96,8 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
 def _start(pipes: Path, logs: Path, settings: dict[str, Any]) -> int:
     """`-d`: return when the daemon listens."""
     if settings["machine"] is not None:
-        from pipeline.simulation.machine.state import (
-            StateFile,  # a third of the time that the program takes for a command
-        )
+        # Imported only here: it takes a third of the time that the program needs for a command.
+        from pipeline.simulation.machine.state import StateFile
 
         settings["faults"] += StateFile(Path(settings["machine"])).read().mps_faults
     if "start_fails" in settings["faults"]:
@@ -126,7 +117,7 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any]) -> int:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
-    from pipeline.simulation.mps.daemon import Daemon  # a third of the time that the program takes for a command
+    from pipeline.simulation.mps.daemon import Daemon  # for the same reason
 
     daemon = Daemon(pipes, logs, settings)
     daemon.listen()

@@ -27,7 +27,6 @@ _SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
 class _Client:
     pid: int
     connection: socket.socket
-    number: int
 
 
 @dataclass(slots=True)
@@ -37,7 +36,6 @@ class _Server:
     pid: int
     uid: int
     ready_s: float
-    percentage: float
     status: str = "INITIALIZING"
     clients: list[_Client] = field(default_factory=list)
 
@@ -47,12 +45,11 @@ class Daemon:
 
     Args:
         pipes, logs: its folders.
-        settings: `device_name`, `init_s`, `faults` and `machine` of `pipeline.simulation.mps.control.write_program`.
+        settings: `init_s`, `faults` and `machine` of `pipeline.simulation.mps.control.write_program`.
     """
 
     def __init__(self, pipes: Path, logs: Path, settings: Mapping[str, Any]) -> None:
         self._pipes, self._logs = pipes, logs
-        self._name: str = settings["device_name"]
         self._init_s: float = settings["init_s"]
         self._faults: list[str] = settings["faults"]
         self._machine: str | None = settings["machine"]
@@ -62,8 +59,6 @@ class Daemon:
         # Connections of whoever speaks for another process, and what tells the end of that process.
         self._stand_ins: dict[socket.socket, int] = {}
         self._quitting: socket.socket | None = None
-        self._default_percentage = 100.0
-        self._num_clients = 0
         self._selector = selectors.DefaultSelector()
 
     def listen(self) -> None:
@@ -123,7 +118,7 @@ class Daemon:
             if words[1:] == ["quit"] and "ignores_quit" not in self._faults:
                 self._quitting = connection
                 return
-            self._reply(connection, self._answer(words[1:], uid))
+            self._reply(connection, self._answer(words[1:]))
         else:
             connection.close()
 
@@ -149,8 +144,7 @@ class Daemon:
             self._admit(server, pid, connection)
 
     def _admit(self, server: _Server, pid: int, connection: socket.socket) -> None:
-        self._num_clients += 1
-        server.clients.append(_Client(pid, connection, self._num_clients))
+        server.clients.append(_Client(pid, connection))
         if connection in self._stand_ins:
             self._selector.register(self._stand_ins[connection], selectors.EVENT_READ, connection)
         else:
@@ -169,19 +163,20 @@ class Daemon:
 
     def _forget(self, connection: socket.socket) -> None:
         """A client has ended."""
-        self._disconnect([(0, connection)])
-        for client in list(self._server.clients if self._server else ()):
-            if client.connection is connection and self._server is not None:
-                self._server.clients.remove(client)
-                self._log("Server", f"Client process {client.pid} disconnected")
-                if not self._server.clients and self._server.status == "FAULT":
-                    self._server.status = "ACTIVE"
+        self._disconnect([connection])
+        if (server := self._server) is None:
+            return
+        for client in [client for client in server.clients if client.connection is connection]:
+            server.clients.remove(client)
+            self._log("Server", f"Client process {client.pid} disconnected")
+            if not server.clients and server.status == "FAULT":
+                server.status = "ACTIVE"
 
     def _start_server(self, uid: int) -> None:
         pid = os.fork()
         if pid == 0:
             _be_server(dies="server_dies" in self._faults)
-        self._server = _Server(pid, uid, time.monotonic() + self._init_s, self._default_percentage)
+        self._server = _Server(pid, uid, time.monotonic() + self._init_s)
         self._log("Control", f"Starting new server {pid} for user {uid}")
         if self._machine is not None:
             self._take_memory(pid, self._machine)
@@ -207,7 +202,7 @@ class Daemon:
         if pid:
             self._log("Control", f"Server {pid} exited with status {os.waitstatus_to_exitcode(status)}")
             self._server = None
-            self._disconnect([*self._pending, *((client.pid, client.connection) for client in server.clients)])
+            self._disconnect([*(each for _, each in self._pending), *(each.connection for each in server.clients)])
             self._pending = []
         elif (
             server.status == "INITIALIZING" and time.monotonic() >= server.ready_s and "never_ready" not in self._faults
@@ -219,8 +214,8 @@ class Daemon:
                 self._admit(server, client, connection)
             self._pending = []
 
-    def _disconnect(self, clients: Sequence[tuple[int, socket.socket]]) -> None:
-        for _, connection in clients:
+    def _disconnect(self, connections: Sequence[socket.socket]) -> None:
+        for connection in connections:
             watched = self._stand_ins.pop(connection, None)
             with suppress(KeyError):
                 self._selector.unregister(connection if watched is None else watched)
@@ -244,82 +239,34 @@ class Daemon:
         assert self._quitting is not None
         self._quitting.close()
 
-    def _answer(self, words: list[str], uid: int) -> list[str]:
+    def _answer(self, words: list[str]) -> list[str]:
         """What the daemon prints for a command; an unknown or wrong one has an answer like every other."""
-        name, *arguments = words or [""]
         server = self._server
-        match name, arguments:
-            case "get_server_list", []:
+        match words:
+            case ["get_server_list"]:
                 return [str(server.pid)] if server else []
-            case "start_server", ["-uid", wanted] if wanted.isdecimal():
+            case ["start_server", "-uid", wanted] if wanted.isdecimal():
                 if server is None:
                     self._start_server(int(wanted))
                 return []
-            case "get_default_active_thread_percentage", []:
-                return [f"{self._default_percentage:.1f}"]
-            case "set_default_active_thread_percentage", [value]:
-                self._default_percentage = _percentage(value, self._default_percentage)
-                return [f"{self._default_percentage:.1f}"]
-            case "get_device_client_list", []:
-                clients = [f"{client.pid}.1" for client in server.clients] if server else []
-                return [f"[0] 00:00.0, {self._name}", *clients]
-            case "ps", []:
-                return self._process_table()
-            case "device_query", []:
-                return [
-                    "Default",
-                    *self._device_table(),
-                    *(["", f"Server {server.pid}", *self._device_table()] if server else []),
-                ]
-            case "quit", []:
+            case ["get_server_status" | "get_client_list", pid] | ["terminate_client", pid, _]:
+                if server is None or pid != str(server.pid):
+                    return [f"Server {pid} not found"]
+                return self._answer_of_server(server, words)
+            case ["quit"]:
                 return []
-        return self._answer_of_server(name, arguments)
+        return [f'Unknown command "{" ".join(words)}"']
 
-    def _answer_of_server(self, name: str, arguments: list[str]) -> list[str]:
-        """The commands that name a server by its PID."""
-        known = {
-            "get_server_status": 1,
-            "get_client_list": 1,
-            "get_active_thread_percentage": 1,
-            "set_active_thread_percentage": 2,
-            "terminate_client": 2,
-        }
-        if name not in known or len(arguments) != known[name]:
-            return [f'Unknown command "{" ".join([name, *arguments])}"']
-        server = self._server
-        if server is None or arguments[0] != str(server.pid):
-            return [f"Server {arguments[0]} not found"]
-        match name:
-            case "get_server_status":
+    def _answer_of_server(self, server: _Server, words: list[str]) -> list[str]:
+        match words:
+            case ["get_server_status", _]:
                 return [server.status]
-            case "get_client_list":
-                return [str(client.pid) for client in server.clients]
-            case "terminate_client":
-                gone = [client for client in server.clients if str(client.pid) == arguments[1]]
-                self._disconnect([(client.pid, client.connection) for client in gone])
+            case ["terminate_client", _, pid]:
+                gone = [client for client in server.clients if str(client.pid) == pid]
+                self._disconnect([client.connection for client in gone])
                 server.clients = [client for client in server.clients if client not in gone]
-                return ["0"] if gone else [f"Client {arguments[1]} not found"]
-            case "set_active_thread_percentage":
-                server.percentage = _percentage(arguments[1], server.percentage)
-        return [f"{server.percentage:.1f}"]
-
-    def _process_table(self) -> list[str]:
-        widths = (10, 10, 15, 26, 15, 15)
-        rows = [("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")]
-        for client in self._server.clients if self._server else ():
-            process = Path("/proc") / str(client.pid)
-            with suppress(OSError):
-                namespace = str((process / "ns/pid").readlink())[len("pid:[") : -1]
-                command = (process / "comm").read_text(encoding="utf-8").strip()
-                device = (self._uuids or ["N/A"])[0][:22]
-                server = str(self._server.pid) if self._server else ""
-                rows.append((str(client.pid), str(client.number), server, device, namespace, command))
-        return ["".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in rows]
-
-    def _device_table(self) -> list[str]:
-        rows = [("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")]
-        rows += [(str(i), f"0000:00.{6 + i:02}.00", uuid, self._name, "N/A") for i, uuid in enumerate(self._uuids)]
-        return [f"{a:<16}{b:<15}{c:<42}{d:<34}{e}" for a, b, c, d, e in rows]
+                return ["0"] if gone else [f"Client {pid} not found"]
+        return [str(client.pid) for client in server.clients]
 
     def _log(self, who: str, text: str) -> None:
         pid = os.getpid() if who == "Control" or self._server is None else self._server.pid
@@ -338,11 +285,3 @@ def _be_server(*, dies: bool) -> None:
         os._exit(1)
     while True:
         signal.pause()
-
-
-def _percentage(text: str, current: float) -> float:
-    """The wanted value or, if it is none, the current one: the real daemon says why in its log only."""
-    with suppress(ValueError):
-        if 0 < float(text) <= 100:
-            return float(text)
-    return current

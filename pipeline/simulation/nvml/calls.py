@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pipeline.base.mig_table import GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
@@ -48,8 +47,8 @@ def answers(name: str) -> Callable[[_Method], _Method]:
 class Calls:
     """The C functions as attributes, and what the handles among their arguments stand for.
 
-    A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu` or `mig` (a MIG
-    device), `gi` or `ci`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go.
+    A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu`, `mig` (a MIG
+    device) or `gi`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go.
 
     Attributes:
         functions: name of each C function to what carries it out.
@@ -136,25 +135,14 @@ class Calls:
         """Whether a device's handle is that of a MIG device."""
         return bool(self.meaning(handle, "gpu", "mig")[0] == "mig")
 
-    def structure(self, meaning: tuple[Any, ...]) -> Any:
-        """What the handles with this meaning point to."""
+    def point(self, handle: Any, *meaning: Any) -> None:
+        """Make a handle stand for this."""
         with self.lock:
             if meaning not in self._structures:
-                kinds = {"gi": pynvml.struct_c_nvmlGpuInstance_t, "ci": pynvml.struct_c_nvmlComputeInstance_t}
-                structure = kinds.get(meaning[0], pynvml.struct_c_nvmlDevice_t)()
-                self._structures[meaning] = structure
-                self._meanings[ctypes.addressof(structure)] = meaning
-            return self._structures[meaning]
-
-    def point(self, handle: Any, *meaning: Any) -> None:
-        """Make a handle, given by reference, stand for this."""
-        pointee(handle).contents = self.structure(meaning)
-
-    def list_handles(self, meanings: Sequence[tuple[Any, ...]], array: Any, count: Any) -> None:
-        """Fill an array with handles and tell how many there are."""
-        fill(count, len(meanings))
-        for position, meaning in enumerate(meanings):
-            array[position] = ctypes.pointer(self.structure(meaning))
+                kind = pynvml.struct_c_nvmlGpuInstance_t if meaning[0] == "gi" else pynvml.struct_c_nvmlDevice_t
+                self._structures[meaning] = kind()
+                self._meanings[ctypes.addressof(self._structures[meaning])] = meaning
+            handle.contents = self._structures[meaning]
 
 
 def _not_supported(*_: object) -> int:
@@ -179,10 +167,3 @@ def number(argument: Any) -> int:
 def known(value: int | None) -> int:
     """A count for a field of a structure; NVML's "not available" where the table does not know it."""
     return _NOT_AVAILABLE if value is None else value
-
-
-def fill_shared_engines(info: Any, profile: GiProfile) -> None:
-    """What the compute instances in a GPU instance share."""
-    info.sharedCopyEngineCount, info.sharedDecoderCount = known(profile.num_copy), known(profile.num_decoder)
-    info.sharedEncoderCount, info.sharedJpegCount = known(profile.num_encoder), known(profile.num_jpeg)
-    info.sharedOfaCount = known(profile.num_ofa)

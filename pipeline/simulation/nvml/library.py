@@ -14,7 +14,7 @@ import pynvml
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, Gpu, mig_uuid
-from pipeline.simulation.nvml.calls import answers, fill, fill_shared_engines, known, number, pointee
+from pipeline.simulation.nvml.calls import answers, fill, number, pointee
 from pipeline.simulation.nvml.gpm import GpmCalls
 from pipeline.simulation.nvml.mig import MigCalls
 
@@ -70,16 +70,16 @@ class NvmlLibrary(MigCalls, GpmCalls):
     def _handle_by_index(self, index: Any, handle: Any) -> None:
         if number(index) >= len(self.driver.state().gpus):
             raise DriverError(codes.INVALID_ARGUMENT)
-        self.point(handle, "gpu", number(index))
+        self.point(pointee(handle), "gpu", number(index))
 
     @answers("nvmlDeviceGetHandleByUUID")
     def _handle_by_uuid(self, uuid: Any, handle: Any) -> None:
         for index, gpu in enumerate(self.driver.state().gpus):
             if gpu.uuid.encode() == uuid.value:
-                return self.point(handle, "gpu", index)
+                return self.point(pointee(handle), "gpu", index)
             for instance, ci in queries.mig_devices(gpu):
                 if mig_uuid(gpu, instance, ci).encode() == uuid.value:
-                    return self.point(handle, "mig", index, instance.id, ci.id)
+                    return self.point(pointee(handle), "mig", index, instance.id, ci.id)
         raise DriverError(codes.NOT_FOUND)
 
     @answers("nvmlDeviceGetMigDeviceHandleByIndex")
@@ -89,7 +89,7 @@ class NvmlLibrary(MigCalls, GpmCalls):
         if number(index) >= len(devices):
             raise DriverError(codes.NOT_FOUND)
         instance, ci = devices[number(index)]
-        self.point(mig, "mig", gpu_index, instance.id, ci.id)
+        self.point(pointee(mig), "mig", gpu_index, instance.id, ci.id)
 
     @answers("nvmlDeviceGetGpuInstanceId")
     def _gpu_instance_id(self, mig: Any, number: Any) -> None:
@@ -145,15 +145,6 @@ class NvmlLibrary(MigCalls, GpmCalls):
     @answers("nvmlDeviceGetComputeMode")
     def _compute_mode(self, handle: Any, mode: Any) -> None:
         fill(mode, self.gpu(handle).compute_mode)
-
-    @answers("nvmlDeviceGetAttributes_v2")
-    def _attributes(self, mig: Any, attributes: Any) -> None:
-        gpu, instance, ci = self.mig_device(mig)
-        profile, target = queries.profile_of(gpu, instance), pointee(attributes)
-        target.multiprocessorCount = known(queries.find_ci_profile(profile, ci.profile_id).num_multiprocessors)
-        fill_shared_engines(target, profile)
-        target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, ci.size
-        target.memorySizeMB = profile.capacity_mib
 
     @answers("nvmlDeviceGetMemoryInfo")
     def _memory(self, handle: Any, memory: Any) -> None:

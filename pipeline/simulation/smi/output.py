@@ -53,35 +53,21 @@ _PROCESS_HEADER = (
     "|        ID   ID                                                               Usage      |",
     "|=========================================================================================|",
 )
-_PROFILE_RULE = "+" + "-" * 79 + "+"
 _PROFILE_HEADER = (
     "| GPU instance profiles:                                                        |",
     "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |",
     "|                                Free/Total   GiB              CE    JPEG  OFA  |",
-    "|" + "=" * 79 + "|",
 )
-_INSTANCE_RULE = "+" + "-" * 57 + "+"
 _INSTANCE_HEADER = (
     "| GPU instances:                                          |",
     "| GPU   Name               Profile  Instance   Placement  |",
     "|                            ID       ID       Start:Size |",
-    "|" + "=" * 57 + "|",
 )
-_COMPUTE_RULE = "+" + "-" * 68 + "+"
 _COMPUTE_HEADER = (
     "| Compute instances:                                                 |",
     "| GPU     GPU       Name             Profile   Instance   Placement  |",
     "|       Instance                       ID        ID       Start:Size |",
     "|         ID                                                         |",
-    "|" + "=" * 68 + "|",
-)
-_CI_PROFILE_RULE = "+" + "-" * 86 + "+"
-_CI_PROFILE_HEADER = (
-    "| Compute instance profiles:                                                           |",
-    "| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |",
-    "|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |",
-    "|         ID                                                          CE    JPEG       |",
-    "|" + "=" * 86 + "|",
 )
 
 
@@ -115,86 +101,45 @@ def device_list(gpus: Iterable[Numbered]) -> list[str]:
 
 def profile_table(gpus: Iterable[Numbered]) -> list[str]:
     """What `nvidia-smi mig -lgip` prints."""
-    lines = [_PROFILE_RULE, *_PROFILE_HEADER]
+    rows = []
     for index, gpu in gpus:
         model = queries.model_of(gpu)
         for profile in model.profiles:
             free = placement.remaining_capacity(model, gpu.instances, profile)
-            lines.append(
+            first = (
                 f"|{index:>4}  MIG {profile.name:<15}{profile.id:>3}     {f'{free}/{profile.max_instances}':<11}"
                 f"{f'{profile.capacity_mib / 1024:.2f}':<11}No     {_count(profile.num_multiprocessors):<7}"
                 f"{_count(profile.num_decoder):<6}{_count(profile.num_encoder):<4}|"
             )
-            lines.append(
-                f"|{'':<63}{_count(profile.num_copy):<6}{_count(profile.num_jpeg):<6}{_count(profile.num_ofa):<4}|"
-            )
-            lines.append(_PROFILE_RULE)
-    return lines
-
-
-def placement_list(gpus: Iterable[Numbered]) -> list[str]:
-    """What `nvidia-smi mig -lgipp` prints: every placement, taken or not."""
-    return [
-        f"GPU {index:>2} Profile ID {profile.id:>2} {_placements(profile.starts, profile.memory_slices)}"
-        for index, gpu in gpus
-        for profile in queries.model_of(gpu).profiles
-    ]
+            engines = f"{_count(profile.num_copy):<6}{_count(profile.num_jpeg):<6}{_count(profile.num_ofa):<4}"
+            rows.append((first, f"|{'':<63}{engines}|"))
+    return _table(_PROFILE_HEADER, rows)
 
 
 def instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
     """What `nvidia-smi mig -lgi` prints."""
-    lines = [_INSTANCE_RULE, *_INSTANCE_HEADER]
+    lines = []
     for index, gpu, instance in rows:
         profile = queries.profile_of(gpu, instance)
-        place = f"{instance.start}:{instance.size}"
-        name = f"MIG {profile.name}"
-        lines += [f"|{index:>4}  {name:<21}{profile.id:>3}{instance.id:>9}{'':<10}{place:<8}|", _INSTANCE_RULE]
-    return lines
+        name, place = f"MIG {profile.name}", f"{instance.start}:{instance.size}"
+        lines.append((f"|{index:>4}  {name:<21}{profile.id:>3}{instance.id:>9}{'':<10}{place:<8}|",))
+    return _table(_INSTANCE_HEADER, lines)
 
 
 def compute_instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance, ComputeInstance]]) -> list[str]:
     """What `nvidia-smi mig -lci` prints."""
-    lines = [_COMPUTE_RULE, *_COMPUTE_HEADER]
+    lines = []
     for index, gpu, instance, ci in rows:
         name, place = f"MIG {queries.mig_device_name(gpu, instance, ci)}", f"{ci.start}:{ci.size}"
         ids = f"{ci.profile_id:>2}{ci.id:>10}"
-        lines += [f"|{index:>4}{instance.id:>7}       {name:<20}{ids}{'':<10}{place:<8}|", _COMPUTE_RULE]
-    return lines
+        lines.append((f"|{index:>4}{instance.id:>7}       {name:<20}{ids}{'':<10}{place:<8}|",))
+    return _table(_COMPUTE_HEADER, lines)
 
 
-def ci_profile_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
-    """What `nvidia-smi mig -lcip` prints."""
-    lines = [_CI_PROFILE_RULE, *_CI_PROFILE_HEADER]
-    for index, gpu, instance in rows:
-        profile = queries.profile_of(gpu, instance)
-        for ci_profile in profile.ci_profiles:
-            free = placement.remaining_ci_capacity(profile, instance.compute_instances, ci_profile)
-            default = "*" if ci_profile.compute_slices == profile.compute_slices else " "
-            name = f"MIG {ci_profile.name_prefix}{profile.name}"
-            lines += [
-                f"|{index:>4}{instance.id:>7}       {name:<20}{ci_profile.id:>2}{default}     "
-                f"{f'{free}/{ci_profile.max_instances}':<14}{_count(ci_profile.num_multiprocessors):<10}"
-                f"{_count(profile.num_decoder):<6}{_count(profile.num_encoder):<6}{_count(profile.num_ofa):<4}|",
-                f"|{'':<70}{_count(profile.num_copy):<6}{_count(profile.num_jpeg):<10}|",
-                _CI_PROFILE_RULE,
-            ]
-    return lines
-
-
-def ci_placement_list(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
-    """What `nvidia-smi mig -lcipp` prints."""
-    lines = []
-    for index, gpu, instance in rows:
-        profile = queries.profile_of(gpu, instance)
-        for ci_profile in profile.ci_profiles:
-            places = _placements(placement.ci_starts(profile, ci_profile), ci_profile.compute_slices)
-            lines.append(f"GPU {index:>2} GI {instance.id:>2} Profile ID {ci_profile.id:>2} {places}")
-    return lines
-
-
-def _placements(starts: Sequence[int], size: int) -> str:
-    title = "Placement :" if len(starts) == 1 else "Placements:"
-    return f"{title} {{{','.join(map(str, starts))}}}:{size}"
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    width = len(header[0]) - 2
+    rule = f"+{'-' * width}+"
+    return [rule, *header, f"|{'=' * width}|", *(line for row in rows for line in (*row, rule))]
 
 
 def _gpu_row(index: int, gpu: Gpu) -> list[str]:

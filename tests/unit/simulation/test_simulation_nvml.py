@@ -14,7 +14,7 @@ import pytest
 from pipeline.prepare.device import nvml
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.install import installed
-from pipeline.simulation.machine import codes
+from pipeline.simulation.machine import codes, placement, queries
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state import Fault, StateFile
@@ -94,9 +94,14 @@ def test_placements_are_the_recorded_ones(handle: object, profile_id: str, count
     assert [(place.start, place.size) for place in room] == ast.literal_eval(places)
 
 
+def _capacity(state_file: StateFile, profile_id: int) -> int:
+    (gpu,) = state_file.read().gpus
+    return placement.remaining_capacity(queries.model_of(gpu), gpu.instances, queries.find_profile(gpu, profile_id))
+
+
 @pytest.mark.parametrize(("profile_id", "count"), _recorded("nvmlDeviceGetGpuInstanceRemainingCapacity"))
-def test_capacities_are_the_recorded_ones(handle: object, profile_id: str, count: str) -> None:
-    assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, int(profile_id)) == int(count)
+def test_capacities_are_the_recorded_ones(state_file: StateFile, profile_id: str, count: str) -> None:
+    assert _capacity(state_file, int(profile_id)) == int(count)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,7 @@ def test_capacities_are_the_recorded_ones(handle: object, profile_id: str, count
     ],
 )
 def test_every_profile_has_the_measured_size_places_and_capacity(
+    state_file: StateFile,
     handle: object,
     enum: int,
     profile_id: int,
@@ -125,7 +131,7 @@ def test_every_profile_has_the_measured_size_places_and_capacity(
     info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=1)
     told = (info.id, info.instanceCount, info.multiprocessorCount, info.memorySizeMB)
     assert told == (profile_id, count, multiprocessors, memory_mib)
-    assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, profile_id) == count
+    assert _capacity(state_file, profile_id) == count
     room, number = (pynvml.c_nvmlGpuInstancePlacement_t * 8)(), ctypes.c_uint(8)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(number))
     assert [(place.start, place.size) for place in room[: number.value]] == [(start, size) for start in starts]
@@ -134,7 +140,7 @@ def test_every_profile_has_the_measured_size_places_and_capacity(
 def test_instances_take_capacity_and_no_possible_placement(state_file: StateFile, handle: object) -> None:
     """Placements are told whether or not they are taken; what is left is the capacity."""
     _partition(state_file, 9)
-    left = {each: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, each) for each in (19, 14, 9, 5, 0, 20, 15)}
+    left = {each: _capacity(state_file, each) for each in (19, 14, 9, 5, 0, 20, 15)}
     assert left == {19: 4, 14: 2, 9: 1, 5: 1, 0: 0, 20: 1, 15: 2}
     number = ctypes.c_uint(0)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 9, None, ctypes.byref(number))
@@ -211,9 +217,7 @@ def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: ob
     assert (info.id, info.profileId, info.placement.start, info.placement.size) == (2, 9, 4, 4)
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
-    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(room[0], 0) == 3
     driver.create_compute_instance(0, 2)
-    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(room[0], 0) == 0
 
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
     uuid = pynvml.nvmlDeviceGetUUID(mig)
@@ -221,8 +225,6 @@ def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: ob
     assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
     assert pynvml.nvmlDeviceGetName(mig) == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert (pynvml.nvmlDeviceGetGpuInstanceId(mig), pynvml.nvmlDeviceGetComputeInstanceId(mig)) == (2, 0)
-    attributes = pynvml.nvmlDeviceGetAttributes(mig)
-    assert (attributes.multiprocessorCount, attributes.memorySizeMB) == (60, 40448)
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 1)
 
@@ -288,47 +290,19 @@ def test_a_version_that_is_not_asked_right_is_refused(handle: object, library: N
         pynvml.nvmlDeviceGetSerial(handle)
 
 
-def test_compute_instances_are_queried_and_listed(state_file: StateFile, handle: object) -> None:
+def test_processes_are_told_apart_by_compute_instance(state_file: StateFile, handle: object) -> None:
     driver = _partition(state_file, 9)
-    count, instances = ctypes.c_uint(7), (pynvml.c_nvmlGpuInstance_t * 7)()
-    pynvml.nvmlDeviceGetGpuInstances(handle, 9, instances, ctypes.byref(count))
-    gi = instances[0]
-    full = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 2, 0)
-    assert (full.id, full.sliceCount, full.instanceCount, full.multiprocessorCount) == (2, 3, 1, 60)
-    part = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 0, 0, version=1)
-    # How many multiprocessors a part of an H100's 3g has is not known, and not made up.
-    assert (part.id, part.instanceCount, part.multiprocessorCount) == (0, 3, 0xFFFFFFFF)
-    assert full.name in (b"MIG 3g.40gb", "MIG 3g.40gb")
-    for enum, error in ((3, pynvml.NVMLError_NotSupported), (9, pynvml.NVMLError_InvalidArgument)):
-        with pytest.raises(error):
-            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, enum, 0)
-
-    driver.create_compute_instance(0, 2, 0, 2)
-    driver.create_compute_instance(0, 2, 0)
-    assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gi, 0) == 1
-    found = (pynvml.c_nvmlComputeInstance_t * 8)()
-    count.value = 8
-    pynvml.nvmlGpuInstanceGetComputeInstances(gi, 0, found, ctypes.byref(count))
-    infos = [pynvml.nvmlComputeInstanceGetInfo(each) for each in found[: count.value]]
-    assert [(info.id, info.profileId, info.placement.start, info.placement.size) for info in infos] == [
-        (0, 0, 2, 1),
-        (1, 0, 0, 1),
-    ]
-    assert pynvml.nvmlGpuInstanceGetInfo(infos[0].gpuInstance).profileId == 9
-    assert pynvml.nvmlDeviceGetName(infos[0].device).endswith(" MIG 1c.3g.40gb")
-    second = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 1)
+    for _ in range(2):
+        driver.create_compute_instance(0, 2, 0)
+    first, second = (pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index) for index in (0, 1))
+    assert pynvml.nvmlDeviceGetName(first).endswith(" MIG 1c.3g.40gb")
     assert pynvml.nvmlDeviceGetComputeInstanceId(second) == 1
-    attributes = pynvml.nvmlDeviceGetAttributes(second)
-    assert (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount) == (3, 1)
     with subprocess.Popen(["sleep", "60"]) as process:
         Clients(state_file).hold(pynvml.nvmlDeviceGetUUID(second), process.pid, "sleep", 500)
-        assert pynvml.nvmlDeviceGetComputeRunningProcesses_v3(infos[0].device) == []
+        assert pynvml.nvmlDeviceGetComputeRunningProcesses_v3(first) == []
         (entry,) = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(second)
         assert (entry.pid, entry.gpuInstanceId, entry.computeInstanceId) == (process.pid, 2, 1)
         process.kill()
-    driver.destroy_compute_instance(0, 2, 0)
-    with pytest.raises(pynvml.NVMLError_NotFound):
-        pynvml.nvmlComputeInstanceGetInfo(found[0])
 
 
 @pytest.mark.parametrize(
@@ -338,6 +312,7 @@ def test_compute_instances_are_queried_and_listed(state_file: StateFile, handle:
         ("nvmlDeviceSetComputeMode", (3,)),
         ("nvmlDeviceCreateGpuInstance", (9,)),
         ("nvmlDeviceGetArchitecture", ()),
+        ("nvmlDeviceGetGpuInstanceRemainingCapacity", (9,)),
         ("nvmlDeviceGetGpuInstanceById", (2,)),
     ],
 )
@@ -393,8 +368,6 @@ def test_a_handle_of_the_wrong_kind_is_an_invalid_argument(state_file: StateFile
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetMigMode(mig)
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        pynvml.nvmlDeviceGetAttributes(handle)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetGpuInstanceId(handle)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):

@@ -31,7 +31,6 @@ from pipeline.simulation.machine.queries import mig_devices
 from pipeline.simulation.machine.state import Fault, StateFile, mig_uuid
 from pipeline.simulation.mps.control import write_program
 from tests import simulated
-from tests.conftest import GPU
 
 PROFILE_2G = 14
 
@@ -259,7 +258,7 @@ def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkey
 
 
 def test_a_foreign_mps_daemon_lives_on(a100: Kept, scratch: Path) -> None:
-    program = write_program(scratch, device_name=GPU.name)
+    program = write_program(scratch)
     daemons = {}
     for whose in ("ours", "theirs"):
         pipes = scratch / whose

@@ -25,7 +25,6 @@ RECORDED = DATA / "h100_mps"
 CLIENT = """
 import os, time
 from pipeline.simulation.mps.control import connect
-open("/proc/self/comm", "w").write("python3")
 connection = connect(os.environ)
 os.close(1)
 time.sleep(600)
@@ -39,7 +38,7 @@ class Session:
         self.folder = folder
         self.pipes = folder / "mr"
         self.pipes.mkdir()
-        self.program = write_program(folder, device_name="NVIDIA H100 80GB HBM3")
+        self.program = write_program(folder)
         self.environ = os.environ | {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipes),
             "CUDA_MPS_LOG_DIRECTORY": str(self.pipes),
@@ -87,11 +86,8 @@ class Session:
 
 def _plain(text: str, names: dict[str, str]) -> str:
     for pid, who in names.items():
-        # In a table, a number and its blanks are as wide as the column, whatever the number.
-        text = re.sub(
-            rf"\b{pid}( *)", lambda found, w=who: f"{w:<{len(found[0])}}" if len(found[1]) > 1 else w + found[1], text
-        )
-    return re.sub(r"\b40265\d{5}\b", "<namespace>", text)
+        text = re.sub(rf"\b{pid}\b", who, text)
+    return text
 
 
 @pytest.fixture
@@ -122,9 +118,7 @@ def test_the_recorded_session_word_for_word(session):
     try:
         server = int(session.run(stdin="get_server_list").split()[0])
         session.names = {str(server): "<server>", str(first.pid): "<first>", str(second.pid): "<second>"}
-        for name in ("servers", "status", "clients", "devclients", "ps", "bad", "bad_pid"):
-            session.check(name)
-        for name in ("pct", "get_pct", "pct_bad", "query"):
+        for name in ("servers", "status", "clients", "bad", "bad_pid"):
             session.check(name)
         assert listing(session.pipes) == recorded_listing("files")
         second.kill()
@@ -187,7 +181,7 @@ def test_a_new_daemon_can_take_the_folder_of_a_killed_one(session):
 
 
 def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
-    write_program(session.folder, device_name="X", faults=["fault_on_client"])
+    write_program(session.folder, faults=["fault_on_client"])
     session.run("-d")
     connection = connect(session.environ)
     assert connection is not None
@@ -203,4 +197,4 @@ def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
 
 def test_an_unknown_fault_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no such fault: gremlins"):
-        write_program(tmp_path, device_name="X", faults=["gremlins"])
+        write_program(tmp_path, faults=["gremlins"])

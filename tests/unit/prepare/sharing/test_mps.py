@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.base.errors import ConfigError, SharingError
@@ -78,7 +79,7 @@ def daemons(folder: Path) -> list[int]:
 
 @contextmanager
 def prepared(folder: Path, group: Group, faults: tuple[str, ...] = (), sharing: type[Mps] = Mps, **options: Any):
-    program = write_program(folder, device_name=GPU.name, faults=faults)
+    program = write_program(folder, faults=faults)
     with sharing(program=str(program), **options).prepare(group.device, group, folder) as slots:
         yield slots
 
@@ -87,6 +88,12 @@ def control_of(slots: MpsSlots) -> daemon.Control:
     """What a user would ask the daemon of the slots with."""
     pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
     return daemon.Control(program=str(pipes.parents[1] / daemon.CONTROL), pipes=pipes)
+
+
+def served_by(control: daemon.Control) -> str:
+    """The device that the daemon was started for."""
+    pid = int((control.pipes / "nvidia-cuda-mps-control.pid").read_text())
+    return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
 
 
 def server_of(slots: MpsSlots) -> int:
@@ -139,7 +146,7 @@ def test_jobs_get_a_ready_server_of_their_own_and_nothing_is_left(folder, monkey
         control = daemon.Control(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
         (server,) = control.list_pids("get_server_list")
         assert control.ask(f"get_server_status {server}") == ["ACTIVE"]
-        assert any(line.split()[2:3] == [GPU.uuid] for line in control.ask("device_query"))
+        assert served_by(control) == GPU.uuid
         slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
         assert len(control.list_pids(f"get_client_list {server}")) == 2
         assert len(daemons(folder)) == 2
@@ -284,7 +291,7 @@ def test_clients_that_stay_are_disconnected_before_the_daemon_quits(folder, monk
 
 def test_the_daemon_of_somebody_else_is_left_alone(folder):
     foreign = Path(tempfile.mkdtemp(prefix="foreign-", dir="/tmp"))
-    program = write_program(foreign, device_name=GPU.name)
+    program = write_program(foreign)
     environ = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(foreign)}
     subprocess.run([program, "-d"], env=environ, check=True)
     try:
@@ -313,7 +320,7 @@ def test_several_daemons_run_at_once(folder):
         program = str(folder / "nvidia-cuda-mps-control")
         with daemon.daemon("MIG-1", folder / "mps1", program, journal) as second:
             assert second.server != server_of(first)
-            assert any("MIG-1" in line for line in second.control.ask("device_query"))
+            assert served_by(second.control) == "MIG-1"
         assert not journal.path.exists()
         assert control_of(first).ask(f"get_server_status {server_of(first)}") == ["ACTIVE"]
 
@@ -348,7 +355,7 @@ def run_killed(folder: Path, fatal: int | None) -> int:
 
 
 def test_killed_at_any_step_a_replay_leaves_no_process(folder):
-    write_program(folder, device_name=GPU.name, init_s=0)
+    write_program(folder, init_s=0)
     left_behind = 0
     for fatal in range(1, 100):
         status = run_killed(folder, fatal)
@@ -367,7 +374,7 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
 
 @pytest.mark.parametrize(("is_folder_gone", "knows_program"), [(True, True), (False, True), (False, False)])
 def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
-    write_program(folder, device_name=GPU.name)
+    write_program(folder)
     run_killed(folder, None)
     assert len(daemons(folder)) == 2
     if is_folder_gone:
@@ -454,7 +461,7 @@ def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monke
 
 
 def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monkeypatch):
-    write_program(folder, device_name=GPU.name)
+    write_program(folder)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     group = group_in(folder, "a")
     with Mps().prepare(GPU, group, folder) as slots:
