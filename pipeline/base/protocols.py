@@ -17,7 +17,6 @@ class Slots(Protocol):
     @property
     def slots(self) -> Sequence[Slot]:
         """In the order of the jobs."""
-        ...
 
     def verify(self, pids: Mapping[int, int]) -> None:
         """Check that every job is where the plan says: they are ready, and hold a CUDA context.
@@ -25,7 +24,6 @@ class Slots(Protocol):
         Raises:
             SharingError: a job is elsewhere.
         """
-        ...
 
 
 class Sharing(Protocol):
@@ -37,11 +35,9 @@ class Sharing(Protocol):
         Raises:
             ConfigError: the group cannot be shared like this.
         """
-        ...
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         """What a user should know before the group runs."""
-        ...
 
     def privileged(self, group: Group) -> Commands:
         """The commands by which `prepare` changes settings of the device, and puts them back.
@@ -49,7 +45,6 @@ class Sharing(Protocol):
         Raises:
             SharingError: a program that they need is not there.
         """
-        ...
 
     def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
         """Set the device up for the group; on exit, put back what was found.
@@ -59,7 +54,6 @@ class Sharing(Protocol):
         Raises:
             SharingError: the device cannot be shared like this; it is as it was.
         """
-        ...
 
 
 class Sink(Protocol):
@@ -67,7 +61,6 @@ class Sink(Protocol):
 
     def put(self, sample: Sample) -> None:
         """Keep one."""
-        ...
 
 
 class Watch(Protocol):
@@ -76,16 +69,13 @@ class Watch(Protocol):
     @property
     def device(self) -> Device:
         """The device under observation."""
-        ...
 
     @property
     def slots(self) -> Sequence[Slot]:
         """One slot a job."""
-        ...
 
     def pids(self) -> Mapping[int, int]:
         """Job index to PID of its leading process, for the jobs that are alive now."""
-        ...
 
 
 class Listener(Protocol):
@@ -94,11 +84,9 @@ class Listener(Protocol):
     @property
     def table(self) -> FieldTable:
         """Every quantity that its samples can hold."""
-        ...
 
     def pids(self) -> Sequence[int]:
         """Helper programs that run for it, so that their cost is accounted for."""
-        ...
 
     def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.
@@ -108,7 +96,6 @@ class Listener(Protocol):
         Raises:
             ListenerError: the source is missing or gives no sample in time; on exit, it died on the way.
         """
-        ...
 
 
 class Env(Protocol):
@@ -120,7 +107,6 @@ class Env(Protocol):
         Raises:
             ConfigError: what was asked for cannot be built, as can be seen already.
         """
-        ...
 
     def resolve(self) -> Interpreter:
         """The interpreter, ready to be executed. May be slow, needs no GPU.
@@ -128,7 +114,6 @@ class Env(Protocol):
         Raises:
             ConfigError: the environment cannot be built.
         """
-        ...
 
 
 class Profiler(Protocol):
@@ -137,7 +122,6 @@ class Profiler(Protocol):
     @property
     def name(self) -> str:
         """What users choose it by."""
-        ...
 
     def check(self, group: Group) -> None:
         """Check that it is there, and can be used for the group.
@@ -145,7 +129,6 @@ class Profiler(Protocol):
         Raises:
             ConfigError: it is not, or cannot; says where it was looked for.
         """
-        ...
 
     def privileged(self, group: Group) -> Commands:
         """The commands by which `prepare` changes settings of the device, and puts them back.
@@ -153,7 +136,6 @@ class Profiler(Protocol):
         Raises:
             SharingError: a program that they need is not there.
         """
-        ...
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:
         """Make what it needs of the device free for the group; before the device is shared, and until after that.
@@ -161,16 +143,12 @@ class Profiler(Protocol):
         Raises:
             SharingError: it is not free; on exit, it is not put back.
         """
-        ...
 
     def notes(self, device: Device) -> tuple[str, ...]:
         """What a user should know of figures that are measured under it."""
-        ...
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         """The words before the command of the job that keeps its files in this folder."""
-        ...
 
     def report(self, folder: Path) -> Path | None:
         """The report that it left in a job's folder; `None` if there is none."""
-        ...
