@@ -11,11 +11,7 @@ from pipeline.base.records import Spec
 
 
 def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
-    """The class that a config, structured or a mapping, names in `_target_`, with its other keys as its arguments.
-
-    Raises:
-        ConfigError: it names none.
-    """
+    """The class in a config's `_target_` (ConfigError without), with the other keys as its arguments."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:
         raise ConfigError(f"the configuration {values} has no _target_, the class that it is for")
@@ -23,11 +19,7 @@ def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
 
 
 def instance(spec: Spec, **arguments: object) -> Any:
-    """Build the object that the spec names.
-
-    Raises:
-        ConfigError: there is no such class, or it does not take these arguments.
-    """
+    """Build the object that the spec names; ConfigError if there is no such class, or it takes other arguments."""
     module_name, _, class_name = spec.target.rpartition(".")
     try:
         factory = getattr(importlib.import_module(module_name), class_name)

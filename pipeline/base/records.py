@@ -163,11 +163,8 @@ class Job:
     @property
     def name(self) -> str:
         """Unique within the group."""
-        return (
-            f"{self.index}-{self.workload.name}"
-            if self.size is None
-            else f"{self.index}-{self.size}-{self.workload.name}"
-        )
+        size = "" if self.size is None else f"{self.size}-"
+        return f"{self.index}-{size}{self.workload.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +199,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSettings:
-    """What a user allows and asks for on the device; `pipeline.plan.schema.GpuConfig` says what each setting means.
+    """What a user allows and asks for on the device; docs/configuration.md says what each setting means.
 
     Attributes:
         exclusive_process: never for a group whose jobs run one after another.

@@ -13,11 +13,7 @@ _MAX_SEED = 2**32 - 1
 
 
 def settings(config: Config) -> None:
-    """Refuse numbers that no study can run with.
-
-    Raises:
-        ConfigError: names the key, its value and what it must be.
-    """
+    """Refuse numbers that no study can run with, by a ConfigError."""
     positive = {
         "repeats": config.repeats,
         "window.seconds": config.window.seconds,

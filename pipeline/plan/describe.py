@@ -1,4 +1,4 @@
-"""A plan as text, and the commands with which it will change settings of a GPU."""
+"""A plan as text, and the commands with which it will change settings of a GPU; SharingError without their programs."""
 
 from __future__ import annotations
 
@@ -42,11 +42,7 @@ def _length(group: Group) -> str:
 
 
 def privileged(plan: Plan) -> list[str]:
-    """The commands that change settings of a GPU: once for all groups that use the same ones.
-
-    Raises:
-        SharingError: a program that they need is not there.
-    """
+    """The commands that change settings of a GPU: once for all groups that use the same ones."""
     groups_by_commands: dict[Commands, list[int]] = {}
     for group in plan.groups:
         if group.skip_reason is None:

@@ -15,9 +15,6 @@ def checked(plan: Plan) -> Plan:
 
     A group that its sharing mode cannot hold is refused if it is alone; among others it is marked to be skipped, with
     the reason, because that is a finding of the study. What the modes warn of is said once for the whole study.
-
-    Raises:
-        ConfigError: a class or an option is wrong, or no group at all can run.
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)

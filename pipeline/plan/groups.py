@@ -45,9 +45,6 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
         inventory: what the machine has.
         notes: what the user should know is added here.
         is_sweep: whether serial baselines are added where `baseline` is `auto`.
-
-    Raises:
-        ConfigError: the configuration cannot be run.
     """
     device, workloads = inventory.device_of(config.gpu), chosen_workloads(config)
     for workload in workloads:

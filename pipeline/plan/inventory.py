@@ -33,11 +33,7 @@ class Inventory:
     scripts: dict[str, tuple[Path, str]]
 
     def with_environments(self) -> Inventory:
-        """The same, with every environment built that was not: slow, and best done for a plan that stands.
-
-        Raises:
-            ConfigError: an environment cannot be built.
-        """
+        """The same, with every environment built that was not: slow, and best done for a plan that stands."""
         envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in self.interpreters}
         return dataclasses.replace(self, interpreters={spec: env.resolve() for spec, env in envs.items()})
 
@@ -74,11 +70,7 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
 
 
 def chosen_workloads(config: Config) -> list[WorkloadConfig]:
-    """The workloads of the jobs, in their order.
-
-    Raises:
-        ConfigError: `mix` names a size that does not exist, or nothing.
-    """
+    """The workloads of the jobs, in their order; ConfigError if `mix` names none, or one that does not exist."""
     if config.mix is None:
         if config.degree < 1:
             raise ConfigError(f"degree={config.degree}: at least one job must run")
@@ -94,11 +86,7 @@ def chosen_workloads(config: Config) -> list[WorkloadConfig]:
 
 
 def env_of(config: Config, workload: WorkloadConfig) -> Spec:
-    """The environment of a workload's jobs.
-
-    Raises:
-        ConfigError: the workload has a file of its own, and this kind of environment is not built from one.
-    """
+    """The environment of a workload's jobs; ConfigError if it is not built from files and the workload has one."""
     spec = factory.spec_of(config.env)
     if workload.env_file is None:
         return spec

@@ -90,8 +90,8 @@ class GpuConfig:
     admin: list[str] | None = field(default_factory=list)
     exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)
-    # One place for all users, whatever TMPDIR says. Not /tmp, which a restart empties: an Ampere GPU keeps MIG mode over
-    # it, and nobody would know any more that it is to be switched off.
+    # One place for all users, whatever TMPDIR says. Not /tmp, which a restart empties: an Ampere GPU keeps MIG mode
+    # over it, and nobody would know any more that it is to be switched off.
     lock_dir: str = "/var/tmp"  # noqa: S108
     model: str | None = None
     count: int = 1

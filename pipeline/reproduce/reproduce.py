@@ -126,11 +126,7 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
 
 
 def refuse_sweep(configs: Sequence[Config], *, is_sweep: bool) -> None:
-    """Refuse to reproduce in a sweep.
-
-    Raises:
-        ConfigError: it is one, and some configuration has `reproduce`.
-    """
+    """Raise ConfigError if a configuration of a sweep has `reproduce`."""
     if is_sweep and any(config.reproduce is not None for config in configs):
         raise ConfigError("reproduce=RUN runs one group again; give it without -m and without an experiment")
 

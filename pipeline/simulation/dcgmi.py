@@ -168,11 +168,7 @@ class _Program:
                 say(header)
 
     def _entities(self, targets: str | None) -> list[_Entity]:
-        """What is asked for (every GPU if nothing is): each before its instances, and those in the order of NVML's ids.
-
-        Raises:
-            RefusedError: the host engine sees no such thing, as an instance that has just been made.
-        """
+        """What is asked for, else every GPU: each before its instances, and those in the order of their ids."""
         known: list[_Entity] = []
         for index, gpu in enumerate(self._driver.state().gpus):
             known.append(_Entity(label=f"GPU {index}", name=f"gpu:{index}", is_instance=False))

@@ -25,11 +25,7 @@ _NO_ENGINE = -21 & 0xFF
 
 
 def check(group: Group, profiler: str) -> None:
-    """Check that profiling may be paused for a group, if it has to be.
-
-    Raises:
-        ConfigError: `gpu.admin=null` forbids to change anything.
-    """
+    """Raise ConfigError if profiling has to be paused for a group, and `gpu.admin=null` forbids it."""
     if _has_to_pause(group) and group.gpu.admin is None:
         raise ConfigError(
             f"profiler={profiler} on {group.device.name} needs the counters that DCGM may hold, and gpu.admin=null "
@@ -68,11 +64,7 @@ def paused(group: Group, profiler: str) -> Iterator[None]:
 
 @undoes("dcgm_profiling", "let DCGM profile again")
 def resume(programs: Programs) -> None:
-    """Let DCGM profile again. Safe to repeat; content with a host engine that is gone, and its pause with it.
-
-    Raises:
-        SharingError: it did not.
-    """
+    """Let DCGM profile again. Safe to repeat; content with a host engine that is gone, and its pause with it."""
     _tell(_words(programs, "--resume"))
 
 

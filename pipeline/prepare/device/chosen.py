@@ -12,11 +12,7 @@ from pipeline.prepare.device import nvml
 
 
 def find_device(config: GpuConfig) -> Device:
-    """The GPU that a configuration asks for, or the CPUs where it leaves the choice and there is no GPU.
-
-    Raises:
-        ConfigError: there is no such GPU.
-    """
+    """The GPU that a configuration asks for, or the CPUs where it leaves the choice and there is no GPU."""
     if config.kind is GpuKind.cpu:
         return cpu_device()
     assert config.kind is not GpuKind.simulated, "NVML would answer with a real GPU"

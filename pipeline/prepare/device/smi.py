@@ -44,11 +44,7 @@ class Smi:
 
     @classmethod
     def found(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
-        """That of a device, with the `admin` of a journal if its programs do not say one.
-
-        Raises:
-            SharingError: there is no nvidia-smi.
-        """
+        """That of a device, with the `admin` of a journal if its programs do not say one."""
         prefix = tuple(admin) if programs.admin is None else programs.admin
         return cls(uuid=uuid, program=programs.find("nvidia-smi"), admin=prefix)
 

@@ -82,11 +82,7 @@ def read_state(uuid: str) -> MigState:
 
 
 def processes_on(device_uuid: str) -> frozenset[int]:
-    """PIDs of the processes on a MIG device: the host's, even for a process in a container with PIDs of its own.
-
-    Raises:
-        NvmlError: the list cannot be had.
-    """
+    """PIDs, as the host counts, of the processes on a MIG device; NvmlError where the list cannot be had."""
     with nvml.session(), nvml.asking(f"the processes on {device_uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid)
         pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}

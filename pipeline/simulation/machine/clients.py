@@ -20,11 +20,7 @@ class Clients:
         self._file = state_file
 
     def open_session(self) -> None:
-        """This process opens NVML. From now on it is a client of every GPU.
-
-        Raises:
-            DriverError: a fault says so.
-        """
+        """This process opens NVML, unless a fault says otherwise: from now on it is a client of every GPU."""
         with self._file.changing() as cell:
             meet(cell, "nvmlInitWithFlags", None)
             pid = os.getpid()

@@ -1,4 +1,4 @@
-"""Questions about the GPUs of a state that several of its readers ask. Pure."""
+"""Questions about the GPUs of a state that several of its readers ask. What is not there is a DriverError. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ def profile_of(gpu: Gpu, instance: GpuInstance) -> GiProfile:
 
 
 def find_profile(gpu: Gpu, profile_id: int) -> GiProfile:
-    """The profile of the GPU's model that has this id.
-
-    Raises:
-        DriverError: there is none.
-    """
+    """The profile of the GPU's model that has this id."""
     for profile in model_of(gpu).profiles:
         if profile.id == profile_id:
             return profile
@@ -33,11 +29,7 @@ def find_profile(gpu: Gpu, profile_id: int) -> GiProfile:
 
 
 def find_ci_profile(profile: GiProfile, ci_profile_id: int) -> CiProfile:
-    """The way to divide a GPU instance that has this id.
-
-    Raises:
-        DriverError: there is none.
-    """
+    """The way to divide a GPU instance that has this id."""
     for ci_profile in profile.ci_profiles:
         if ci_profile.id == ci_profile_id:
             return ci_profile
@@ -62,11 +54,7 @@ def listed(gpu: Gpu) -> list[GpuInstance]:
 
 
 def instance_of(gpu: Gpu, instance_id: int) -> GpuInstance:
-    """The GPU instance with this id.
-
-    Raises:
-        DriverError: there is none.
-    """
+    """The GPU instance with this id."""
     for instance in gpu.instances:
         if instance.id == instance_id:
             return instance
@@ -74,11 +62,7 @@ def instance_of(gpu: Gpu, instance_id: int) -> GpuInstance:
 
 
 def memory_capacity_mib(gpu: Gpu, instance_id: int | None) -> int:
-    """What processes can have of the memory of a GPU, or of one of its GPU instances, in MiB.
-
-    Raises:
-        DriverError: there is no such instance.
-    """
+    """What processes can have of the memory of a GPU, or of one of its GPU instances, in MiB."""
     if instance_id is None:
         return model_of(gpu).capacity_mib - RESERVED_MIB
     return profile_of(gpu, instance_of(gpu, instance_id)).capacity_mib

@@ -145,18 +145,17 @@ class Cell:
 
 
 class StateFile:
-    """The file that holds a simulated machine; the lock file beside it has `.lock` added to its name."""
+    """The file that holds a simulated machine; the lock file beside it has `.lock` added to its name.
+
+    A file that is not there, holds something else or cannot be written is a ConfigError, and so is an unknown model.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock = self.path.with_name(self.path.name + ".lock")
 
     def read(self) -> State:
-        """The machine as it is now.
-
-        Raises:
-            ConfigError: there is no such file, or it is no state.
-        """
+        """The machine as it is now."""
         # Files are replaced as a whole, so a reader needs no lock.
         try:
             return _without_the_dead(_from_json(json.loads(self.path.read_text(encoding="utf-8"))))
@@ -165,11 +164,7 @@ class StateFile:
 
     @contextmanager
     def changing(self) -> Iterator[Cell]:
-        """The machine, for one change that no other process can come between.
-
-        Raises:
-            ConfigError: there is no such file, or it is no state.
-        """
+        """The machine, for one change that no other process can come between."""
         with self._locked():
             cell = Cell(self.read())
             try:
@@ -181,9 +176,6 @@ class StateFile:
         """Write a machine with these GPUs, in place of what the file may hold.
 
         Its GPUs have the same UUIDs as those of every other such machine.
-
-        Raises:
-            ConfigError: a model cannot be simulated, or the file cannot be written there.
         """
         state = State(
             gpus=tuple(_new_gpu(index, mig_table.find(name)) for index, name in enumerate(model_names)),
@@ -194,11 +186,7 @@ class StateFile:
         return state
 
     def keep(self, model_names: Iterable[str]) -> State:
-        """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own.
-
-        Raises:
-            ConfigError: the file holds something else, a model cannot be simulated, or the file cannot be written.
-        """
+        """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own."""
         new = [mig_table.find(name) for name in model_names]
         with self._locked():
             if self.path.exists():

@@ -48,7 +48,8 @@ class Calls:
     """The C functions as attributes, and what the handles among their arguments stand for.
 
     A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu`, `mig` (a MIG
-    device) or `gi`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go.
+    device) or `gi`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go. A
+    handle of another kind, or of what is gone, is a DriverError.
 
     Attributes:
         functions: name of each C function to what carries it out.
@@ -94,11 +95,7 @@ class Calls:
         return None if meaning is None else int(meaning[1])
 
     def meaning(self, handle: Any, *kinds: str) -> tuple[Any, ...]:
-        """What a handle stands for.
-
-        Raises:
-            DriverError: it is none of ours, or of another kind.
-        """
+        """What a handle stands for, which is one of these kinds."""
         meaning = self._meanings.get(ctypes.addressof(handle.contents)) if handle else None
         if meaning is None or meaning[0] not in kinds:
             raise DriverError(codes.INVALID_ARGUMENT)
@@ -110,20 +107,12 @@ class Calls:
         return self.driver.state().gpus[index]
 
     def whole_gpu(self, handle: Any) -> tuple[int, Gpu]:
-        """Index and GPU of a handle.
-
-        Raises:
-            DriverError: it is no handle of a GPU as a whole.
-        """
+        """Index and GPU of the handle of a GPU as a whole."""
         index: int = self.meaning(handle, "gpu")[1]
         return index, self.driver.state().gpus[index]
 
     def mig_device(self, handle: Any) -> tuple[Gpu, GpuInstance, ComputeInstance]:
-        """What the handle of a MIG device stands for.
-
-        Raises:
-            DriverError: it is none, or the device does not exist any more.
-        """
+        """What the handle of a MIG device stands for."""
         _, index, *ids = self.meaning(handle, "mig")
         gpu = self.driver.state().gpus[index]
         for instance, ci in queries.mig_devices(gpu):

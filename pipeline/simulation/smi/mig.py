@@ -26,11 +26,7 @@ _NO_SUCH = -1
 
 
 def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Numbered]) -> None:
-    """Carry out the one command that is among the options, on these GPUs.
-
-    Raises:
-        RefusedError: there is not one command, or the driver refuses it.
-    """
+    """Carry out the one command that is among the options, on these GPUs."""
     chosen = [command for command in COMMANDS if command in options]
     gi_ids, ci_ids = _ids(options.get("-gi")), _ids(options.get("-ci"))
     if len(chosen) != 1:

@@ -28,11 +28,7 @@ _ALIASES = {"clocks.sm": "clocks.current.sm", "clocks.mem": "clocks.current.memo
 
 
 class Query:
-    """Columns that were asked for, by their names with commas between.
-
-    Raises:
-        RefusedError: there is no such column.
-    """
+    """Columns that were asked for, by their names with commas between; one that there is not is refused."""
 
     def __init__(self, fields: str, *, has_units: bool) -> None:
         self._has_units = has_units
