@@ -41,11 +41,7 @@ class Rehearsal:
         self._programs = tuple((name, str(path)) for name, path in programs.items())
 
     def find_device(self, config: GpuConfig) -> Device:
-        """The simulated GPU that a configuration asks for: `device` counts, and names, those of its model only.
-
-        Raises:
-            ConfigError: no such model can be simulated, or the machine has not so many of it, or no such one.
-        """
+        """The simulated GPU that a configuration asks for: `device` counts, and names, those of its model only."""
         name = _model_name(config)
         gpus = self._state_file.read().gpus
         uuids = [gpu.uuid for gpu in gpus if gpu.model == name]
@@ -107,11 +103,7 @@ class Rehearsal:
             charged.append(uuid)
 
     def _join_mps(self, state: JobState, slot: Slot) -> str:
-        """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.
-
-        Raises:
-            SharingError: the server of that daemon takes no clients.
-        """
+        """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind."""
         try:
             connection = control.connect(dict(slot.environ), on_behalf_of=state.working_pid)
         except RuntimeError as error:
@@ -162,22 +154,14 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
 
 @contextmanager
 def kept(path: Path) -> Iterator[Rehearsal]:
-    """The machine that an earlier start has kept in the file `gpu.machine`, beneath pynvml here; it is left as it is.
-
-    Raises:
-        ConfigError: there is no such file, it holds no machine, or the programs cannot be written.
-    """
+    """The machine that an earlier start kept in the file `gpu.machine`, beneath pynvml here; it is left as it is."""
     state_file = StateFile(path.expanduser().resolve())
     with installed(state_file.path):
         yield Rehearsal(state_file, programs_beside(state_file))
 
 
 def programs_beside(state_file: StateFile) -> dict[str, Path]:
-    """The programs of a machine that was kept, written anew in the folder beside its file; by the name of the real one.
-
-    Raises:
-        ConfigError: there is no such machine, or they cannot be written.
-    """
+    """The programs of a kept machine, written anew in the folder beside its file; by the name of the real one."""
     return _programs(state_file, state_file.path.with_name(f"{state_file.path.name}.bin"))
 
 

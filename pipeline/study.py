@@ -64,9 +64,9 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
         Interrupted: after the user's signal, once everything is cleaned up and recorded.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    outcome.study_begins()
+    outcome.is_composed = True
     status = _execute(configs, is_sweep=is_sweep)
-    outcome.study_ended(status)
+    outcome.exit_status = max(outcome.exit_status, status)
     return status
 
 
@@ -85,7 +85,7 @@ def _execute(composed: Sequence[DictConfig], *, is_sweep: bool) -> int:
             return _Study(asked, inventory, plan).run(stack)
     except CollocationError as error:
         words.say(f"error: {error}")
-        return 1 if outcome.has_started() else 2
+        return 1 if outcome.has_started else 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,7 +302,7 @@ class _Study:
             if limit_s is not None and time.monotonic() - begin_s > limit_s:
                 words.say(f"time_limit_s={limit_s:g} is over")
                 break
-            outcome.group_begins()
+            outcome.has_started = True
             view.begin(group)
             row = executor.run(group, shared)
             view.done(row)

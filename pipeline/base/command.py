@@ -21,9 +21,7 @@ _REAP_LIMIT_S = 5.0
 class Completed:
     """A program that ran to its end.
 
-    Attributes:
-        status: exit status; negative when a signal ended it.
-        stdout, stderr: what it printed, as text; bytes that are not UTF-8 are replaced.
+    A negative `status` is the signal that ended it; of what it printed, bytes that are not UTF-8 are replaced.
     """
 
     argv: tuple[str, ...]

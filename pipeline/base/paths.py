@@ -10,11 +10,7 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 
 
 def expanded(key: str, given: str) -> Path:
-    """The path that a key of the configuration gives, with `~` replaced.
-
-    Raises:
-        ConfigError: it begins with the home folder of a user whom the system does not know.
-    """
+    """The path that a key of the configuration gives, with `~` replaced; ConfigError if there is no such user."""
     try:
         return Path(given).expanduser()
     except RuntimeError as error:
@@ -23,11 +19,7 @@ def expanded(key: str, given: str) -> Path:
 
 
 def find_file(key: str, given: str) -> Path:
-    """A file that a key of the configuration gives, from the working directory or from the project's own folder.
-
-    Raises:
-        ConfigError: it is in neither.
-    """
+    """A file that a key gives, from the working directory or the project's own folder; ConfigError if in neither."""
     folders = dict.fromkeys((Path.cwd(), PROJECT_DIR))
     for folder in folders:
         path = (folder / expanded(key, given)).resolve()

@@ -35,11 +35,7 @@ class Programs:
         return self.own.get(name) if self.own is not None else self.configured.get(name) or shutil.which(name)
 
     def find(self, name: str) -> str:
-        """Absolute path of a program: sudo looks elsewhere for programs than we do.
-
-        Raises:
-            SharingError: it is not there, or cannot be run.
-        """
+        """Absolute path of a program, because sudo looks elsewhere than we do; SharingError if it cannot be run."""
         program = self.path(name)
         if program is None:
             package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""

@@ -86,12 +86,9 @@ class ProfilerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """The commands that change settings of a device, each as its words.
+    """The commands that change settings of a device, each as its words, in the order in which they are run.
 
     What is known only on the way, such as the id of an instance, is a word in angle brackets.
-
-    Attributes:
-        do, undo: in the order in which they are run.
     """
 
     do: tuple[tuple[str, ...], ...] = ()
@@ -201,8 +198,7 @@ class Device:
 class GpuSettings:
     """What a user allows and asks for on the device; docs/configuration.md says what each setting means.
 
-    Attributes:
-        exclusive_process: never for a group whose jobs run one after another.
+    `exclusive_process` is never set for a group whose jobs run one after another.
     """
 
     admin: tuple[str, ...] | None

@@ -58,13 +58,7 @@ def in_words(step: Step) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A journal that is there, of whichever user.
-
-    Attributes:
-        device_uuid: as its name says it.
-        owner: user name, or number.
-        is_ours: whether this user may carry it out.
-    """
+    """A journal that is there, of whichever user; `is_ours` tells whether this user may carry it out."""
 
     path: Path
     device_uuid: str

@@ -43,10 +43,7 @@ class Target:
 def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
     """Ask the driver that is meant: of a kept simulated `machine`, of the model that `gpu` names, or of this machine.
 
-    Gives which of its GPUs is meant, or `None` for all.
-
-    Raises:
-        ConfigError: there is no such machine or model.
+    Gives which of its GPUs is meant, or `None` for all. No such machine or model is a ConfigError.
     """
     if machine is not None:
         file = StateFile(expanded("--machine", machine))
@@ -66,10 +63,8 @@ def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
 def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target]:
     """The GPUs that are meant, all if there is no selector; also those that are gone but have a journal in `folder`.
 
-    A driver that is not real knows nothing of journals of other GPUs.
-
-    Raises:
-        ConfigError: no GPU or more than one matches, there is no such folder, or the driver does not work.
+    A driver that is not real knows nothing of journals of other GPUs. ConfigError if no GPU or more than one matches,
+    there is no such folder, or the driver does not work.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")

@@ -22,7 +22,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.words import counted
 from pipeline.importer import radt_table
-from pipeline.importer.radt_table import Row, RowGroup
+from pipeline.importer.radt_table import Refused, Row, RowGroup
 
 _EPOCHS = 5  # radT's default
 _NAME = re.compile(r"[A-Za-z]\w*")
@@ -78,8 +78,7 @@ def size_of(program: Program, sizes: dict[Program, str]) -> str:
 def program_of(row: Row) -> Program:
     """The workload of this project that a row means, else its script.
 
-    Raises:
-        ValueError: an older table names a model and data that are not known, and no script.
+    A model and data of an older table that are not known, without a script, are a ValueError.
     """
     options = _options(row)
     if options is not None:
@@ -108,11 +107,7 @@ def _options(row: Row) -> dict[str, str] | None:
 
 
 def block_of(group: RowGroup, sizes: dict[Program, str], *, by_slices: bool) -> dict[str, Any]:
-    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix.
-
-    Raises:
-        ValueError: a row cannot be taken.
-    """
+    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix. Else ValueError."""
     programs = [program_of(row) for row in group.rows]
     block: dict[str, Any] = {"scenario": group.scenario}
     # What looks like an interpolation survives in the values of a file, not on its way through an override.
@@ -141,15 +136,15 @@ def _plain(text: str) -> str:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
-def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slices: bool) -> tuple[str, list[str]]:
-    """The text of an experiment file, and what is said of the rows that it could not take."""
+def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slices: bool) -> tuple[str, list[Refused]]:
+    """The text of an experiment file, and the rows that it could not take."""
     sizes: dict[Program, str] = {}
     blocks, refused = [], []
     for group in groups:
         try:
             blocks.append(block_of(group, sizes, by_slices=by_slices))
         except ValueError as error:
-            refused += [f"line {row.line}: {error}" for row in group.rows]
+            refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
     asked = {word for group in groups for row in group.rows for word in row.listeners}
     listeners = sorted({_LISTENERS[word] for word in asked if word in _LISTENERS} | {"host"})
     content: dict[str, Any] = {
@@ -218,11 +213,11 @@ def _import(args: argparse.Namespace) -> int:
         raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
     groups, left_out = radt_table.read(args.table)
     text, unknown = experiment_of(groups, name, args.table.name, by_slices=args.slices)
-    refused = sorted([*(f"line {each.line}: {each.reason}" for each in left_out), *unknown], key=_line_number)
+    refused = sorted([*left_out, *unknown], key=lambda each: each.line)
     num_rows = sum(len(group.rows) for group in groups) + len(left_out)
     num_groups = len(yaml.safe_load(text)["hydra"]["sweeper"]["blocks"])
-    for reason in refused:
-        sys.stderr.write(f"not taken: {reason}\n")
+    for each in refused:
+        sys.stderr.write(f"not taken: line {each.line}: {each.reason}\n")
     absent = sorted({word for group in groups for row in group.rows for word in row.listeners} - _LISTENERS.keys())
     if absent:
         sys.stderr.write(f"note: listeners without a counterpart here are left out: {', '.join(absent)}\n")
@@ -237,10 +232,6 @@ def _import(args: argparse.Namespace) -> int:
         f"{num_rows - len(refused)} of {num_rows} rows imported, {counted(num_groups, 'group')}; {where}\n"
     )
     return 1 if refused else 0
-
-
-def _line_number(reason: str) -> int:
-    return int(reason.removeprefix("line ").partition(":")[0])
 
 
 def _write(text: str, name: str, args: argparse.Namespace) -> str:

@@ -48,12 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Rows that run together.
-
-    Attributes:
-        scenario: `naive`, `mps` or `mig`.
-        profiles: of each job; empty unless `mig`.
-    """
+    """Rows that run together, as the scenario `naive`, `mps` or `mig`; only `mig` has profiles, one a job."""
 
     rows: tuple[Row, ...]
     scenario: str
@@ -76,31 +71,26 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
     Raises:
         ConfigError: the file cannot be read, is no such table or holds no row.
     """
-    by_group: dict[tuple[str, str], list[Row]] = {}
-    refused_rows: dict[tuple[str, str], list[Refused]] = {}
+    by_group: dict[tuple[str, str], list[Row | Refused]] = {}
     for line, cells in _cells(path):
-        key = cells["Experiment"], cells["Workload"]
         try:
-            by_group.setdefault(key, []).append(_row(line, cells))
+            entry: Row | Refused = _row(line, cells)
         except ValueError as error:
-            refused_rows.setdefault(key, []).append(Refused(line=line, reason=str(error)))
-    groups, refused = [], list[Refused]()
-    for key in dict.fromkeys([*by_group, *refused_rows]):
-        rows, wrong = by_group.get(key, []), refused_rows.get(key, [])
-        if not wrong:
-            try:
-                groups.append(_group(rows))
-            except ValueError as error:
-                wrong = [Refused(line=row.line, reason=str(error)) for row in rows]
-                rows = []
-        refused += wrong
-        if wrong:
+            entry = Refused(line=line, reason=str(error))
+        by_group.setdefault((cells["Experiment"], cells["Workload"]), []).append(entry)
+    groups, refused = list[RowGroup](), list[Refused]()
+    for entries in by_group.values():
+        rows = [entry for entry in entries if isinstance(entry, Row)]
+        if wrong := [entry for entry in entries if isinstance(entry, Refused)]:
             lines = ", ".join(str(each.line) for each in wrong)
-            refused += [
-                Refused(line=row.line, reason=f"runs together with line {lines}, which cannot be imported")
-                for row in rows
-            ]
-    return groups, sorted(refused, key=lambda each: each.line)
+            why = f"runs together with line {lines}, which cannot be imported"
+            refused += [*wrong, *(Refused(line=row.line, reason=why) for row in rows)]
+            continue
+        try:
+            groups.append(_group(rows))
+        except ValueError as error:
+            refused += [Refused(line=row.line, reason=str(error)) for row in rows]
+    return groups, refused
 
 
 def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:

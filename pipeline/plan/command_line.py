@@ -31,13 +31,13 @@ def run(main: Callable[[], None]) -> int:
     except Interrupted as interrupted:
         return interrupted.exit_status
     except Exception as error:
-        if outcome.is_composed():
+        if outcome.is_composed:
             raise
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exc()
         words.say(f"error: {explain(error)}")
         return 2
-    return outcome.exit_status()
+    return outcome.exit_status
 
 
 def explain(error: Exception) -> str:

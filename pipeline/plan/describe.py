@@ -11,11 +11,7 @@ from pipeline.base.words import counted
 
 
 def as_text(plan: Plan) -> str:
-    """The plan as text: one line a group, what to know, and the commands that change settings of a GPU.
-
-    Raises:
-        SharingError: a program that these commands need is not there.
-    """
+    """The plan as text: one line a group, what to know, and the commands that change settings of a GPU."""
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )

@@ -40,11 +40,7 @@ _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
 def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
     """The groups of one configuration, without block and number, and its baselines.
 
-    Args:
-        config: what was asked for.
-        inventory: what the machine has.
-        notes: what the user should know is added here.
-        is_sweep: whether serial baselines are added where `baseline` is `auto`.
+    What the user should know is added to `notes`; `is_sweep` adds serial baselines where `baseline` is `auto`.
     """
     device, workloads = inventory.device_of(config.gpu), chosen_workloads(config)
     for workload in workloads:

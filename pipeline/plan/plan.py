@@ -19,15 +19,9 @@ from pipeline.plan.schema import Config, Order
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
-    """The plan of a study: every group, in the order in which it will run.
+    """The plan of a study, from one configuration a combination: every group, in the order in which it will run.
 
-    Args:
-        configs: one a combination of the sweep.
-        inventory: what the machine has.
-        is_sweep: whether serial baselines are added where `baseline` is `auto`.
-
-    Raises:
-        ConfigError: a configuration cannot be run; nothing was touched.
+    `is_sweep` adds serial baselines where `baseline` is `auto`. What cannot be run is a ConfigError.
     """
     blocks: dict[int, dict[str, Group]] = {}
     notes: list[str] = []

@@ -45,11 +45,7 @@ class Reproduction:
     unrecorded: Sequence[str]
 
     def only_its_group(self, plan: Plan) -> Plan:
-        """The plan of the original's configuration, cut down to the original's group and block.
-
-        Raises:
-            ConfigError: the configuration does not lead to that group any more.
-        """
+        """The plan of the original's configuration, cut down to its group; ConfigError if it does not lead there."""
         alike = [group for group in plan.groups if group.digest == self.original.fact("digest")]
         block = self.original.fact("block")
         alike = alike or [g for g in plan.groups if g.name == self.original.name and str(g.block) == block]
@@ -63,11 +59,7 @@ class Reproduction:
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
 
     def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
-        """What is run again and what is not as it was, as text.
-
-        Raises:
-            ConfigError: something is not as it was, and `reproduce_strict` forbids that.
-        """
+        """What is run again and what is not as it was; ConfigError if `reproduce_strict` forbids a difference."""
         original = self.original
         found = differences.find(original, plan.groups[0], inventory, facts)
         if self.unrecorded:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from pipeline.simulation import program
 from pipeline.simulation.machine import queries
@@ -55,20 +54,6 @@ _TITLES = dict(
 )
 # Those that instances have none of; their cells are blank, and wider.
 _OF_GPU = frozenset({1009, 1010, 1011, 1012})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entity:
-    """A GPU or GPU instance that the host engine sees.
-
-    Attributes:
-        label: how a row of dmon begins.
-        name: what it is asked for by.
-    """
-
-    label: str
-    name: str
-    is_instance: bool
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -156,9 +141,9 @@ class _Program:
             self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
         done, next_header = 0, _ROUNDS_OF_HEADER + 1
         while True:
-            for entity in entities:
-                there = set(numbers) - (_OF_GPU if entity.is_instance else set())
-                say(_line(entity.label, dict.fromkeys(there, "N/A"), numbers))
+            for label, is_instance in entities:
+                there = set(numbers) - (_OF_GPU if is_instance else set())
+                say(_line(label, dict.fromkeys(there, "N/A"), numbers))
             done += 1
             if done == num_rounds:
                 return
@@ -167,21 +152,21 @@ class _Program:
                 next_header += _ROUNDS_OF_HEADER
                 say(header)
 
-    def _entities(self, targets: str | None) -> list[_Entity]:
-        """What is asked for, else every GPU: each before its instances, and those in the order of their ids."""
-        known: list[_Entity] = []
+    def _entities(self, targets: str | None) -> list[tuple[str, bool]]:
+        """How the row of each entity that is asked for begins, and whether it is an instance; every GPU if none is.
+
+        A GPU comes before its instances, and those in the order of NVML's ids.
+        """
+        known: dict[str, tuple[str, bool]] = {}
         for index, gpu in enumerate(self._driver.state().gpus):
-            known.append(_Entity(label=f"GPU {index}", name=f"gpu:{index}", is_instance=False))
-            known += [
-                _Entity(label=f"GPU-I {entity}", name=f"i:{entity}", is_instance=True)
-                for entity, _ in _seen_instances(index, gpu)
-            ]
+            known[f"gpu:{index}"] = (f"GPU {index}", False)
+            known |= {f"i:{entity}": (f"GPU-I {entity}", True) for entity, _ in _seen_instances(index, gpu)}
         if targets is None:
-            return [entity for entity in known if not entity.is_instance]
+            return [row for row in known.values() if not row[1]]
         wanted = set(targets.split(","))
-        if strange := wanted - {entity.name for entity in known}:
+        if strange := wanted - known.keys():
             raise _refusal(f"Error: the host engine knows no entity {min(strange)}.", _BAD_PARAMETER)
-        return [entity for entity in known if entity.name in wanted]
+        return [row for name, row in known.items() if name in wanted]
 
 
 def _seen_instances(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:

@@ -42,16 +42,9 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
 
 
 def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
-    """Write the programs that show and change the machine of this file.
+    """Write the programs that show and change the machine of this file; gives their absolute paths by the real names.
 
-    They need no environment of their own and ignore the one they get.
-
-    Args:
-        folder: made if it is not there.
-        state_file: the machine.
-
-    Returns:
-        Absolute path by the name of the real program, as `nvidia-smi`.
+    They need no environment of their own and ignore the one they get. The folder is made if it is not there.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

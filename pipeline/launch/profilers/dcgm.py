@@ -90,10 +90,6 @@ def _tell(words: Sequence[str]) -> bool:
 
 def _has_to_pause(group: Group) -> bool:
     device = group.device
-    return device.is_gpu and _capability(group) < _FIRST_WITH_GPM and of_group(group).path("dcgmi") is not None
-
-
-def _capability(group: Group) -> tuple[int, ...]:
-    """Compute capability; that of a GPU that does not tell counts as old, because to pause in vain does no harm."""
-    text = dict(group.device.details).get("compute_capability", "0.0")
-    return tuple(int(part) for part in text.split("."))
+    # A GPU that does not tell its compute capability counts as old, because to pause in vain does no harm.
+    capability = tuple(map(int, dict(device.details).get("compute_capability", "0.0").split(".")))
+    return device.is_gpu and capability < _FIRST_WITH_GPM and of_group(group).path("dcgmi") is not None

@@ -30,16 +30,9 @@ def find_device(config: GpuConfig) -> Device:
 
 
 def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
-    """The one of the devices that is selected by its index, its UUID or how only its UUID begins.
+    """The device selected by its index, its UUID or how only its UUID begins; ConfigError if that is not one.
 
-    Args:
-        key: of the configuration, for the error.
-        selector: its value.
-        devices: those that are there.
-        remedy: the end of the error.
-
-    Raises:
-        ConfigError: no device or more than one matches.
+    `key` is that of the configuration, for the error, and `remedy` its end.
     """
     if selector.isdecimal():
         matches = [device for device in devices if device.index == int(selector)]

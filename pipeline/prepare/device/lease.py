@@ -28,13 +28,7 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a device, as it says itself; `None` where it says nothing.
-
-    Attributes:
-        pid: as the holder counts, which in a container may differ from ours.
-        user: its name.
-        folder: where it was started.
-    """
+    """Who holds a device, as it says itself: its PID as it counts (in a container not ours), user and folder."""
 
     pid: int | None = None
     user: str | None = None
@@ -78,11 +72,7 @@ def holder(device_uuid: str, folder: Path) -> Holder | None:
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
-    """Check that no process but the tolerated programs is on a GPU: every one would be part of what is measured.
-
-    Raises:
-        GpuBusyError: names the processes.
-    """
+    """Raise GpuBusyError if a process that is not tolerated is on a GPU: it would be part of what is measured."""
     if not device.is_gpu:
         return
     from pipeline.prepare.device import nvml

@@ -30,12 +30,9 @@ _WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smi:
-    """nvidia-smi for one GPU. Each command is a method that gives its words: for showing them, and for `run`.
+    """nvidia-smi, by its absolute path, for one GPU. Each command is a method that gives its words, for `run`.
 
-    Attributes:
-        uuid: of the GPU.
-        program: absolute path of nvidia-smi.
-        admin: what is put before it for a command that needs an administrator.
+    `admin` is put before a command that needs an administrator.
     """
 
     uuid: str

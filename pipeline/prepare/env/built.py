@@ -10,15 +10,7 @@ from pipeline.prepare.env.recipe import Recipe, python_of
 
 
 class BuiltEnv(Recipe):
-    """Jobs run in an environment of their own. A kind of it says how that is built.
-
-    Args:
-        file: what it is built from.
-        cache_root: where environments are kept; in the user's cache folder if not given.
-
-    Attributes:
-        example: name that such a file usually has.
-    """
+    """Jobs run in an environment of their own, kept below `cache_root`. A kind of it says how that is built."""
 
     example: str
 

@@ -29,10 +29,7 @@ _NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
 class CondaEnv(BuiltEnv):
     """Jobs run in a conda environment that is built from a file.
 
-    Args:
-        file: environment.yml, or an explicit lock, such as that of an earlier run.
-        tool: what builds it; py-rattler needs no conda on the machine.
-        cache_root: as `BuiltEnv`; also for the packages of py-rattler, which are linked into environments on that disk.
+    The packages of py-rattler are kept below `cache_root` as well, and linked into environments on that disk.
     """
 
     kind, example = "conda", "environment.yml"

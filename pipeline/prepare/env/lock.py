@@ -27,11 +27,9 @@ _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """What is installed in an environment.
+    """What is installed: a text, line by line, and the packages without their places.
 
-    Attributes:
-        lines: the text, line by line.
-        identity: the packages without their places, so that a mirror or another folder makes no difference.
+    A mirror or another folder thus makes no difference to the digest.
     """
 
     lines: tuple[str, ...]
@@ -133,14 +131,14 @@ def of_packages(kind: str, python: str, packages: Iterable[str | Distribution], 
 
 def kind_of(text: str) -> str | None:
     """The kind of environment that a lock describes, as `venv`; `None` if it is no lock of ours."""
-    first = text.split("\n", 1)[0]
-    return first.removeprefix(_FIRST_LINE).strip() if first.startswith(_FIRST_LINE) else None
+    match = re.match(rf"{_FIRST_LINE}(.*)", text)
+    return match[1].strip() if match else None
 
 
 def python_of(text: str) -> str | None:
     """The version of Python that a lock names."""
     match = re.search(r"^# python: (\S+)$", text, flags=re.MULTILINE) if kind_of(text) else None
-    return match.group(1) if match else None
+    return match[1] if match else None
 
 
 def platform_name() -> str:

@@ -25,12 +25,7 @@ print(json.dumps({"prefix": sys.prefix, "python": sys.version.split()[0], "packa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """An interpreter that starts.
-
-    Attributes:
-        python: its version.
-        packages: by name.
-    """
+    """An interpreter that starts: its version, and what is installed, by name."""
 
     python: str
     packages: tuple[Distribution, ...]
@@ -61,11 +56,7 @@ def probe(prefix: Path) -> Probe:
 
 
 def probe_new(prefix: Path, title: str) -> Probe:
-    """The same for an environment that was just built, called `title`.
-
-    Raises:
-        ConfigError: it cannot run jobs, and building it again would not help.
-    """
+    """The same for an environment that was just built; ConfigError if it cannot run jobs."""
     if not python_of(prefix).exists():
         raise ConfigError(f"{title} has no interpreter: add `python` to its dependencies")
     try:

@@ -55,10 +55,7 @@ class Recipe(ABC):
 class Builder:
     """Runs the steps of a build, each of which holds the lock: a step may outlive an orchestrator that is killed.
 
-    Attributes:
-        title: what is built, for errors.
-        scratch: folder for files that the build needs.
-        lock: descriptor of the lock.
+    `scratch` is a folder for files that the build needs.
     """
 
     title: str
@@ -70,8 +67,7 @@ class Builder:
     ) -> None:
         """Run one program to its end, with these further variables.
 
-        Raises:
-            ConfigError: it failed; in the words of the program, which users call `tool`.
+        If it fails, a ConfigError gives the words of the program, which users call `tool`.
         """
         variables = None if environ is None else {**os.environ, **environ}
         try:

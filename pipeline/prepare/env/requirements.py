@@ -51,8 +51,7 @@ def read(file: Path) -> Requirements:
 def parse(lines: Iterable[str], folder: Path) -> Requirements:
     """What lines of a requirements file bring with them; their relative paths are from `folder`.
 
-    Raises:
-        ConfigError: a file cannot be read, or a line asks for what can be edited.
+    An include that cannot be read, and a line that asks for what can be edited, are a ConfigError.
     """
     content, options = list[str](), list[str]()
     for line in lines:

@@ -20,10 +20,7 @@ _SUFFIXES = (".txt", ".in", ".toml", ".lock")
 class VenvEnv(BuiltEnv):
     """Jobs run in a virtual environment that uv builds from a file.
 
-    Args:
-        file: requirements.txt, pyproject.toml, uv.lock, pylock.toml, or the lock of an earlier run.
-        python: version or path of the interpreter; if not given, the one of the lock, or of the orchestrator.
-        cache_root: as `BuiltEnv`.
+    Without `python`, its version is that of the lock, or of the orchestrator.
     """
 
     kind, tool, example = "venv", "uv", "requirements.txt"

@@ -155,13 +155,10 @@ def why_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
 
 
 def nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[tuple[str, ...], ...]:
-    """The legal layouts most like a request, nearest first: as many instances, or all that fit if that is fewer.
+    """The profiles of the legal layouts most like a request, nearest first: as many instances, or all that fit.
 
     Nearness is the change in the instances' shares of the compute and memory slices. Candidates are the profiles of
-    `slice_profiles` and those that were asked for.
-
-    Returns:
-        Names of profiles, for each candidate in the order of the request.
+    `slice_profiles` and those that were asked for. Each names its profiles in the order of the request.
     """
     pool = tuple(sorted({*slice_profiles(gpu), *profiles}, key=_largest_first))
     legal = [tuple(profile for profile, _ in placed) for placed in _first_placements(gpu, pool).values()]

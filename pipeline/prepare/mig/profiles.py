@@ -104,11 +104,7 @@ def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
 
 
 def find_gpu(selector: str) -> MigGpu:
-    """A model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID.
-
-    Raises:
-        ConfigError: there is no such model or GPU, or it has no MIG.
-    """
+    """A model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID; it must have MIG."""
     if selector.startswith(SIMULATED):
         return load_model(selector)
     devices = nvml.list_devices()
@@ -121,11 +117,7 @@ def find_gpu(selector: str) -> MigGpu:
 
 
 def read_gpu(device: Device) -> MigGpu:
-    """The profiles of a GPU of this machine, as NVML lists it. MIG mode may be off.
-
-    Raises:
-        ConfigError: it has no MIG, or we are not allowed to ask.
-    """
+    """The profiles of a GPU of this machine, as NVML lists it; MIG mode may be off. ConfigError if it shows none."""
     with nvml.session():
         profiles = _in_order(_read_profiles(device))
     if not profiles:

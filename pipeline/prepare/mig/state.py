@@ -16,12 +16,7 @@ from pipeline.prepare.mig import profiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstance:
-    """A GPU instance that exists.
-
-    Attributes:
-        profile_id: what nvidia-smi calls the profile's ID.
-        start: its first memory slice.
-    """
+    """A GPU instance that exists; `start` is its first memory slice, `profile_id` what nvidia-smi calls the ID."""
 
     gi_id: int
     profile_id: int

@@ -36,12 +36,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """The control program, pointed at one daemon by its pipe folder. Without an answer it raises CommandError.
-
-    Attributes:
-        program: absolute path of nvidia-cuda-mps-control.
-        pipes: the daemon's pipe folder.
-    """
+    """The control program, pointed at one daemon by its pipe folder. Without an answer it raises CommandError."""
 
     program: str
     pipes: Path
@@ -66,12 +61,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsDaemon:
-    """A running daemon whose server is ready for clients. What it does not answer is a SharingError.
-
-    Attributes:
-        logs: its log folder.
-        server: PID of its server.
-    """
+    """A running daemon whose server, of this PID, is ready for clients. What it does not answer is a SharingError."""
 
     control: Control
     logs: Path

@@ -81,8 +81,7 @@ class Mps:
     def clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
         """The places of the jobs as clients of their servers, both in the order of the jobs.
 
-        Raises:
-            SharingError: at the end, a server is not healthy, or a job was never seen as its client.
+        At the end, a server that is not healthy, or a job that was never seen as its client, is a SharingError.
         """
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):

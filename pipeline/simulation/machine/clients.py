@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 from pipeline.simulation.machine.codes import IN_USE, MEMORY, NOT_FOUND, DriverError
-from pipeline.simulation.machine.faults import meet
 from pipeline.simulation.machine.queries import memory_capacity_mib, mig_devices
 from pipeline.simulation.machine.state import Gpu, Process, Session, State, StateFile, mig_uuid, start_ticks
 
@@ -22,7 +21,7 @@ class Clients:
     def open_session(self) -> None:
         """This process opens NVML, unless a fault says otherwise: from now on it is a client of every GPU."""
         with self._file.changing() as cell:
-            meet(cell, "nvmlInitWithFlags", None)
+            cell.meet("nvmlInitWithFlags", None)
             pid = os.getpid()
             others = tuple(session for session in cell.state.sessions if session.pid != pid)
             num_open = 1 + sum(session.num_open for session in cell.state.sessions if session.pid == pid)

@@ -25,11 +25,7 @@ TEXTS = {
 
 
 class DriverError(Exception):
-    """The driver refuses a call.
-
-    Attributes:
-        code: NVML's return code.
-    """
+    """The driver refuses a call, with this return code of NVML."""
 
     def __init__(self, code: int) -> None:
         super().__init__(text_of(code))

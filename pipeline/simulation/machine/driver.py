@@ -20,7 +20,6 @@ from pipeline.simulation.machine.codes import (
     RESET_REQUIRED,
     DriverError,
 )
-from pipeline.simulation.machine.faults import meet
 from pipeline.simulation.machine.queries import find_ci_profile, find_profile, instance_of, model_of, profile_of
 from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance, State, StateFile
 
@@ -42,7 +41,7 @@ class Driver:
         # A look without the lock is enough where nothing is injected, which is nearly always.
         if any(fault.function == function for fault in self.state().faults):
             with self._file.changing() as cell:
-                meet(cell, function, gpu)
+                cell.meet(function, gpu)
 
     def pause_dcgm(self, *, is_paused: bool) -> None:
         """Let DCGM's host engine leave the profiling counters alone, or take them again."""
@@ -59,7 +58,7 @@ class Driver:
         with self._file.changing() as cell:
             forced = 0
             try:
-                meet(cell, "nvmlDeviceSetMigMode", index)
+                cell.meet("nvmlDeviceSetMigMode", index)
             except DriverError as error:
                 if error.code not in _PENDING_CODES:
                     raise
@@ -167,7 +166,7 @@ class Driver:
 
     def _change(self, function: str, index: int, change: Callable[[Gpu], Gpu]) -> Gpu:
         with self._file.changing() as cell:
-            meet(cell, function, index)
+            cell.meet(function, index)
             gpu = change(cell.state.gpus[index])
             cell.state = cell.state.with_gpu(index, gpu)
             return gpu

@@ -19,6 +19,7 @@ from typing import Any
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import read_process
+from pipeline.simulation.machine.codes import DriverError
 
 DRIVER_VERSION = "580.159.04"
 CUDA_VERSION = 13000
@@ -142,6 +143,19 @@ class Cell:
 
     def __init__(self, state: State) -> None:
         self.state = state
+
+    def meet(self, function: str, gpu: int | None) -> None:
+        """Count a call of a C function, about a GPU or none; DriverError if a fault concerns it, which is used up."""
+        for position, fault in enumerate(self.state.faults):
+            if fault.function != function or (fault.gpu is not None and fault.gpu != gpu) or fault.times == 0:
+                continue
+            used = fault if fault.times is None else replace(fault, times=fault.times - 1)
+            if fault.skip:
+                used = replace(fault, skip=fault.skip - 1)
+            before, after = self.state.faults[:position], self.state.faults[position + 1 :]
+            self.state = replace(self.state, faults=(*before, used, *after))
+            if fault.skip == 0:
+                raise DriverError(fault.code)
 
 
 class StateFile:

@@ -66,13 +66,8 @@ def write_executable(path: Path, command: str) -> None:
 def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> socket.socket | None:
     """Become a client of the daemon that the environment names, as a CUDA program does when it initialises CUDA.
 
-    Args:
-        environ: of the program.
-        on_behalf_of: PID of another process, which is the client from now on until it ends.
-
-    Returns:
-        The connection, which is to be kept open; or `None` where no daemon listens: the program then runs without MPS,
-        and nothing says so.
+    Gives the connection, which is to be kept open; or `None` where no daemon listens: the program then runs without
+    MPS, and nothing says so. `on_behalf_of` is the PID of another process, which is the client until it ends.
 
     Raises:
         RuntimeError: the server does not accept clients (CUDA_ERROR_MPS_SERVER_NOT_READY).

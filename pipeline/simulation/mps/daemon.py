@@ -41,12 +41,7 @@ class _Server:
 
 
 class Daemon:
-    """The control daemon: one loop over its sockets.
-
-    Args:
-        pipes, logs: its folders.
-        settings: `init_s`, `faults` and `machine` of `pipeline.simulation.mps.control.write_program`.
-    """
+    """The control daemon: one loop over its sockets. `control.write_program` says what its settings mean."""
 
     def __init__(self, pipes: Path, logs: Path, settings: Mapping[str, Any]) -> None:
         self._pipes, self._logs = pipes, logs
