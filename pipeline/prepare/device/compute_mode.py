@@ -25,28 +25,18 @@ def refuse(group: Group, why: str) -> None:
         raise ConfigError(f"gpu.exclusive_process is for scenario=mps and mps_percent: scenario={group.scenario} {why}")
 
 
-def refuse_one_process_only(group: Group) -> None:
-    """Raise ConfigError if the compute mode keeps the processes of a group from computing beside each other."""
-    refuse_prohibited(group)
-    mode, at_once = _mode(group), 1 if group.sequential else group.degree
-    if mode in (EXCLUSIVE, "exclusive_thread") and at_once > 1:
-        raise _forbids(group, f"only one process at once, but this group has {at_once}")
-
-
-def refuse_prohibited(group: Group) -> None:
-    """Raise ConfigError if the compute mode lets nobody compute on the device."""
-    if _mode(group) == "prohibited":
-        raise _forbids(group, "no process")
-
-
-def _mode(group: Group) -> str:
-    return dict(group.device.details).get("compute_mode", "default")
-
-
-def _forbids(group: Group, what: str) -> ConfigError:
+def refuse_forbidden(group: Group, at_once: int) -> None:
+    """Raise ConfigError if the compute mode keeps so many processes from computing on the device at once."""
     device = group.device
-    return ConfigError(
-        f"scenario={group.scenario}: the compute mode {_mode(group)} of {device.name} ({device.uuid}) allows {what}; "
+    mode = dict(device.details).get("compute_mode", "default")
+    if mode == "prohibited":
+        what = "no process"
+    elif mode in (EXCLUSIVE, "exclusive_thread") and at_once > 1:
+        what = f"only one process at once, but this group has {at_once}"
+    else:
+        return
+    raise ConfigError(
+        f"scenario={group.scenario}: the compute mode {mode} of {device.name} ({device.uuid}) allows {what}; "
         f"an administrator can change that: nvidia-smi -i {device.uuid} -c DEFAULT"
     )
 

@@ -105,8 +105,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str]) -> None:
     def switch() -> str:
         return control.run(control.mode(is_on=False)).said
 
-    remedy = f"an administrator can reset it: nvidia-smi -i {uuid} --gpu-reset"
-    _repeat(switch, is_done, control, f"switching MIG mode of {uuid} off", remedy)
+    _repeat(switch, is_done, control, f"switching MIG mode of {uuid} off")
 
 
 @undoes("mig_instance", "destroy the GPU instance of profile {profile_id} at slice {start}")
@@ -147,13 +146,10 @@ def destroy_instance(
         return " / ".join(said)
 
     what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
-    remedy = f"an administrator can reset the GPU: nvidia-smi -i {uuid} --gpu-reset"
-    _repeat(destroy, lambda: not ours(), control, what, remedy)
+    _repeat(destroy, lambda: not ours(), control, what)
 
 
-def _repeat(
-    step: Callable[[], str], is_done: Callable[[], bool], control: Control, what: str, last_remedy: str
-) -> None:
+def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: Control, what: str) -> None:
     """Take a step until reading back shows that it is done, for as long as the GPU says that it is in use."""
     deadline = time.monotonic() + _RETRY_LIMIT_S
     while not is_done():
@@ -165,16 +161,19 @@ def _repeat(
         if time.monotonic() > deadline:
             raise SharingError(
                 f"{what} failed for {_RETRY_LIMIT_S:g} s. nvidia-smi said: {said}. "
-                f"{_holders(control.uuid, last_remedy)}; then: {_CLEAN}"
+                f"{_holders(control.uuid)}; then: {_CLEAN}"
             )
         time.sleep(_RETRY_S)
 
 
-def _holders(uuid: str, last_remedy: str) -> str:
+def _holders(uuid: str) -> str:
     """Who keeps a GPU in use, and what to do."""
     if names := ", ".join(map(str, nvml.processes(uuid))):
         return f"{names} holds it: end it"
-    return f"No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or {last_remedy}"
+    return (
+        "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or an administrator can "
+        f"reset the GPU: nvidia-smi -i {uuid} --gpu-reset"
+    )
 
 
 def _remedy(said: str) -> str:

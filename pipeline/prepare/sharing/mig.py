@@ -82,7 +82,7 @@ class Mig:
                 "simulated GPU"
             )
         compute_mode.refuse(group, "cannot use it: no compute mode but the default is possible under MIG")
-        compute_mode.refuse_one_process_only(group)
+        compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
         if group.gpu.admin is None:
             raise ConfigError(
                 f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "

@@ -47,7 +47,7 @@ class Mps:
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
         refusals.refuse_mig(group)
-        compute_mode.refuse_prohibited(group)
+        compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and gpu.admin is None:
             raise ConfigError("gpu.exclusive_process changes a setting of the GPU, which gpu.admin=null forbids")

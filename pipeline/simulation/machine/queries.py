@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from pipeline.base.mig_table import CiProfile, GiProfile, Model, find
 from pipeline.simulation.machine.codes import INVALID_ARGUMENT, NOT_FOUND, DriverError
 from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance
 
+T = TypeVar("T")
+
 # What the driver keeps of a GPU's memory for itself. Source: H100 80GB, driver 580.159.04; taken for every model.
 RESERVED_MIB = 480
+
+
+def first(found: Iterable[T], code: int) -> T:
+    """The first of what was found, else a DriverError with this code."""
+    for each in found:
+        return each
+    raise DriverError(code)
 
 
 def model_of(gpu: Gpu) -> Model:
@@ -22,18 +34,12 @@ def profile_of(gpu: Gpu, instance: GpuInstance) -> GiProfile:
 
 def find_profile(gpu: Gpu, profile_id: int) -> GiProfile:
     """The profile of the GPU's model that has this id."""
-    for profile in model_of(gpu).profiles:
-        if profile.id == profile_id:
-            return profile
-    raise DriverError(INVALID_ARGUMENT)
+    return first((each for each in model_of(gpu).profiles if each.id == profile_id), INVALID_ARGUMENT)
 
 
 def find_ci_profile(profile: GiProfile, ci_profile_id: int) -> CiProfile:
     """The way to divide a GPU instance that has this id."""
-    for ci_profile in profile.ci_profiles:
-        if ci_profile.id == ci_profile_id:
-            return ci_profile
-    raise DriverError(INVALID_ARGUMENT)
+    return first((each for each in profile.ci_profiles if each.id == ci_profile_id), INVALID_ARGUMENT)
 
 
 def mig_devices(gpu: Gpu) -> list[tuple[GpuInstance, ComputeInstance]]:
@@ -55,10 +61,7 @@ def listed(gpu: Gpu) -> list[GpuInstance]:
 
 def instance_of(gpu: Gpu, instance_id: int) -> GpuInstance:
     """The GPU instance with this id."""
-    for instance in gpu.instances:
-        if instance.id == instance_id:
-            return instance
-    raise DriverError(NOT_FOUND)
+    return first((each for each in gpu.instances if each.id == instance_id), NOT_FOUND)
 
 
 def memory_capacity_mib(gpu: Gpu, instance_id: int | None) -> int:

@@ -115,10 +115,8 @@ class Calls:
         """What the handle of a MIG device stands for."""
         _, index, *ids = self.meaning(handle, "mig")
         gpu = self.driver.state().gpus[index]
-        for instance, ci in queries.mig_devices(gpu):
-            if [instance.id, ci.id] == ids:
-                return gpu, instance, ci
-        raise DriverError(codes.NOT_FOUND)
+        found = (pair for pair in queries.mig_devices(gpu) if [pair[0].id, pair[1].id] == ids)
+        return gpu, *queries.first(found, codes.NOT_FOUND)
 
     def is_mig_device(self, handle: Any) -> bool:
         """Whether a device's handle is that of a MIG device."""

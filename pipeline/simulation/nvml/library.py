@@ -55,12 +55,8 @@ class NvmlLibrary(MigCalls, GpmCalls):
 
     @answers("nvmlSystemGetProcessName")
     def _process_name(self, pid: Any, text: Any, _size: Any) -> None:
-        for gpu in self.driver.state().gpus:
-            for process in gpu.processes:
-                if process.pid == number(pid):
-                    text.value = process.name.encode()
-                    return
-        raise DriverError(codes.NOT_FOUND)
+        names = (p.name for gpu in self.driver.state().gpus for p in gpu.processes if p.pid == number(pid))
+        text.value = queries.first(names, codes.NOT_FOUND).encode()
 
     @answers("nvmlDeviceGetCount_v2")
     def _count(self, count: Any) -> None:

@@ -68,10 +68,8 @@ class MigCalls(Calls):
 
     def _profile_of_enum(self, handle: Any, enum: int) -> GiProfile:
         _, gpu = self.whole_gpu(handle)
-        for profile in queries.model_of(gpu).profiles:
-            if profile.enum == enum:
-                return profile
-        raise DriverError(codes.NOT_SUPPORTED if enum < _NUM_PROFILE_ENUMS else codes.INVALID_ARGUMENT)
+        found = (profile for profile in queries.model_of(gpu).profiles if profile.enum == enum)
+        return queries.first(found, codes.NOT_SUPPORTED if enum < _NUM_PROFILE_ENUMS else codes.INVALID_ARGUMENT)
 
 
 def _fill_profile(info: Any, profile: GiProfile) -> None:
