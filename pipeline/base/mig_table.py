@@ -24,8 +24,6 @@ class CiProfile:
     Attributes:
         id: what nvidia-smi prints and takes; here equal to NVML's enumeration.
         name_prefix: what precedes the GPU instance's name, as `1c.`; empty for the full width.
-        compute_slices: width on the GPU instance's compute slices.
-        num_multiprocessors: `None` where no public source tells it.
         max_instances: how many fit into one empty GPU instance.
     """
 
@@ -46,11 +44,9 @@ class GiProfile:
         name: as `3g.40gb`.
         memory_slices: width on the placement axis.
         memory_mib: usable memory of an instance.
-        num_multiprocessors: `None` where no public source tells it.
         max_instances: how many fit on an empty GPU.
         starts: where an instance may begin on the placement axis, ascending.
         attributes: `me`, `me.all`, `no-me`, `gfx`.
-        num_copy, num_decoder, num_encoder, num_jpeg, num_ofa: engines; `None` where no public source tells it.
         ci_profiles: how an instance can be divided; the last one takes its full width.
     """
 
@@ -82,7 +78,6 @@ class Model:
         product: what the driver calls it.
         architecture: `Ampere`, `Hopper` or `Blackwell`.
         memory_slices: width of the placement axis.
-        num_multiprocessors: of the whole GPU; `None` where no public source tells it.
         mode_needs_reset: whether the driver resets the GPU to switch MIG mode, which no client may then hold.
         profiles: in the order in which nvidia-smi lists them; none if their placements are not known.
     """

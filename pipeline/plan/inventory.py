@@ -47,25 +47,20 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
     Raises:
         ConfigError: a device, script, environment file or data set that is named is not there.
     """
-    devices: dict[tuple[GpuKind, str, str | None], Device] = {}
-    interpreters: dict[Spec, Interpreter] = {}
+    every = list(configs)
+    devices = {asked: find_device(gpu) for asked, gpu in {_asked_for(c.gpu): c.gpu for c in every}.items()}
+    workloads = [(config, workload) for config in every for workload in chosen_workloads(config)]
+    envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
     scripts: dict[str, tuple[Path, str]] = {}
-    for config in configs:
-        gpu = _asked_for(config.gpu)
-        if gpu not in devices:
-            devices[gpu] = find_device(config.gpu)
-        for workload in chosen_workloads(config):
-            env = env_of(config, workload)
-            if env not in interpreters:
-                source: Env = factory.instance(env)
-                interpreters[env] = source.preview()
-            for script in filter(None, (workload.script, workload.runner)):
-                if script not in scripts:
-                    scripts[script] = _find_script(script)
-            module = workload.preload
-            if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
-                scripts[module] = file, source_digest(file, PROJECT_DIR)
-            workload.check_data()
+    for _, workload in workloads:
+        for script in filter(None, (workload.script, workload.runner)):
+            if script not in scripts:
+                scripts[script] = _find_script(script)
+        module = workload.preload
+        if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
+            scripts[module] = file, source_digest(file, PROJECT_DIR)
+        workload.check_data()
+    interpreters = {spec: env.preview() for spec, env in envs.items()}
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
 
 

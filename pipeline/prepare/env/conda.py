@@ -101,19 +101,19 @@ class CondaEnv(BuiltEnv):
         return found
 
     def _command(self, prefix: Path, scratch: Path) -> list[str]:
-        program = self._program()
         if self._content.packages:
-            listed = scratch / "packages.txt"
+            asked = scratch / "packages.txt"
             lines = [p["url"] + (f"#{p['md5']}" if "md5" in p else "") for p in self._content.packages]
-            listed.write_text("\n".join(["@EXPLICIT", *lines]) + "\n", encoding="utf-8")
-            return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(listed)]
-        asked = scratch / "environment.yml"
-        # Without `nodefaults`, the channels of the user's own settings would have a say.
-        content = {"channels": [*self._content.channels, "nodefaults"], "dependencies": list(self._content.specs)}
-        asked.write_text(yaml.safe_dump(content), encoding="utf-8")
-        if self._tool is EnvTool.micromamba:
-            return [program, "create", "--yes", "--prefix", str(prefix), "--file", str(asked)]
-        return [program, "env", "create", "--prefix", str(prefix), "--file", str(asked)]
+            text = "\n".join(["@EXPLICIT", *lines]) + "\n"
+        else:
+            asked = scratch / "environment.yml"
+            # Without `nodefaults`, the channels of the user's own settings would have a say.
+            channels = [*self._content.channels, "nodefaults"]
+            text = yaml.safe_dump({"channels": channels, "dependencies": list(self._content.specs)})
+        asked.write_text(text, encoding="utf-8")
+        takes_both = self._content.packages or self._tool is EnvTool.micromamba
+        create = ["create", "--yes"] if takes_both else ["env", "create"]
+        return [self._program(), *create, "--prefix", str(prefix), "--file", str(asked)]
 
 
 def _records(prefix: Path) -> Iterator[dict[str, Any]]:

@@ -24,11 +24,7 @@ def main() -> int:
 
     task = json.load(sys.stdin)
     classes = [each for each in vars(exceptions).values() if isinstance(each, type)]
-    known: tuple[type[Exception], ...] = (
-        OSError,
-        ValueError,
-        *(each for each in classes if issubclass(each, Exception)),
-    )
+    known: tuple[type[Exception], ...] = (OSError, ValueError, *(c for c in classes if issubclass(c, Exception)))
     try:
         asyncio.run(_build(task))
     except known as error:

@@ -88,9 +88,8 @@ class Fault:
     """Makes a call of the driver fail.
 
     Attributes:
-        function: name of the C function, as `nvmlGpuInstanceDestroy`. Those with `WithPlacement` at their end count as
-            the ones without. What nvidia-smi changes goes through the same functions, and it begins with
-            `nvmlInitWithFlags`.
+        function: name of the C function, as `nvmlGpuInstanceDestroy`. What nvidia-smi changes goes through the same
+            functions, and it begins with `nvmlInitWithFlags`.
         code: what it returns. For `nvmlDeviceSetMigMode`, codes 3, 16 and 19 leave the mode pending instead.
         skip: this many calls succeed first.
         times: this many calls fail after them; `None` for all.
@@ -123,7 +122,7 @@ class State:
     """The whole simulated machine; a GPU's index is its position.
 
     Attributes:
-        mps_faults: of `mps_control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
+        mps_faults: of `simulation.mps.control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
         dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
     """
 
