@@ -1,17 +1,9 @@
 """The name of every file and folder that a study leaves on disk, and of those that it shares with its jobs.
 
-<tracking.root>/
-mlflow.db                    the local store; artifacts/<experiment>/ holds the artifacts of its runs
-.init.lock                   held while the store is created or migrated; names the MLflow version that did it
-spool/<study>/<0001-name>/   a group until the store has all of it
-lock                     its owner holds an flock on it while it writes; free: it is finished, or the owner died
-record.json              what the store will be told; always whole, because it is replaced and never edited
-samples.jsonl            one line a sample; its last line may be torn
-artifacts/               files of the group's run
-jobs/<i>/                files of a job's run: job.json, events.jsonl, its output, and mlflow/, to which its
-own MLflow calls go
-mlflow.json, send.lock   written and held by the process that sends it
-spool/amendments/<spool id>.json     figures that came after a group was closed
+docs/architecture.md says what lies where. Whoever owns a group's folder holds an flock on `lock` while it writes: where
+it is free, the group is finished or its owner died. `record.json` is always whole, because it is replaced and never
+edited; the last line of `samples.jsonl` may be torn. The process that sends a group writes `mlflow.json` and holds
+`send.lock`. `.init.lock` is held while the store is created or migrated, and names the MLflow version that did it.
 """
 
 from __future__ import annotations

@@ -66,14 +66,6 @@ class Found:
     is_ours: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """What became of the steps of a journal, in the order in which they were tried."""
-
-    undone: tuple[Step, ...]
-    failed: tuple[tuple[Step, CollocationError], ...]
-
-
 class Journal:
     """The undo steps of one device that are still to be carried out.
 
@@ -189,8 +181,8 @@ def find(folder: Path) -> tuple[Found, ...]:
     return tuple(found)
 
 
-def undo_all(journal: Journal) -> Replayed:
-    """Undo what a killed process left, newest first. For the holder of the device's lease.
+def undo_all(journal: Journal) -> tuple[list[Step], list[tuple[Step, CollocationError]]]:
+    """Undo what a killed process left, newest first; what was undone, and what failed. For the holder of the lease.
 
     A step that cannot be undone stays in the journal, and the older ones are tried all the same.
     """
@@ -206,7 +198,7 @@ def undo_all(journal: Journal) -> Replayed:
     # A process killed between the last undoing and the removal of its file, or in its first line, left an empty one.
     if not failed:
         journal.forget()
-    return Replayed(undone=tuple(undone), failed=tuple(failed))
+    return undone, failed
 
 
 def replay(journal: Journal) -> tuple[Step, ...]:
@@ -217,13 +209,13 @@ def replay(journal: Journal) -> tuple[Step, ...]:
         CollocationError: the first error of a step; those of further steps are its notes.
     """
     journal.refuse_those_of_others()
-    replayed = undo_all(journal)
-    if replayed.failed:
-        (_, first), *further = replayed.failed
+    undone, failed = undo_all(journal)
+    if failed:
+        (_, first), *further = failed
         for _, error in further:
             first.add_note(f"also not undone: {error}")
         raise first
-    return replayed.undone
+    return tuple(undone)
 
 
 def _user_name(uid: int) -> str:

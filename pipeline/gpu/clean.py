@@ -13,7 +13,7 @@ from pipeline.base.records import Device
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import Journal
 from pipeline.gpu.answer import Answer
-from pipeline.gpu.status import ABSENT, Target, driver, in_words, printable, targets
+from pipeline.gpu.status import driver, in_words, is_there, printable, targets
 from pipeline.prepare.device import lease
 from pipeline.simulation.machine.state import StateFile, goes_with_its_study
 
@@ -32,7 +32,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         # What is gone, or simulated and gone with its study, has no programs: real ones must not be asked about it.
         simulated = Programs(own={name: str(path) for name, path in own.items()}, admin=())
         gpus = [
-            _clean(each, folder, Programs() if is_real and each.device else simulated, is_kept=machine is not None)
+            _clean(each, folder, Programs() if is_real and is_there(each) else simulated, is_kept=machine is not None)
             for each in meant
         ]
     ended = {str(path): pids for path, pids in abandoned.items()}
@@ -44,8 +44,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
     return Answer(data=data, text=text, status=int(is_left))
 
 
-def _clean(target: Target, folder: Path, programs: Programs, *, is_kept: bool) -> dict[str, Any]:
-    device = target.device or Device(kind="nvidia", uuid=target.uuid, name=ABSENT)
+def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -> dict[str, Any]:
     gpu: dict[str, Any] = {"uuid": device.uuid, "name": device.name, "undone": [], "failed": [], "refused": None}
     ours = Journal(folder, device.uuid, programs)
     try:
@@ -53,13 +52,13 @@ def _clean(target: Target, folder: Path, programs: Programs, *, is_kept: bool) -
             if not is_kept and goes_with_its_study(device.uuid):
                 gone = ours.device_is_gone()
                 gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
-            replayed = journal.undo_all(ours)
-            gpu["undone"] += [in_words(step) for step in replayed.undone]
-            gpu["failed"] = [{"undoing": in_words(step), "reason": str(error)} for step, error in replayed.failed]
+            undone, failed = journal.undo_all(ours)
+            gpu["undone"] += [in_words(step) for step in undone]
+            gpu["failed"] = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
             ours.refuse_those_of_others()
     except CollocationError as error:
         gpu["refused"] = str(error)
-    if gpu["failed"] and target.device is None:
+    if gpu["failed"] and not is_there(device):
         gpu["refused"] = (
             f"the GPU is not there: add --machine FILE for a simulated one; if it left this machine for good, "
             f"remove {ours.path}"

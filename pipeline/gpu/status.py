@@ -7,7 +7,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,9 @@ ABSENT = "a GPU that is not there"
 _HIDDEN = "shown to administrators only"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One GPU that is meant; `device` is `None` if only a journal speaks of it."""
-
-    uuid: str
-    device: Device | None
+def is_there(device: Device) -> bool:
+    """Whether the driver lists the GPU; else only a journal speaks of it."""
+    return device.index is not None
 
 
 @contextmanager
@@ -60,7 +57,7 @@ def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
         yield gpu
 
 
-def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target]:
+def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device]:
     """The GPUs that are meant, all if there is no selector; also those that are gone but have a journal in `folder`.
 
     A driver that is not real knows nothing of journals of other GPUs. ConfigError if no GPU or more than one matches,
@@ -68,17 +65,13 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Target
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
-    found = [Target(uuid=device.uuid, device=device) for device in nvml.list_devices()]
+    found = list(nvml.list_devices())
     if is_real:
-        there = {target.uuid for target in found}
+        there = {device.uuid for device in found}
         known = (each for each in journal.find(folder) if each.is_ours or not goes_with_its_study(each.device_uuid))
         absent = dict.fromkeys(each.device_uuid for each in known)
-        found += [Target(uuid=uuid, device=None) for uuid in absent if uuid not in there]
-    if selector is None:
-        return found
-    devices = [target.device or Device(kind="nvidia", uuid=target.uuid, name=ABSENT) for target in found]
-    chosen = choose("--gpu", selector, devices)
-    return [target for target in found if target.uuid == chosen.uuid]
+        found += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in absent if uuid not in there]
+    return found if selector is None else [choose("--gpu", selector, found)]
 
 
 def in_words(step: Step) -> str:
@@ -92,8 +85,8 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
     with driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
         gpus = [
-            {"is_simulated": not is_real, **_gpu(target, folder)}
-            for target in targets(selector, folder, is_real=is_real)
+            {"is_simulated": not is_real, **_gpu(device, folder)}
+            for device in targets(selector, folder, is_real=is_real)
         ]
     left = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
     is_clean = all(each["is_clean"] for each in gpus) and not left
@@ -121,14 +114,14 @@ def printable(text: str) -> str:
     return re.sub(r"[^\x20-\x7e\u00a1-\uffff]", "?", text)
 
 
-def _gpu(target: Target, folder: Path) -> dict[str, Any]:
-    steps, trouble = _journal(target, folder)
-    holder = lease.holder(target.uuid, folder)
+def _gpu(device: Device, folder: Path) -> dict[str, Any]:
+    steps, trouble = _journal(device.uuid, folder)
+    holder = lease.holder(device.uuid, folder)
     data: dict[str, Any] = {
-        "uuid": target.uuid,
-        "name": target.device and target.device.name,
-        "index": target.device and target.device.index,
-        "is_there": target.device is not None,
+        "uuid": device.uuid,
+        "name": device.name if is_there(device) else None,
+        "index": device.index,
+        "is_there": is_there(device),
         "holder": holder and asdict(holder),
         "held_by": holder and str(holder),
         "steps": [{"kind": step.kind, "undoing": in_words(step), "arguments": step.arguments} for step in steps],
@@ -136,17 +129,17 @@ def _gpu(target: Target, folder: Path) -> dict[str, Any]:
         "is_clean": not steps and not trouble,
         "error": None,
     }
-    if target.device is not None:
+    if is_there(device):
         try:
-            data |= _reading(target.device)
+            data |= _reading(device)
         except CollocationError as error:
             data["error"] = str(error)  # what the journal says is told all the same
     return data
 
 
-def _journal(target: Target, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
-    ours = Journal(folder, target.uuid)
-    others = [] if goes_with_its_study(target.uuid) else ours.others()
+def _journal(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
+    ours = Journal(folder, uuid)
+    others = [] if goes_with_its_study(uuid) else ours.others()
     trouble = [f"user {found.owner} left steps to undo and must clean up: {found.path}" for found in others]
     try:
         return ours.steps(), trouble

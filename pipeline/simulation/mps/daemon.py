@@ -50,7 +50,7 @@ class Daemon:
         self._machine: str | None = settings["machine"]
         self._uuids = [uuid for uuid in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if uuid]
         self._server: _Server | None = None
-        self._pending: list[tuple[int, socket.socket]] = []
+        self._pending: list[_Client] = []
         # Connections of whoever speaks for another process, and what tells the end of that process.
         self._stand_ins: dict[socket.socket, int] = {}
         self._quitting: socket.socket | None = None
@@ -131,22 +131,23 @@ class Daemon:
             connection.close()
         elif server is None or server.status == "INITIALIZING":
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list")
-            self._pending.append((pid, connection))
+            self._pending.append(_Client(pid, connection))
             if server is None:
                 self._start_server(uid)
         else:
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server already exists")
-            self._admit(server, pid, connection)
+            self._admit(server, _Client(pid, connection))
 
-    def _admit(self, server: _Server, pid: int, connection: socket.socket) -> None:
-        server.clients.append(_Client(pid, connection))
+    def _admit(self, server: _Server, client: _Client) -> None:
+        server.clients.append(client)
+        connection = client.connection
         if connection in self._stand_ins:
             self._selector.register(self._stand_ins[connection], selectors.EVENT_READ, connection)
         else:
             self._selector.register(connection, selectors.EVENT_READ, "client")
         with suppress(OSError):
             connection.sendall(b"accepted\n")
-        self._log("Server", f"Client {{PID: {pid}, Context ID: 1}} connected")
+        self._log("Server", f"Client {{PID: {client.pid}, Context ID: 1}} connected")
         if "fault_on_client" in self._faults:
             server.status = "FAULT"
 
@@ -197,7 +198,7 @@ class Daemon:
         if pid:
             self._log("Control", f"Server {pid} exited with status {os.waitstatus_to_exitcode(status)}")
             self._server = None
-            self._disconnect([*(each for _, each in self._pending), *(each.connection for each in server.clients)])
+            self._disconnect([client.connection for client in (*self._pending, *server.clients)])
             self._pending = []
         elif (
             server.status == "INITIALIZING" and time.monotonic() >= server.ready_s and "never_ready" not in self._faults
@@ -205,8 +206,8 @@ class Daemon:
             server.status = "ACTIVE"
             self._log("Control", f"NEW SERVER {server.pid}: Ready")
             self._log("Server", "Server has started")
-            for client, connection in self._pending:
-                self._admit(server, client, connection)
+            for client in self._pending:
+                self._admit(server, client)
             self._pending = []
 
     def _disconnect(self, connections: Sequence[socket.socket]) -> None:
