@@ -49,6 +49,10 @@ class Bar:
     finding: str = ""
 
 
+Groups = Sequence[tuple[str, Sequence[Bar]]]
+"""Groups of bars, each with its label."""
+
+
 def bar_of(cell: Cell, *estimates: Estimate | None) -> Bar:
     """The bar of a cell: its estimates if it may be shown as a figure, else what it came to."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
@@ -69,12 +73,12 @@ def by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str
     return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in cases_in(cells)]
 
 
-def num_bars(groups: Sequence[tuple[str, Sequence[Bar]]]) -> int:
+def num_bars(groups: Groups) -> int:
     """For how many bars groups of bars need room."""
     return max(3, len(groups)) * max(3, *(len(bars) for _, bars in groups), 0)
 
 
-def grouped_bars(axes: Axes, groups: Sequence[tuple[str, Sequence[Bar]]]) -> None:
+def grouped_bars(axes: Axes, groups: Groups) -> None:
     """Draw bars in groups: all bars of one width, a group for each label under the axis."""
     most = max((len(bars) for _, bars in groups), default=1)
     width = _GROUP_WIDTH / max(most, 3)

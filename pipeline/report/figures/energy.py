@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.base.modes import SERIAL
+from pipeline.base.modes import SERIAL, Mode
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_PER_SAMPLE
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
     Bar,
+    Groups,
     bar_of,
     by_case,
     by_degree,
@@ -27,33 +28,33 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One of all cells, if energy was measured."""
-    if any(ENERGY_PER_SAMPLE in cell.estimates and cell.sharing != SERIAL for cell in cells):
-        yield Sketch(
-            name="energy-per-sample",
-            title="Energy per sample",
-            caption="Energy of the whole GPU over the samples of all jobs, idle power included. " + BARS_CAPTION,
-            section="Energy",
-            paint=partial(_paint, cells),
-        )
+    """One of the workloads and one of the mixes, where energy was measured; serial copies cost what one costs."""
+    known = {cell.case for cell in cells if ENERGY_PER_SAMPLE in cell.estimates and cell.sharing != SERIAL}
+    ran = [cell for cell in cells if cell.case in known and not cell.is_derived]
+    copies = {case: [cell for cell in ran if cell.case == case] for case in cases_in(ran) if not case.is_mix}
+    mixes = [cell for cell in ran if cell.case.is_mix]
+    caption = "Energy of the whole GPU over the samples of all jobs, idle power included. " + BARS_CAPTION
+    if copies:
+        panels = [(case.label, by_degree(mine, _bar)) for case, mine in copies.items()]
+        paint = partial(_paint, panels, modes_in([cell for mine in copies.values() for cell in mine]))
+        name, title = "energy-per-sample", "Energy per sample"
+        yield Sketch(name=name, title=title, caption=caption, section="Energy", paint=paint)
+    if mixes:
+        paint = partial(_paint, [("", by_case(mixes, _bar))], modes_in(mixes))
+        name, title = "energy-per-sample-mixes", "Energy per sample of the mixes"
+        yield Sketch(name=name, title=title, caption=caption, section="Energy", paint=paint)
 
 
 def _bar(cell: Cell) -> Bar:
     return bar_of(cell, cell.estimates.get(ENERGY_PER_SAMPLE))
 
 
-def _paint(cells: Sequence[Cell]) -> Figure:
-    """A panel a workload that ran in some mode, one for all mixes; serial copies cost what one costs."""
-    ran = [cell for cell in cells if not cell.is_derived]
-    known = {cell.case for cell in cells if ENERGY_PER_SAMPLE in cell.estimates and cell.sharing != SERIAL}
-    of_case = {case: [cell for cell in ran if cell.case == case] for case in cases_in(ran) if not case.is_mix}
-    contents = [(case.label, by_degree(mine, _bar)) for case, mine in of_case.items() if case in known]
-    if any(case.is_mix for case in known):
-        contents.append(("mixes", by_case([cell for cell in ran if cell.case.is_mix], _bar)))
+def _paint(contents: Sequence[tuple[str, Groups]], modes: Sequence[Mode]) -> Figure:
+    """A panel for each title and its groups of bars."""
     figure, panels = panels_of(len(contents), 2.9, most_bars=max(num_bars(groups) for _, groups in contents))
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)
         set_title(axes, title)
         axes.set_ylabel("J per sample")
-    add_legend(figure, legend_of(modes_in(ran)))
+    add_legend(figure, legend_of(modes))
     return figure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.base.modes import SERIAL
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.statistics import MIN_BLOCKS
+from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, listed, times_in_words
 from pipeline.report.read import labels
@@ -97,9 +97,14 @@ def _cases(number: int, every: str) -> str:
 def _how_sure(study: Study) -> str:
     number = study.num_complete_blocks
     blocks = "one complete block" if number == 1 else f"{number or 'no'} complete blocks"
+    gpus = len({row.gpu_uuid for row in study.rows})
     if number < MIN_BLOCKS:
         return f"with {blocks} no comparison can be a verdict, which takes {MIN_BLOCKS}"
-    return f"{blocks}, 95 % confidence over all comparisons"
+    if 1 < gpus < MIN_GPUS:
+        return (
+            f"of several GPUs each counts once, and with {gpus} no comparison can be a verdict, which takes {MIN_GPUS}"
+        )
+    return f"{blocks}, 95 % confidence over all comparisons" + (", each GPU counted once" if gpus > 1 else "")
 
 
 def _way(mode: str) -> str:

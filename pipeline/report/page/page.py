@@ -26,7 +26,7 @@ from pipeline.report.read.samples import GroupSeries
 
 TEMPLATE = "page.html.jinja"
 _MIND = "mind"
-_NOT_MEASURED = Agreement.NOT_MEASURED.value
+_NOT_COMPARED = (Agreement.OTHER_SETTINGS.value, Agreement.NOT_MEASURED.value)
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that HTML must not have, and that UTF-8 cannot hold."""
@@ -84,7 +84,7 @@ def render(content: Content) -> str:
         verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],
         sections=sections,
         tables=[for_page(t) for t in content.tables if not (t.is_for_machines or t.about)],
-        papers=[(_measured(for_page(t)), _num_not_measured(t)) for t in content.tables if t.about],
+        papers=[_by_agreement(for_page(t)) for t in content.tables if t.about],
         machine_tables=[t for t in content.tables if t.is_for_machines],
         methods=methods.methods(),
         provenance=methods.provenance(study),
@@ -126,12 +126,16 @@ def by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
     return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
 
 
-def _num_not_measured(table: Table) -> int:
-    return sum(_NOT_MEASURED in row for row in table.rows)
+def _by_agreement(table: Table) -> tuple[Table, Table, int]:
+    """What is compared with a publication, what was measured at other settings, and the number not measured."""
+    rows: dict[str, list[Values]] = {agreement: [] for agreement in ("", *_NOT_COMPARED)}
+    for row in table.rows:
+        rows[next((agreement for agreement in _NOT_COMPARED if agreement in row), "")].append(row)
+    compared, other, absent = rows.values()
+    return _without_mind(table, compared), _without_mind(table, other), len(absent)
 
 
-def _measured(table: Table) -> Table:
-    rows = [row for row in table.rows if _NOT_MEASURED not in row]
+def _without_mind(table: Table, rows: Sequence[Values]) -> Table:
     if not rows or table.columns[-1] != _MIND:
         return dataclasses.replace(table, rows=tuple(rows))
     # The same for nearly every row, so it is said once; the files say it of each.
