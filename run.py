@@ -1,11 +1,13 @@
 """Measure what GPU jobs gain by running together: `python run.py --help` shows what can be chosen."""
 
+import gc
 import sys
 
 from pipeline.base import interrupts
 from pipeline.record import sender
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
     interrupts.install()
     sender.start_early(sys.argv[1:])
 
@@ -18,6 +20,7 @@ from pipeline.plan import command_line, schema
 schema.register()
 library_internals.share_config_store()
 library_internals.let_hydra_raise()
+library_internals.let_hydra_compose_once()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -33,3 +36,4 @@ if __name__ == "__main__":
         sys.exit(command_line.run(main))
     finally:
         sender.end_early()
+        gc.freeze()  # the process ends: nobody needs what a last search for garbage would free

@@ -316,6 +316,8 @@ class _Study:
                 words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
 
     def _finish(self) -> None:
+        if self.rows:
+            self._show_results()  # while the last of them are sent
         self.sender.rest()
         for folder in list(self.sender.unsent):
             self.sender.send(folder)  # the server may be back
@@ -326,7 +328,7 @@ class _Study:
         late = self.spool.unsent_amendments()
         self.spool.remove_if_empty()
         if self.rows:
-            self._show_results()
+            sys.stdout.write(f"{self._how_to_open()}\n")
         self._say_how_to_resume()
         if self.sender.unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
@@ -342,7 +344,6 @@ class _Study:
         sys.stdout.write(f"{table(rows, fields)}\n")
         if self.asked.reproduction is not None:
             sys.stdout.write(f"{self.asked.reproduction.side_by_side(rows[0])}\n")
-        sys.stdout.write(f"{self._how_to_open()}\n")
 
     def _how_to_open(self) -> str:
         try:

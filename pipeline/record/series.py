@@ -123,20 +123,19 @@ def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
 
 def _write_parquet(samples: Mapping[SeriesKey, Series], clock: Clock, path: Path) -> Path:
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     tables = []
     for origin, series in samples.items():
         count = len(series.t_ns)
         t_ns = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(series.t_ns)])
-        wall_ns = pc.add(t_ns, pa.scalar(clock.wall_ns - clock.monotonic_ns, pa.int64()))
+        wall_ns = pa.array(map(clock.to_wall_ns, series.t_ns), pa.timestamp("ns", tz="UTC"))
         columns = [
             pa.repeat(pa.scalar(origin.source, pa.string()), count),
             pa.repeat(pa.scalar(origin.job, pa.int64()), count),
             pa.repeat(pa.scalar(origin.gi_id, pa.int64()), count),
             t_ns,
-            wall_ns.cast(pa.timestamp("ns", tz="UTC")),
+            wall_ns,
             pa.repeat(pa.scalar(origin.field, pa.string()), count),
             pa.Array.from_buffers(pa.float64(), count, [None, pa.py_buffer(series.values)]),
         ]

@@ -6,6 +6,7 @@ once. MLflow itself would let them migrate one fresh database at the same time, 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -143,6 +144,7 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root) as version_file:
             _prepare(root, version_file)
+        _sync_seldom()
         local_uri = database_uri(root / DATABASE)
         client = MlflowClient(tracking_uri=local_uri)
     except (OSError, sqlite3.Error, MlflowException) as error:
@@ -320,6 +322,21 @@ def _set_journal_mode(root: Path) -> None:
             connection.execute(f"PRAGMA journal_mode={wanted}")
         except sqlite3.OperationalError as error:  # somebody has it open; the mode matters for speed only
             log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, wanted, error)
+
+
+@functools.cache
+def _sync_seldom() -> None:
+    """Let sqlite wait for the disk when it moves what was written ahead into the database, not at each transaction.
+
+    What is committed still outlives this process; only a failure of the machine can undo the newest of it.
+    """
+    from sqlalchemy import Engine, event
+
+    def set_up(connection: object, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=NORMAL")
+
+    event.listen(Engine, "connect", set_up)
 
 
 def _folder_name(experiment: str) -> str:

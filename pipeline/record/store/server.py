@@ -129,7 +129,6 @@ class RequestHandler:
         uri = self._for_all or uri
         if uri not in self._stores:
             self._stores[uri] = open_store(self._root, uri)
-            gc.freeze()  # what MLflow holds lives to the end: walking it again and again took 10 % of an upload
         return self._stores[uri]
 
 
@@ -140,11 +139,8 @@ def serve(handler: RequestHandler) -> int:
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    gc.disable()  # the import makes half a million objects that all stay: collecting on the way costs a fifth of it
+    gc.set_threshold(100_000)  # nearly all objects of MLflow stay: looking for garbage took a fifth of its import
     import_mlflow(with_database=handler.is_local)
-    gc.freeze()
-    gc.enable()
-
     for line in sys.stdin:
         try:
             answer = {"ok": True, **handler.answer(json.loads(line))}
@@ -173,7 +169,6 @@ def import_mlflow(*, with_database: bool) -> None:
     with library_internals.without(_NOT_NEEDED, stand_ins={"fastapi": ("HTTPException",)}):
         importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
         with suppress(ModuleNotFoundError):
-            import pyarrow.compute
             import pyarrow.parquet
 
             pyarrow.scalar(0)  # it looks once for pandas, of which the import takes 0.3 s

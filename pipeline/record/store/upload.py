@@ -6,10 +6,12 @@ rows and accepts equal params, files are replaced, and the folder is removed onl
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +95,7 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
             upload.parent(runs.parent)
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
-    shutil.rmtree(accepted, ignore_errors=True)
+    _remove(accepted, [accepted / child.folder for child in record.children])
     return runs
 
 
@@ -146,6 +148,14 @@ def log_files(
     except (MlflowException, OSError) as error:
         raise TrackingError(str(error)) from error
     return run_id
+
+
+def _remove(folder: Path, parts: Sequence[Path]) -> None:
+    """Remove a folder, its parts at the same time: some file systems wait for milliseconds at each folder."""
+    remove = functools.partial(shutil.rmtree, ignore_errors=True)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(remove, parts))
+    remove(folder)
 
 
 @dataclass(frozen=True, slots=True)

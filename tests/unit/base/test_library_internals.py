@@ -7,11 +7,14 @@ import importlib
 import subprocess
 import sys
 
+import hydra
 import pynvml
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from pipeline.base import library_internals
@@ -36,6 +39,28 @@ def test_an_error_of_hydra_reaches_the_caller():
         [sys.executable, "-c", RAISES, "no_such_key=1"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "reached the caller\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "times", "values"), [(["+a=1"], 1, [1]), (["-m", "+a=1,2"], 2, [1, 2])], ids=["alone", "sweep"]
+)
+def test_a_configuration_is_composed_once(arguments, times, values, monkeypatch, tmp_path):
+    compose, composed, seen = ConfigLoaderImpl._load_configuration_impl, [], []
+
+    def counted(self, *, run_mode, **asked):
+        config = compose(self, run_mode=run_mode, **asked)
+        composed.append(run_mode)
+        return config
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", ConfigLoaderImpl.load_configuration)
+    library_internals.let_hydra_compose_once()
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
+    monkeypatch.setattr(sys, "argv", ["program", *arguments, *quiet])
+    hydra.main(version_base="1.3", config_path=None)(lambda config: seen.append(config.a))()
+    assert seen == values
+    assert composed.count(RunMode.MULTIRUN if "-m" in arguments else RunMode.RUN) == times
 
 
 def test_the_config_store_is_shared_and_not_copied(monkeypatch):
