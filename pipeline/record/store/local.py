@@ -334,7 +334,9 @@ def _sync_seldom() -> None:
 
     def set_up(connection: object, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
-            connection.execute("PRAGMA synchronous=NORMAL")
+            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+            if mode == "wal":  # without, a failure of the machine could damage the database
+                connection.execute("PRAGMA synchronous=NORMAL")
 
     event.listen(Engine, "connect", set_up)
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import sqlalchemy
 
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_LOCK
@@ -54,6 +55,17 @@ def test_a_fresh_store_keeps_everything_in_its_folder(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
     on_local_disk = is_local(root.resolve())
     assert query(root / DATABASE, "PRAGMA journal_mode") == [("wal" if on_local_disk else "delete",)]
+
+
+@pytest.mark.parametrize(("mode", "synchronous"), [("wal", 1), ("delete", 2)])
+def test_only_a_database_that_is_written_ahead_waits_seldom_for_the_disk(
+    mode: str, synchronous: int, root: Path, tmp_path: Path
+) -> None:
+    open_store(root)
+    other = tmp_path / "other.db"
+    query(other, f"PRAGMA journal_mode={mode}")
+    with sqlalchemy.create_engine(f"sqlite:///{other}").connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == synchronous
 
 
 def test_a_store_half_built_by_a_killed_process_is_built_again(tmp_path: Path) -> None:
