@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     import torch
 
-    from workloads.images.image_data import Batch, Batches, DataRequest
+    from workloads.images.request import Batch, Batches, DataRequest, TrainingData
+    from workloads.training.recipes import Recipe
     from workloads.training.steps import Step, Training
 
-_MOMENTUM = 0.9
 _RECORDED = (
-    *("model", "dataset", "source", "image_px", "batch_size", "learning_rate", "step_mode", "precision"),
+    *("model", "dataset", "source", "image_px", "batch_size", "recipe", "step_mode", "precision"),
     *("channels_last", "loader_workers", "autotune", "warmup_steps", "seed"),
 )
 _log = logging.getLogger(__name__)
@@ -85,14 +85,20 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--model-args", nargs="*", action="extend", type=_model_argument, default=[], metavar="KEY=VALUE",
          help="arguments of the model; values are JSON, or text")  # fmt: skip
     flag("--dataset", required=True, choices=["digits", "cifar10", "imagenet64", "imagenet"])
-    flag("--source", default="disk", choices=["disk", "synthetic_host", "synthetic_device"])
+    flag("--source", default="disk", choices=["disk", "files", "synthetic_files", "synthetic_host", "synthetic_device"])
     flag("--data-root", type=Path, help="folder that holds the data sets")
-    flag("--cache-root", type=Path, help="where converted data sets go (default: the data set's folder)")
+    flag(
+        "--cache-root",
+        type=Path,
+        help="folder of converted data sets (default: the data set's) and made-up files (default: the user's cache)",
+    )
     flag("--image-px", type=_positive, required=True)
     flag("--num-classes", type=_positive, required=True)
     flag("--samples", type=_positive, help="images an epoch of synthetic data (default: as many as the real one has)")
     flag("--batch-size", type=_positive, required=True)
-    flag("--learning-rate", type=float, default=0.1)
+    flag("--recipe", default="plain", choices=["plain", "timm"],
+         help="plain: SGD at one learning rate; timm: what timm's train.py does by default")  # fmt: skip
+    flag("--learning-rate", type=float, help="of the first epoch (default: 0.1; recipe timm: 0.1 for 256 images)")
     flag("--step-mode", default="eager", choices=["eager", "compile", "cuda_graph"])
     flag("--precision", default="default", choices=["default", "tf32", "fp32", "bf16", "fp16"],
          help="default: what torch does by itself, which is TF32 in convolutions and fp32 in products")  # fmt: skip
@@ -123,8 +129,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--step-mode cuda_graph excludes --precision fp16: the loss scaler reads the device at every step")
     if args.step_mode == "cuda_graph" and args.device == "cpu":
         parser.error("--step-mode cuda_graph needs a GPU")
-    if args.samples is not None and args.source == "disk":
+    if args.samples is not None and args.source in ("disk", "files"):
         parser.error("--samples is for synthetic data; a data set on disk is used whole")
+    if args.dataset == "digits" and args.source in ("files", "synthetic_files"):
+        parser.error(f"--source {args.source} is for data sets of image files, and the digits come with scikit-learn")
     return args
 
 
@@ -162,13 +170,19 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     import torch
 
     from workloads.images.image_data import open_data
-    from workloads.training.epochs import Trainer
 
     job.phase("build")
     device = _device(args)
     _set_arithmetic(args)
-    data = open_data(_data_request(args), device)
-    training = _build(args, device)
+    with closing(open_data(_data_request(args), device)) as data:
+        _train(args, job, _build(args, device), data)
+    if device.type == "cuda":
+        job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+
+
+def _train(args: argparse.Namespace, job: client.NullJob, training: Training, data: TrainingData) -> None:
+    from workloads.training.epochs import Trainer
+
     _describe(args, job, training)
     job.param(samples_per_epoch=data.train.num_batches * args.batch_size)
     job.phase("warmup")
@@ -176,15 +190,13 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     job.ready()
     job.phase("train")
     Trainer(job, training, data, step, epochs=args.epochs, validates=args.validate).train()
-    if device.type == "cuda":
-        job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
 
 
 def _device(args: argparse.Namespace) -> torch.device:
     import torch
 
     if args.device != "cpu" and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", 0)
     if args.device == "cuda":
         build_parser().error("--device cuda: torch finds no GPU here")
     if args.step_mode == "cuda_graph":
@@ -212,7 +224,7 @@ def _set_arithmetic(args: argparse.Namespace) -> None:
 def _data_request(args: argparse.Namespace) -> DataRequest:
     from dataclasses import fields
 
-    from workloads.images.image_data import DataRequest
+    from workloads.images.request import DataRequest
 
     return DataRequest(**{field.name: getattr(args, field.name) for field in fields(DataRequest)})
 
@@ -231,10 +243,24 @@ def _build(args: argparse.Namespace, device: torch.device) -> Training:
         model = model.to(memory_format=torch.channels_last)
     return Training(
         model=model.train(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=args.learning_rate, momentum=_MOMENTUM),
+        recipe=_recipe(args, model, device),
         scaler=torch.amp.GradScaler(device.type, enabled=args.precision == "fp16"),
         device=device,
         autocast={"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision),
+    )
+
+
+def _recipe(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> Recipe:
+    from workloads.training import recipes
+
+    if args.recipe == "plain":
+        return recipes.plain(model, args.learning_rate)
+    return recipes.timm(
+        model,
+        args.learning_rate,
+        batch_size=args.batch_size,
+        num_epochs=args.epochs,
+        rate_on=device if args.step_mode == "cuda_graph" else None,
     )
 
 
@@ -242,21 +268,21 @@ def _warm_up(args: argparse.Namespace, job: client.NullJob, training: Training, 
     """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned. Also runs the canary."""
     from workloads.training import steps
 
-    warm_up = _endless(batches, args.warmup_steps)
+    first = next(batches.epoch(1))
     with steps.undone(training):
         # cuDNN tries every algorithm of a layer in the first step, forward and backward.
         with job.in_turn() if args.autotune == "in_turn" else nullcontext():
             if args.step_mode == "cuda_graph":
-                step = steps.graph_step(training, *next(batches.epoch(1)))
+                step = steps.graph_step(training, *first)
             else:
                 step = steps.compiled_step(training) if args.step_mode == "compile" else steps.eager_step(training)
-            for batch in islice(warm_up, 1):
-                step(*batch)
-        for batch in warm_up:
+            if args.warmup_steps > 0:
+                step(*first)
+        for batch in _endless(batches, args.warmup_steps - 1):
             step(*batch)
         if args.canary:
             job.phase("canary")
-            _check_results(job, training, next(batches.epoch(1)))
+            _check_results(job, training, first)
     return step
 
 
@@ -297,6 +323,7 @@ def _describe(args: argparse.Namespace, job: client.NullJob, training: Training)
         "timm": importlib.metadata.version("timm"),
         "device": training.device.type,
         "threads": torch.get_num_threads(),
+        "learning_rate": training.recipe.learning_rate,
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
     }
     if training.device.type == "cuda":

@@ -20,12 +20,17 @@ class Steps:
 
 @dataclass(slots=True)
 class Epoch:
-    """One whole epoch: training time without validation, and its figures."""
+    """One whole epoch: seconds of training, and its figures (`validation_s` among them if it was validated)."""
 
     number: int
     t_ns: int
     seconds: float
     metrics: dict[str, float]
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of training and validation."""
+        return self.seconds + self.metrics.get("validation_s", 0.0)
 
 
 @dataclass(slots=True)

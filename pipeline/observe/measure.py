@@ -120,7 +120,7 @@ def _job(
     if window is not None:
         metrics |= throughput.figures(group.window.kind, log, window)
     if log.epochs:
-        metrics["epoch_time_mean_s"] = statistics.fmean(epoch.seconds for epoch in log.epochs)
+        metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
     metrics |= sampled.figures(read.get(state.job.index, {}), seen.fields, [window] if window is not None else [])
     spans = phases.of_job(state, log)
     metrics |= phases.job_metrics(spans)
@@ -147,7 +147,7 @@ def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
     """Points `(step, monotonic ns, value)` of what the job reported, by name."""
     series: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for epoch in log.epochs:
-        for name, value in {"epoch_time_s": epoch.seconds, **epoch.metrics}.items():
+        for name, value in {"epoch_time_s": epoch.whole_s, **epoch.metrics}.items():
             series[name].append((epoch.number, epoch.t_ns, value))
     for name, step, t_ns, value in log.metrics:
         series[name].append((step, t_ns, value))

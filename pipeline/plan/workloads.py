@@ -17,14 +17,18 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device
 
-DataSource = enum.Enum("DataSource", "disk synthetic_host synthetic_device", start=0)
-"""`disk` reads the real data set; the synthetic ones make data of the same shape in the loader or on the device."""
+DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
+"""`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are
+made-up files of the same kind, and data of the same shape made in the loader or on the device."""
 
 Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
 """The data sets that `train_timm` knows."""
 
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
+
+Recipe = enum.Enum("Recipe", "plain timm", start=0)
+"""Loss, optimiser and learning rate: SGD at one rate, or what timm's `train.py` does by default."""
 
 Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 """Arithmetic of the step: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in
@@ -40,9 +44,11 @@ _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _OUR_PREFIX = "COLLOCATION_"
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
 _GPU_ONLY_PX = 224
-# The size that images are stored in, where they are scaled up on the device: `image_data.py` knows it as `native_px`.
+# The size that images are stored in, where they are scaled up on the device: `request.py` knows it as `native_px`.
 _STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
-# What a data set's folder is called below `data_root`; the digits come with scikit-learn.
+# Decoded and cut to any size by the loader.
+_IMAGE_FILES = (DataSource.files, DataSource.synthetic_files)
+# What a published data set's folder is called below `data_root`; the digits come with scikit-learn.
 _FOLDERS = {Dataset.cifar10: "cifar-10-batches-py", Dataset.imagenet64: "imagenet64", Dataset.imagenet: "imagenet"}
 
 
@@ -110,8 +116,11 @@ class TrainTimmConfig(WorkloadConfig):
 
     Attributes:
         data_root: folder that holds the data sets; needed for `source: disk`, except for the digits.
-        cache_root: where converted data sets go; the data set's own folder if not given.
+        cache_root: where converted data sets go (the data set's own folder if not given) and made-up files (a folder
+            in the user's cache if not given).
         samples: training samples an epoch for synthetic data; the real data set's number if not given.
+        recipe: loss, optimiser, learning rate, and whether the host reads each loss (docs/workloads.md).
+        learning_rate: of the first epoch; the recipe's own if not given.
         loader_workers: data loader processes of each job.
         threads: CPU threads of each job's framework; the framework's own choice if not given.
         autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it
@@ -135,7 +144,8 @@ class TrainTimmConfig(WorkloadConfig):
     num_classes: int = MISSING
     samples: int | None = None
     batch_size: int = MISSING
-    learning_rate: float = 0.1
+    recipe: Recipe = Recipe.plain
+    learning_rate: float | None = None
     step_mode: StepMode = StepMode.eager
     precision: Precision = Precision.default
     channels_last: bool = True
@@ -160,12 +170,17 @@ class TrainTimmConfig(WorkloadConfig):
         for key in ("loader_workers", "warmup_steps"):
             if (value := getattr(self, key)) < 0:
                 raise self._refused(f"{key}={value} must not be negative")
-        if _STORED_PX.get(self.dataset, self.image_px) > self.image_px:
+        if self.dataset is Dataset.digits and self.source in _IMAGE_FILES:
+            raise self._refused(
+                f"source={self.source.name} is for data sets of image files, and the digits come with scikit-learn; "
+                "use source=disk"
+            )
+        if self.source not in _IMAGE_FILES and _STORED_PX.get(self.dataset, self.image_px) > self.image_px:
             raise self._refused(
                 f"the images of {self.dataset.name} have {_STORED_PX[self.dataset]} pixels and are scaled up only, "
                 f"not to image_px={self.image_px}"
             )
-        if self.samples is not None and self.source is DataSource.disk:
+        if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
             raise self._refused("samples is for synthetic data; a data set on disk is used whole")
         if self.step_mode is StepMode.cuda_graph:
             self._check_cuda_graph(device)
@@ -189,13 +204,18 @@ class TrainTimmConfig(WorkloadConfig):
             )
 
     def check_data(self) -> None:
-        if self.source is not DataSource.disk or self.dataset not in _FOLDERS:
+        name = self.dataset.name
+        if self.source is DataSource.files:
+            folder = name
+        elif self.source is DataSource.disk and self.dataset in _FOLDERS:
+            folder = _FOLDERS[self.dataset]
+        else:
             return
-        name, folder = self.dataset.name, _FOLDERS[self.dataset]
         if self.data_root is None:
             raise ConfigError(
                 f"workload {self.name} reads {name} from disk, but no folder is given; "
-                "set data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape"
+                "set data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape "
+                "(synthetic_files: through the loader, as image files)"
             )
         path = expanded("data.root", self.data_root) / folder
         if not path.is_dir():

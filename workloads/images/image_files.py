@@ -7,18 +7,19 @@ downloaded, and reading a data file never executes what it holds.
 from __future__ import annotations
 
 import codecs
-import fcntl
 import logging
 import os
 import pickle
-import shutil
 import struct
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
+from workloads.images.made_once import made_once
 
 _log = logging.getLogger(__name__)
 
@@ -105,18 +106,25 @@ def read_imagenet64(data_root: Path, cache_root: Path | None) -> Split:
     Source: P. Chrabaszcz et al., "A Downsampled Variant of ImageNet", arXiv:1707.08819; files of image-net.org.
     """
     folder = data_root / "imagenet64"
-    cache = folder if cache_root is None else cache_root
-    result = cache / "imagenet64-npy"
+    result = (folder if cache_root is None else cache_root) / "imagenet64-npy"
     if not result.is_dir():
         train = [folder / f"train_data_batch_{number}" for number in range(1, 11)]
         layout = f"{folder} must hold train_data_batch_1 to train_data_batch_10 and val_data (ImageNet 64x64, Python)"
         _require([*train, folder / "val_data"], layout)
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / "imagenet64.lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, however this process ends
-            if not result.is_dir():
-                _convert(result, {"train": train, "validation": [folder / "val_data"]})
+        made_once(result, partial(_convert, splits={"train": train, "validation": [folder / "val_data"]}))
     return Split(train=_open_map(result, "train"), validation=_open_map(result, "validation"))
+
+
+def split_folders(folder: Path) -> tuple[Path, Path]:
+    """Return the folders of a data set's two halves, of which each holds `CLASS/*`.
+
+    Raises:
+        FileNotFoundError: one is missing.
+    """
+    for name in ("train", "val"):
+        if not (folder / name).is_dir():
+            raise FileNotFoundError(f"no folder {folder / name}: {folder} must hold train/CLASS/* and val/CLASS/*")
+    return folder / "train", folder / "val"
 
 
 def _open_map(folder: Path, split: str) -> ImageArrays:
@@ -125,14 +133,11 @@ def _open_map(folder: Path, split: str) -> ImageArrays:
     )
 
 
-def _convert(result: Path, splits: dict[str, list[Path]]) -> None:
-    """Write the arrays of all splits into the folder `result`, which appears complete or not at all."""
-    partial = result.with_name(result.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed: we hold the lock
-    partial.mkdir()
+def _convert(folder: Path, splits: dict[str, list[Path]]) -> None:
+    """Write the arrays of all splits into a folder."""
     for split, sources in splits.items():
         labels = []
-        with (partial / f"{split}_images.npy").open("wb") as file:
+        with (folder / f"{split}_images.npy").open("wb") as file:
             _write_header(file, (0, 3, _IMAGENET64_PX, _IMAGENET64_PX))
             for source in sources:
                 _log.info("converting %s", source)
@@ -143,12 +148,9 @@ def _convert(result: Path, splits: dict[str, list[Path]]) -> None:
             file.seek(0)
             _write_header(file, (len(everything), 3, _IMAGENET64_PX, _IMAGENET64_PX))
             _sync(file)
-        with (partial / f"{split}_labels.npy").open("wb") as file:
+        with (folder / f"{split}_labels.npy").open("wb") as file:
             np.save(file, everything)
             _sync(file)
-    _sync_folder(partial)
-    partial.rename(result)
-    _sync_folder(result.parent)
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
@@ -163,14 +165,6 @@ def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _require(files: list[Path], layout: str) -> None:

@@ -9,7 +9,7 @@ import time
 import torch
 
 from workloads import client
-from workloads.images.image_data import Batches, TrainingData
+from workloads.images.request import Batches, TrainingData
 from workloads.training.steps import LossRecord, Step, StepClock, Training
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,8 @@ class NonFiniteLossError(ArithmeticError):
 class Trainer:
     """Trains for a number of epochs, or with 0 until told to stop.
 
-    With `validates`, the accuracy is measured after each epoch of a fixed number, else once, after the stop.
+    With `validates`, the accuracy is measured after each epoch of a fixed number, else once, after the stop. Made-up
+    images are looked at in the first case only, for the time that it takes.
     """
 
     def __init__(
@@ -31,7 +32,11 @@ class Trainer:
         self._job, self._training, self._data, self._step = job, training, data, step
         self._epochs = epochs
         self._validation = data.validation if validates else None
-        self._clock = StepClock(training.device, lambda samples, epoch, t_ns: job.step(samples, epoch, t_ns))
+        self._recipe = training.recipe
+        self._clock = StepClock(
+            lambda samples, epoch, t_ns: job.step(samples, epoch, t_ns),
+            runs_ahead=training.device.type == "cuda" and not training.recipe.reads_loss,
+        )
         self._losses = LossRecord(training.device)
         self._first_losses_sent = False
 
@@ -52,15 +57,19 @@ class Trainer:
                 break
             done += 1
             self._report(done, seconds, loss)
-        if self._epochs == 0 and self._validation is not None:
+        if self._epochs == 0 and self._validation is not None and not self._data.is_made_up:
             accuracy = self._validate(self._validation)
             self._job.metric("accuracy_ratio", accuracy, step=done)
             _log.info("accuracy %.4f after %d whole epochs", accuracy, done)
 
     def _issue_epoch(self, number: int) -> bool:
         num_steps = 0
+        self._recipe.begin_epoch(number)
         for images, labels in self._job.until_stop(self._data.train.epoch(number)):
-            self._losses.add(self._step(images, labels))
+            loss = self._step(images, labels)
+            self._losses.add(loss)
+            if self._recipe.reads_loss:
+                loss.item()
             self._clock.issued(len(labels), number)
             num_steps += 1
         return num_steps == self._data.train.num_batches
@@ -79,7 +88,11 @@ class Trainer:
         figures = {"loss": loss}
         if self._epochs > 0 and self._validation is not None:
             self._job.phase("validate")
-            figures["accuracy_ratio"] = self._validate(self._validation)
+            began = time.monotonic()
+            accuracy = self._validate(self._validation)
+            figures["validation_s"] = time.monotonic() - began
+            if not self._data.is_made_up:
+                figures["accuracy_ratio"] = accuracy
             self._job.phase("train")
         self._job.epoch(number, seconds, **figures)
         text = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

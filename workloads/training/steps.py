@@ -1,6 +1,6 @@
 """Training steps: how one is issued (eager, compiled, as a CUDA graph), when it was complete, and what it lost.
 
-The host never reads a value of the device within a step, and never runs more than two steps ahead of the device.
+The host never reads a value of the device within a step, and runs two steps ahead of the device at most.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workloads.training.recipes import Recipe
+
 Forward = Callable[[Tensor], Tensor]
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,19 +28,19 @@ _STEPS_BEFORE_CAPTURE = 3
 class StepClock:
     """Reports samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
 
-    On CUDA a step's event is waited for two steps later, by a blocking wait that leaves the core to others. On the CPU
-    a step is complete when it returns.
+    A step that runs ahead has an event that is waited for two steps later, by a blocking wait that leaves the core to
+    others. Any other is complete when it is reported.
     """
 
-    def __init__(self, device: torch.device, report: Callable[[int, int, int], None]) -> None:
-        self._asynchronous = device.type == "cuda"
+    def __init__(self, report: Callable[[int, int, int], None], *, runs_ahead: bool) -> None:
+        self._runs_ahead = runs_ahead
         self._report = report
         self._pending: deque[tuple[torch.cuda.Event, int, int]] = deque()
         self.last_ns = time.monotonic_ns()
 
     def issued(self, samples: int, epoch: int) -> None:
         """Take note of a step just issued; report the one issued two steps before it."""
-        if not self._asynchronous:
+        if not self._runs_ahead:
             self._complete(samples, epoch)
             return
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -94,7 +96,7 @@ class Training:
     """What a step changes: the model, its optimiser, and the scaler of fp16 losses (disabled for the others)."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    recipe: Recipe
     scaler: torch.amp.GradScaler
     device: torch.device
     autocast: torch.dtype | None
@@ -108,12 +110,13 @@ class Training:
 def eager_step(training: Training, forward: Forward | None = None) -> Step:
     """Return a step that issues its operators one by one, or with another forward pass of the same model."""
     model, scaler = training.model if forward is None else forward, training.scaler
+    optimizer, loss_of = training.recipe.optimizer, training.recipe.loss
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
-        training.optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(training.forward(model, images).float(), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(training.forward(model, images).float(), labels)
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        scaler.step(training.optimizer)
+        scaler.step(optimizer)
         scaler.update()
         return loss.detach()
 
@@ -140,7 +143,7 @@ def graph_step(training: Training, images: Tensor, labels: Tensor) -> Step:
             step(held_images, held_labels)
     torch.cuda.current_stream().wait_stream(side)
     # The gradients must be made inside the capture: those made before it would be added to at every replay.
-    training.optimizer.zero_grad(set_to_none=True)
+    training.recipe.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held_loss = step(held_images, held_labels)
@@ -168,7 +171,7 @@ def undone(training: Training) -> Iterator[None]:
     with torch.no_grad():
         for name, tensor in training.model.state_dict().items():
             tensor.copy_(weights[name])
-        for state in training.optimizer.state.values():
+        for state in training.recipe.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()

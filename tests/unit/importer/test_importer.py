@@ -11,6 +11,7 @@ import yaml
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.importer import __main__, radt_table
+from pipeline.plan.workloads import DataSource
 from tests.experiments import configs_of, planned
 
 HEADER = ["Experiment", "Workload", "Status", "Run", "Devices", "Collocation", "File", "Listeners", "Params"]
@@ -77,7 +78,7 @@ def test_the_published_table_is_198_groups(tmp_path, capsys):
     groups, refused = radt_table.read(table)
     assert not refused
     assert Counter(group.scenario for group in groups) == {"naive": 62, "mps": 62, "mig": 74}
-    extra = ["gpu=simulated_a100_40gb", "data.source=synthetic_device", "listeners=[host]"]
+    extra = ["gpu=simulated_a100_40gb", "data.source=synthetic_files", "listeners=[host]"]
     assert "nan" not in (tmp_path / "conf/experiment/imported.yaml").read_text()
     with planned(configs_of(arguments_to_run(tmp_path, *extra))) as plan:
         collocated = [group for group in plan.groups if not group.sequential]
@@ -122,7 +123,8 @@ def test_older_tables_name_model_and_data(tmp_path):
     table = write(tmp_path / "old.csv", rows, header)
     assert __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported"]) == 0
     (config,) = configs_of(arguments_to_run(tmp_path))
-    assert (config.workload.name, config.workload.batch_size, config.degree) == ("resnet26_cifar10", 32, 2)
+    assert (config.workload.name, config.workload.batch_size, config.degree) == ("robroek_small", 32, 2)
+    assert config.workload.source is DataSource.files
 
 
 def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):

@@ -39,7 +39,7 @@ def instances_of(group: Group) -> str:
 def lines_of(plan: Plan) -> list[str]:
     """One line a group; the order within a block is random, so the lines are sorted."""
     return sorted(
-        f"{plan.experiment:22s}{group.name:46s}{settings(group):18s}{instances_of(group)}".rstrip()
+        f"{plan.experiment:22s}{group.name:52s}{settings(group):18s}{instances_of(group)}".rstrip()
         for group in plan.groups
     )
 
@@ -54,9 +54,7 @@ def settings(group: Group) -> str:
 def text() -> str:
     found: dict[str, list[str]] = {gpu: [] for gpu in GPUS}
     for name in EXPERIMENTS:
-        configs = configs_of(
-            [f"+experiment=robroek_{name}", f"gpu=simulated_{GPUS[0]}", "data.source=synthetic_device"]
-        )
+        configs = configs_of([f"+experiment=robroek_{name}", f"gpu=simulated_{GPUS[0]}", "data.source=synthetic_files"])
         for gpu in GPUS:
             for config in configs:  # composing takes most of the time, and the GPU is a group of its own
                 config.gpu.model = gpu

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
+import os
 import pickle
 import signal
 import subprocess
@@ -17,10 +19,12 @@ import torch
 from PIL import Image
 
 from pipeline.base.paths import PROJECT_DIR
-from workloads.images.image_data import FACTS, DataRequest, open_data
+from workloads.images import image_data, synthetic_files
 from workloads.images.image_files import read_cifar10, read_digits, read_imagenet64
+from workloads.images.request import FACTS, DataRequest, TrainingData
 
 CPU = torch.device("cpu")
+OPENED: list[TrainingData] = []
 DIGITS = DataRequest(
     dataset="digits",
     source="disk",
@@ -34,6 +38,19 @@ DIGITS = DataRequest(
     channels_last=False,
     seed=1,
 )
+
+
+def open_data(request: DataRequest, device: torch.device = CPU) -> TrainingData:
+    """Open the data; `close_data` closes it."""
+    OPENED.append(image_data.open_data(request, device))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def close_data():
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 def write_batch(path: Path, px: int, labels: list[int], protocol: int = 2) -> np.ndarray:
@@ -172,7 +189,7 @@ logging.basicConfig(stream=sys.stdout, level="INFO", format="%(message)s")
 print("begins", flush=True)
 assert len(read_imagenet64(Path(sys.argv[1]), None).train.labels) == 20
 """
-    with (tmp_path / "imagenet64" / "imagenet64.lock").open("wb") as lock:
+    with (tmp_path / "imagenet64" / "imagenet64-npy.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         jobs = [
             subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=PROJECT_DIR, stdout=subprocess.PIPE, text=True)
@@ -180,7 +197,7 @@ assert len(read_imagenet64(Path(sys.argv[1]), None).train.labels) == 20
         ]
         assert [job.stdout.readline() for job in jobs] == ["begins\n"] * 3
         time.sleep(0.3)  # longer than the conversion takes, which nobody may begin while the lock is held
-        assert not list((tmp_path / "imagenet64").glob("imagenet64-npy*"))
+        assert not list((tmp_path / "imagenet64").glob("imagenet64-npy*/"))
     outputs = [job.communicate(timeout=60)[0].splitlines() for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0, 0]
     assert sorted(map(len, outputs)) == [0, 0, 11]
@@ -308,3 +325,106 @@ def test_batches_on_the_device_take_turns():
 def test_what_cannot_be_loaded_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         open_data(replace(DIGITS, **change), CPU)
+
+
+@pytest.fixture
+def few_files(monkeypatch):
+    """Some made-up files, which are made as quickly as the real number of them is not."""
+    few = {name: replace(kind, count=12, classes=min(kind.classes, 6)) for name, kind in synthetic_files.KINDS.items()}
+    monkeypatch.setattr(synthetic_files, "KINDS", few)
+
+
+def of_files(cache: Path, **changes) -> DataRequest:
+    common = {"dataset": "cifar10", "source": "synthetic_files", "image_px": 32, "batch_size": 8, "samples": 40}
+    return replace(DIGITS, cache_root=cache, **(common | changes))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "long_px", "least_bytes", "most_bytes"),
+    [("cifar10", 32, 2000, 3000), ("imagenet64", 64, 8000, 10_000), ("imagenet", 500, 90_000, 130_000)],
+)
+def test_made_up_files_have_the_pixels_and_bytes_of_the_real_ones(
+    few_files, tmp_path, dataset, long_px, least_bytes, most_bytes
+):
+    folder = synthetic_files.folder_of(dataset, tmp_path)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    assert len(files) == 12
+    assert len(list(folder.iterdir())) == 6
+    assert least_bytes < sum(file.stat().st_size for file in files) / len(files) < most_bytes
+    for file in files:
+        with Image.open(file) as image:
+            assert (max(image.size), image.mode) == (long_px, "RGB")
+    before = [file.stat().st_mtime_ns for file in files]
+    assert synthetic_files.folder_of(dataset, tmp_path) == folder
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_files_go_to_the_users_cache_if_no_other_folder_is_given(few_files, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert synthetic_files.folder_of("cifar10", None).parent == tmp_path / "gpu-collocation" / "synthetic-files"
+
+
+def test_an_epoch_of_files_is_a_function_of_seed_and_number_whoever_reads_them(few_files, tmp_path):
+    alone, helped = (open_data(of_files(tmp_path, loader_workers=workers)).train for workers in (0, 2))
+    next(helped.epoch(1))  # begun and left
+    torch.manual_seed(0)
+    drawn = torch.get_rng_state()
+    epochs = []
+    for number in (1, 2):
+        pairs = list(zip(alone.epoch(number), helped.epoch(number), strict=True))
+        assert len(pairs) == alone.num_batches == 5
+        for mine, theirs in pairs:
+            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+            assert mine[0].shape == (8, 3, 32, 32) and mine[0].dtype == torch.float32
+        epochs.append(torch.cat([images for (images, _), _ in pairs]))
+    assert not torch.equal(*epochs)
+    assert torch.equal(torch.get_rng_state(), drawn)  # models draw from it
+    other = torch.cat([images for images, _ in open_data(of_files(tmp_path, seed=2)).train.epoch(1)])
+    assert not torch.equal(other, epochs[0])
+
+
+def test_made_up_files_train_and_validate_in_the_ratio_of_the_data_set(few_files, tmp_path):
+    data = open_data(of_files(tmp_path, image_px=48, channels_last=True))
+    assert data.is_made_up
+    images, labels = next(data.train.epoch(1))
+    assert images.shape == (8, 3, 48, 48) and images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.dtype == torch.int64
+    assert [len(labels) for _, labels in data.validation.epoch(0)] == [8]  # 40 of 50,000 are 8 of 10,000
+    assert [images.shape[2] for images, _ in data.validation.epoch(0)] == [48]
+
+
+def test_files_of_a_data_set_are_read_by_class(tmp_path):
+    for split, count in (("train", 4), ("val", 3)):
+        for shade, name in enumerate(("ant", "bee")):
+            folder = tmp_path / "cifar10" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (40, 40), (shade * 255,) * 3).save(folder / f"{number}.png")
+    request = of_files(tmp_path, source="files", data_root=tmp_path, samples=None, num_classes=1000)
+    data = open_data(request)
+    assert not data.is_made_up
+    ((images, labels),) = data.train.epoch(1)
+    assert sorted(labels.tolist()) == [0] * 4 + [1] * 4
+    assert [bool(image.max() > 0) for image in images] == [bool(label) for label in labels]
+    assert [labels.tolist() for _, labels in data.validation.epoch(0)] == [[0, 0, 0, 1, 1, 1]]
+    with pytest.raises(ValueError, match="2 classes"):
+        open_data(replace(request, num_classes=1))
+    (tmp_path / "cifar10" / "val" / "bee").rename(tmp_path / "cifar10" / "val" / "cat")
+    with pytest.raises(ValueError, match="different classes"):
+        open_data(request)
+    with pytest.raises(FileNotFoundError, match="must hold train/CLASS"):
+        open_data(replace(request, dataset="imagenet64"))
+
+
+@pytest.mark.parametrize("source", ["synthetic_host", "synthetic_files"])
+def test_loader_processes_end_at_once_even_if_they_hang(few_files, tmp_path, source):
+    data = open_data(of_files(tmp_path, source=source, loader_workers=2))
+    next(data.train.epoch(1))
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    os.kill(workers[0].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    data.close()
+    data.close()
+    assert time.monotonic() - began < 1
+    assert multiprocessing.active_children() == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import multiprocessing
 import subprocess
 import sys
 
@@ -13,7 +15,8 @@ from pipeline.plan import workloads
 from tests.job_server import JobServer, wait_until
 from tests.training import DATA, SMALL, TRAIN, train
 from workloads import train_timm
-from workloads.training import canary
+from workloads.images import synthetic_files
+from workloads.training import canary, recipes
 from workloads.training.epochs import NonFiniteLossError
 from workloads.training.steps import LossRecord, compiled_step
 
@@ -24,13 +27,13 @@ def test_the_flags_are_the_keys_of_the_configuration():
     actions = {action.dest: action for action in train_timm.build_parser()._actions}
     assert set(actions) == added | {"seed", "device", "epochs", "help"}
     enums = {"dataset": workloads.Dataset, "source": workloads.DataSource}
-    enums |= {"step_mode": workloads.StepMode, "precision": workloads.Precision}
+    enums |= {"step_mode": workloads.StepMode, "precision": workloads.Precision, "recipe": workloads.Recipe}
     for name, members in enums.items():
         assert actions[name].choices == [member.name for member in members]
     defaults = {field.name: field.default for field in dataclasses.fields(workloads.TrainTimmConfig)}
     for name in ("learning_rate", "channels_last", "loader_workers", "warmup_steps", "validate", "samples", "threads"):
         assert actions[name].default == defaults[name], name
-    for name in ("source", "step_mode", "precision"):
+    for name in ("source", "step_mode", "precision", "recipe"):
         assert actions[name].default == defaults[name].name, name
 
 
@@ -60,6 +63,7 @@ def test_model_arguments_are_json_or_text():
         (["--step-mode", "cuda_graph", "--precision", "fp16"], "excludes --precision fp16"),
         (["--step-mode", "cuda_graph", "--device", "cpu"], "needs a GPU"),
         (["--samples", "100"], "--samples is for synthetic data"),
+        (["--source", "synthetic_files"], "the digits come with scikit-learn"),
         (["--batch-size", "0"], "0 is less than 1"),
     ],
 )
@@ -111,8 +115,9 @@ def test_a_fixed_number_of_epochs():
     first, last = job.epochs[0][2], job.epochs[-1][2]
     assert last["loss"] < 0.5 * first["loss"]
     assert last["accuracy_ratio"] > 0.8
+    assert last["validation_s"] > 0
     assert job.phases == ["import", "build", "warmup", "canary", "train", *["validate", "train"] * 5]
-    # Time per epoch ends with its last step and begins after the last step and the validation of the epoch before.
+    # The time of training ends with the last step and begins after the validation of the epoch before.
     seconds = job.epochs[1][1]
     assert (stamps[29] - stamps[15]) / 1e9 < seconds < (stamps[29] - stamps[14]) / 1e9
     assert job.metrics == {}
@@ -180,6 +185,63 @@ def test_tf32_is_allowed_as_the_precision_says(flags, products, convolutions):
 def test_other_arithmetic_and_layout_learn_the_same(flags):
     plain, other = train("--learning-rate", "0.01"), train("--learning-rate", "0.01", *flags)
     assert other.losses == pytest.approx(plain.losses, rel=0.03)
+
+
+def test_the_recipe_of_timm_reads_each_loss_and_lets_the_learning_rate_fall(monkeypatch):
+    trainings, rates, read = [], [], []
+    build, begin, item = train_timm._build, recipes.Recipe.begin_epoch, torch.Tensor.item
+    monkeypatch.setattr(train_timm, "_build", lambda *a: trainings.append(build(*a)) or trainings[-1])
+
+    def begin_epoch(recipe, number):
+        begin(recipe, number)
+        rates.append([group["lr"] for group in recipe.optimizer.param_groups])
+
+    monkeypatch.setattr(recipes.Recipe, "begin_epoch", begin_epoch)
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor.shape) or item(tensor))
+    job = train("--recipe", "timm", "--epochs", "4", "--warmup-steps", "2", "--no-canary")
+    assert len(job.steps) == 60
+    assert len(read) >= 60
+    base = 0.1 * 100 / 256
+    assert [rate for rate, _ in rates] == pytest.approx(
+        [base * share for share in (1, 0.85355, 0.5, 0.14645)], rel=1e-4
+    )
+    assert all(decayed == spared for decayed, spared in rates)
+    (training,) = trainings
+    groups = training.recipe.optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [0, 2e-5]
+    assert all(group["nesterov"] and group["momentum"] == 0.9 for group in groups)
+    assert max(parameter.ndim for parameter in groups[0]["params"]) == 1
+    # The smallest loss that smoothing leaves: all of the probability where the smoothed labels have it.
+    logits = torch.full((1, 10), 0.01).log()
+    logits[0, 3] = math.log(0.91)
+    assert float(training.recipe.loss(logits, torch.tensor([3]))) == pytest.approx(
+        -float((logits.exp() * logits).sum())
+    )
+
+
+def test_a_learning_rate_that_a_captured_graph_reads_is_a_tensor_and_falls_the_same():
+    model = torch.nn.Linear(2, 2)
+    recipe = recipes.timm(model, None, batch_size=256, num_epochs=0, rate_on=torch.device("cpu"))
+    rates = [group["lr"] for group in recipe.optimizer.param_groups]
+    for number, share in ((1, 1.0), (151, 0.5), (301, 0.0), (400, 0.0)):
+        recipe.begin_epoch(number)
+        assert [float(rate) for rate in rates] == pytest.approx([0.1 * share] * 2, abs=1e-6)
+    before = model.weight.clone()
+    recipe.begin_epoch(1)
+    recipe.loss(model(torch.ones(4, 2)), torch.zeros(4, dtype=torch.int64)).backward()
+    recipe.optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
+def test_made_up_files_are_validated_for_the_time_that_it_takes_and_not_at_a_stop(tmp_path, monkeypatch):
+    kind = dataclasses.replace(synthetic_files.KINDS["cifar10"], count=20)
+    monkeypatch.setitem(synthetic_files.KINDS, "cifar10", kind)
+    flags = ["--dataset", "cifar10", "--source", "synthetic_files", "--cache-root", str(tmp_path), "--image-px", "32"]
+    flags += ["--samples", "20", "--batch-size", "10", "--no-canary", "--warmup-steps", "1", "--validate"]
+    job = train(*flags, "--epochs", "2", "--recipe", "timm", "--loader-workers", "1")
+    assert [sorted(figures) for *_, figures in job.epochs] == [["loss", "validation_s"]] * 2
+    assert multiprocessing.active_children() == []
+    assert "validate" not in train(*flags, "--epochs", "0", stop_after=3).phases
 
 
 def test_compiling_does_not_ask_the_model_for_its_length():

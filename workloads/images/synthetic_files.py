@@ -1,0 +1,98 @@
+"""Image files that show nothing, of the number of pixels and bytes that a data set's own have. No torch here.
+
+They are read again and again, so a bounded number is enough to give a loader its work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workloads.images.made_once import made_once
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+# To be changed with what is made here: it names the folder.
+_VERSION = 1
+_BLOT_PX = 8
+_NOISE_PX = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """The files of one data set.
+
+    Attributes:
+        sizes: width and height, in turn.
+        suffix, options: of the file format.
+        noise: standard deviation of what is added to each pixel, which decides the number of bytes.
+    """
+
+    count: int
+    classes: int
+    sizes: tuple[tuple[int, int], ...]
+    suffix: str
+    options: dict[str, Any]
+    noise: float
+
+
+# PNG files of CIFAR-10 have about 2.3 kB, those of ImageNet64 about 9 kB, the JPEG files of ImageNet about 110 kB.
+KINDS = {
+    "cifar10": Kind(count=4000, classes=10, sizes=((32, 32),), suffix=".png", options={}, noise=8),
+    "imagenet64": Kind(count=4000, classes=1000, sizes=((64, 64),), suffix=".png", options={}, noise=8),
+    "imagenet": Kind(
+        count=1000,
+        classes=1000,
+        sizes=((500, 375), (500, 333), (375, 500)),
+        suffix=".JPEG",
+        options={"quality": 90},
+        noise=18,
+    ),
+}
+
+
+def folder_of(dataset: str, cache_root: Path | None) -> Path:
+    """Return a folder `CLASS/*` of made-up files, made now if it is not there.
+
+    Args:
+        dataset: whose files they stand for.
+        cache_root: where it is kept; in the user's cache folder if not given.
+    """
+    kind = KINDS[dataset]
+    folder = (cache_root or _default_root()) / f"{dataset}-{kind.count}-v{_VERSION}"
+    return made_once(folder, lambda partial: _make(partial, kind))
+
+
+def _default_root() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "gpu-collocation" / "synthetic-files"
+
+
+def _make(folder: Path, kind: Kind) -> None:
+    for label in range(kind.classes):
+        (folder / f"{label:04}").mkdir()
+    for number, image in enumerate(_images(kind)):
+        image.save(folder / f"{number % kind.classes:04}" / f"{number:05}{kind.suffix}", **kind.options)
+
+
+def _images(kind: Kind) -> Iterator[Image.Image]:
+    """Coloured blots under noise, the same ones on every machine."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    # One field of noise, of which each image gets another part: it would take most of the time otherwise.
+    field = np.rint(random.normal(0, kind.noise, (2 * _NOISE_PX, 2 * _NOISE_PX, 3))).astype(np.int16)
+    for number in range(kind.count):
+        width, height = kind.sizes[number % len(kind.sizes)]
+        coarse = random.integers(256, size=(height // _BLOT_PX, width // _BLOT_PX, 3), dtype=np.uint8)
+        blots = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+        top, left = random.integers(_NOISE_PX, size=2)
+        pixels: npt.NDArray[np.int16] = np.asarray(blots) + field[top : top + height, left : left + width]
+        yield Image.fromarray(pixels.clip(0, 255).astype(np.uint8))

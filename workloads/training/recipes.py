@@ -1,0 +1,98 @@
+"""Recipes: with what loss, optimiser and learning rate a model is trained, and whether the host reads each loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workloads.images.vision import import_torchvision
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From logits [batch, classes] and labels [batch] to a scalar."""
+
+_MOMENTUM = 0.9
+_PLAIN_RATE = 0.1
+# Source: the defaults of timm's train.py: --opt sgd --momentum 0.9 --weight-decay 2e-5 --smoothing 0.1 --lr-base 0.1
+# --lr-base-size 256 --sched cosine --epochs 300. Its optimiser takes Nesterov's step and spares biases and norms the
+# decay.
+_WEIGHT_DECAY = 2e-5
+_SMOOTHING = 0.1
+_RATE_PER_IMAGE = 0.1 / 256
+_DEFAULT_EPOCHS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model learns.
+
+    Attributes:
+        learning_rate: of the first epoch.
+        falls_over: epochs over which the learning rate falls to nothing, along a cosine; `None`: it stays.
+        reads_loss: the host reads each loss before it issues the next step, and so waits for the device.
+    """
+
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    learning_rate: float
+    falls_over: int | None
+    reads_loss: bool
+
+    def begin_epoch(self, number: int) -> None:
+        """Set the learning rate of an epoch, counted from 1."""
+        if self.falls_over is None:
+            return
+        rate = self.learning_rate * (1 + math.cos(math.pi * min(1.0, (number - 1) / self.falls_over))) / 2
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def plain(model: nn.Module, learning_rate: float | None) -> Recipe:
+    """Cross-entropy, and SGD with momentum at one learning rate; the host never waits for the device within a step."""
+    rate = _PLAIN_RATE if learning_rate is None else learning_rate
+    return Recipe(
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD(model.parameters(), lr=rate, momentum=_MOMENTUM),
+        learning_rate=rate,
+        falls_over=None,
+        reads_loss=False,
+    )
+
+
+def timm(
+    model: nn.Module, learning_rate: float | None, *, batch_size: int, num_epochs: int, rate_on: torch.device | None
+) -> Recipe:
+    """What timm's `train.py` does by default.
+
+    Args:
+        model: on its device.
+        learning_rate: of the first epoch; in proportion to the batch size if not given.
+        batch_size: images a step.
+        num_epochs: 0 where nobody knows; the learning rate then falls over timm's own number.
+        rate_on: keep the learning rate there as a tensor, which a captured graph reads anew at every replay.
+    """
+    import_torchvision()
+    from timm.loss import LabelSmoothingCrossEntropy
+    from timm.optim import param_groups_weight_decay
+
+    rate = _RATE_PER_IMAGE * batch_size if learning_rate is None else learning_rate
+    optimizer = torch.optim.SGD(
+        param_groups_weight_decay(model, _WEIGHT_DECAY),
+        lr=rate if rate_on is None else torch.tensor(rate, device=rate_on),
+        momentum=_MOMENTUM,
+        nesterov=True,
+        fused=None if rate_on is None else True,  # the others read the tensor on the host
+    )
+    return Recipe(
+        loss=LabelSmoothingCrossEntropy(_SMOOTHING),
+        optimizer=optimizer,
+        learning_rate=rate,
+        falls_over=num_epochs or _DEFAULT_EPOCHS,
+        reads_loss=True,
+    )
