@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from listeners.base import MIB, PollingListener, scaled
-from listeners.threads import Threads, Waits
+from listeners.threads import Threads
 from pipeline.base.host import ProcessReading, read_file, read_process
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import Chart, Field, Sample, Summary
@@ -22,6 +22,8 @@ MEAN, RATE = Summary.MEAN, Summary.RATE
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's own sector is
+_CLOCK_FILE = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
+_HAS_CLOCKS = Path(_CLOCK_FILE.format(0)).exists()  # as on few virtual machines
 # Reading PSS walks every page table of a process and holds its mmap lock: its share of one core stays below 1 %.
 _PSS_REST_FACTOR = 100
 
@@ -234,8 +236,9 @@ class _JobTree:
 
     def read(self, t_ns: int, members: Mapping[int, ProcessReading], num_jobs: int) -> dict[str, float]:
         alive = [process for process in members.values() if not process.is_zombie]
-        waits = self.threads.read(alive)
-        readings = {} if self.t_ns is None else self._rates((t_ns - self.t_ns) / 1e9, members, waits)
+        readings = self.threads.read(t_ns, alive)
+        if self.t_ns is not None:
+            readings |= self._rates((t_ns - self.t_ns) / 1e9, members)
         self.t_ns, self.members = t_ns, members
         if not alive:
             return readings
@@ -251,34 +254,24 @@ class _JobTree:
                 readings["smaps_rollup.Pss"] = pss_kib
         return readings
 
-    def _rates(self, seconds: float, members: Mapping[int, ProcessReading], waits: Waits | None) -> dict[str, float]:
+    def _rates(self, seconds: float, members: Mapping[int, ProcessReading]) -> dict[str, float]:
         ticks = growth(self.members, members, lambda p: p.own_ticks, lambda p: p.children_ticks)
         grown = {"stat.cpu_s": ticks / _TICKS_PER_S}
         if all(p.read_bytes is not None for p in (*self.members.values(), *members.values())):
             grown["io.read_bytes"] = growth(self.members, members, lambda _: 0, lambda p: p.read_bytes or 0)
             grown["io.write_bytes"] = growth(self.members, members, lambda _: 0, lambda p: p.write_bytes or 0)
-        if waits is not None:
-            grown["schedstat.wait_s"] = waits.waited_ns / 1e9
-            grown["status.nonvoluntary_ctxt_switches"] = waits.switches
         own_ticks, busiest = max((self._own_growth(process), pid) for pid, process in members.items())
         grown["stat.busiest_s"] = own_ticks / _TICKS_PER_S
         readings = {f"{name}_per_s": amount / seconds for name, amount in grown.items()}
-        if (clock_khz := _clock_khz(members[busiest].cpu)) is not None:
-            readings["cpufreq.scaling_cur_freq"] = clock_khz
+        if _HAS_CLOCKS:
+            with suppress(OSError):  # the CPU is offline by now
+                readings["cpufreq.scaling_cur_freq"] = int(read_file(_CLOCK_FILE.format(members[busiest].cpu)))
         return readings
 
     def _own_growth(self, process: ProcessReading) -> int:
         earlier = self.members.get(process.pid)
         is_known = earlier is not None and earlier.start_ticks == process.start_ticks
         return process.own_ticks - (earlier.own_ticks if earlier is not None and is_known else 0)
-
-
-def _clock_khz(cpu: int) -> int | None:
-    """The clock of a CPU; `None` where the machine does not say, as many virtual ones."""
-    try:
-        return int(read_file(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq"))
-    except (OSError, ValueError):
-        return None
 
 
 class _Machine:
@@ -340,7 +333,7 @@ def _with_traffic(process: ProcessReading) -> ProcessReading | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     counters = dict(line.split(b": ") for line in lines)
-    return replace(process, read_bytes=int(counters[b"read_bytes"]), write_bytes=int(counters[b"write_bytes"]))
+    return process._replace(read_bytes=int(counters[b"read_bytes"]), write_bytes=int(counters[b"write_bytes"]))
 
 
 def _pss_kib(processes: Iterable[ProcessReading]) -> int | None:

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pipeline.base.host import ProcessReading, read_file
 
-# A job has tens of threads, nearly all of which sleep: one that has not run is looked at again after so many readings.
+# A job has tens of threads, nearly all of which sleep: one that has not run is read again after so many ticks.
 _IDLE_TICKS = 16
 _NOT_COUNTED = b"0 0 0\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """Sums over the threads of a job.
-
-    Attributes:
-        waited_ns: how long they could run and had no CPU.
-        switches: how often another thread took their CPU.
-    """
-
-    waited_ns: int
-    switches: int
 
 
 class Threads:
@@ -31,22 +18,29 @@ class Threads:
 
     def __init__(self) -> None:
         self._tick = 0
+        self._t_ns: int | None = None
         self._known: dict[int, dict[int, _Thread]] = {}
 
-    def read(self, processes: Sequence[ProcessReading]) -> Waits | None:
-        """What was added since the reading before; `None` at the first one, and where the kernel does not count.
+    def read(self, t_ns: int, processes: Sequence[ProcessReading]) -> dict[str, float]:
+        """Waiting time and lost CPUs a second since the reading before, by the source ids of the listener's fields.
 
-        A new thread counts from its beginning; what one that ended had added since the reading before is lost.
+        Empty at the first reading, and where the kernel does not count. A new thread counts from its beginning; what
+        one that ended had added since the reading before is lost.
         """
         self._tick += 1
-        is_first = not any(self._known.values())
+        before_ns, self._t_ns, was_counted = self._t_ns, t_ns, any(self._known.values())
         self._known = {process.pid: self._known.get(process.pid, {}) for process in processes}
-        waits = [self._grown(process, self._known[process.pid]) for process in processes]
-        if is_first or not any(self._known.values()):
-            return None
-        return Waits(sum(each.waited_ns for each in waits), sum(each.switches for each in waits))
+        grown = [self._grown(process, self._known[process.pid]) for process in processes]
+        if before_ns is None or not was_counted or not any(self._known.values()):
+            return {}
+        seconds = (t_ns - before_ns) / 1e9
+        return {
+            "schedstat.wait_s_per_s": sum(waited_ns for waited_ns, _ in grown) / 1e9 / seconds,
+            "status.nonvoluntary_ctxt_switches_per_s": sum(switches for _, switches in grown) / seconds,
+        }
 
-    def _grown(self, process: ProcessReading, known: dict[int, _Thread]) -> Waits:
+    def _grown(self, process: ProcessReading, known: dict[int, _Thread]) -> tuple[int, int]:
+        """Waiting time in ns and lost CPUs of the threads of a process since they were last read; `known` follows."""
         tids = [tid for tid, thread in known.items() if thread.is_awake]
         if len(known) != process.num_threads or (self._tick + process.pid) % _IDLE_TICKS == 0:
             tids = _tids(process.pid)
@@ -59,11 +53,10 @@ class Threads:
                 known[tid] = now
                 waited_ns += now.waited_ns - was.waited_ns
                 switches += now.switches - was.switches
-        return Waits(waited_ns, switches)
+        return waited_ns, switches
 
 
-@dataclass(frozen=True, slots=True)
-class _Thread:
+class _Thread(NamedTuple):
     schedstat: bytes
     waited_ns: int
     switches: int
@@ -86,7 +79,7 @@ def _read(folder: str, before: _Thread) -> _Thread | None:
     try:
         text = read_file(f"{folder}/schedstat")
         if before.schedstat == text:  # it has not run, so the longer file is the same, too
-            return replace(before, is_awake=False) if before.is_awake else before
+            return before._replace(is_awake=False) if before.is_awake else before
         if text == _NOT_COUNTED:
             return None
         status = read_file(f"{folder}/status")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.base.records import Device
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessReading:
+class ProcessReading(NamedTuple):
     """One reading of /proc/PID/stat.
 
     Attributes:

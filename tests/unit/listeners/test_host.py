@@ -218,6 +218,7 @@ class TestHostListenerOnJobs:
     def test_the_clock_is_that_of_the_cpu_that_the_busiest_process_ran_on(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(host, "_HAS_CLOCKS", True)
         clocks = {f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in os.sched_getaffinity(0)}
         monkeypatch.setattr(host, "read_file", lambda path: b"3400000\n" if path in clocks else read_file(path))
         watch, sink = OneDevice(CPU), Collected()
