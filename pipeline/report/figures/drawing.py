@@ -178,7 +178,6 @@ def in_lines(text: str, width: int, most: int = 3) -> str:
 def say_missing(axes: Axes, text: str) -> None:
     """An empty panel that says why it is empty."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=FAINT, wrap=True)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.tick_params(bottom=False, left=False, labelbottom=False, labelleft=False)  # panels may share their ticks
     for spine in axes.spines.values():
         spine.set_visible(False)

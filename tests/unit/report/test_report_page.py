@@ -251,6 +251,12 @@ def test_a_missing_quantity_is_said_and_never_drawn_as_zero() -> None:
     assert ">not measured<" in svg  # memory
 
 
+def test_a_group_over_time_without_activity_keeps_its_time_axis() -> None:
+    rows = [copies(s, d, 10.0) for s, d in (("serial", 1), ("naive", 2))]
+    svg = svg_of(content_of(study(*rows), dataclasses.replace(TIMELINE, activity=())), "over-time")
+    assert "no listener gave the activity" in svg and ">8<" in svg  # seconds
+
+
 def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:
     mix = tuple(job(i, params(name), None, size=size) for i, (name, size) in enumerate((("a", "M"), ("b", "S"))))
     work = {"window": WindowKind.WORK}
