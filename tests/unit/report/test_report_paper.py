@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from pipeline.base.modes import MODES
+from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
-from pipeline.report.evaluate.publication import FOLDER, publications
+from pipeline.report.evaluate.publication import FOLDER, Finding, publications
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.read.records import Row
+from tests.conftest import GPU
 from tests.report_rows import collocation_study, copies, job, params, row, study
 
 BLOCKS = range(1, 7)
@@ -226,3 +228,15 @@ def test_a_publication_speaks_of_what_there_is() -> None:
             assert (set(finding.modes) < set(finding.among)) == (finding.kind == "fastest"), finding.text
             assert (finding.low, finding.high) != (None, None) or finding.kind in ("out_of_memory", "fastest")
     assert "robroek" in {path.stem for path in FOLDER.glob("*.yaml")}
+
+
+def test_the_workloads_that_a_publication_names_have_its_settings(make_plan) -> None:
+    any_settings = Finding(text="", kind="quantity", modes=())
+    for publication in publications():
+        for program in publication.workloads:
+            plan = make_plan([f"workload={program.name}", "data.source=synthetic_files"], device=GPU)
+            (workload,) = {job.workload for job in plan.groups[0].jobs}
+            own = {"workload": workload.name, **dict(workload.params)}
+            both = [publication.differences(any_settings, own, is_mix=is_mix) for is_mix in (False, True)]
+            assert both == [[], []], program.name
+            assert (PROJECT_DIR / f"conf/workload/{program.ours}.yaml").is_file()
