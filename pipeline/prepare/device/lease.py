@@ -77,7 +77,7 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
         return
     from pipeline.prepare.device import nvml
 
-    strangers = [process for process in nvml.processes(device.uuid) if process.name not in tolerate]
+    strangers = nvml.staying_processes(device.uuid, lambda process: process.name not in tolerate)
     if strangers:
         listed = ", ".join(map(str, strangers))
         raise GpuBusyError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _log = logging.getLogger(__name__)
 _MIB = 2**20
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"  # Source: PCI ID repository
+_STARTS_WITHIN_S, _LOOK_S = 2.0, 0.1
 _SWITCH = {0: "disabled", 1: "enabled"}
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 # Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
@@ -120,6 +122,21 @@ def processes(uuid: str) -> tuple[GpuProcess, ...]:
             GpuProcess(pid=pid, name=_name(pid), memory_mib=None if used is None else used / _MIB, kind=kind)
             for pid, (kind, used) in sorted(GpuReader(uuid).listed_processes().items())
         )
+
+
+def staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
+    """Those of the processes on a GPU that are meant and still there after two seconds; at once if there are none.
+
+    A process that starts CUDA is listed on every GPU of the machine for a moment, whichever it will compute on: four
+    studies on the four GPUs of one host saw each other's jobs.
+    """
+    staying = {process.pid: process for process in processes(uuid) if is_meant(process)}
+    until = time.monotonic() + _STARTS_WITHIN_S
+    while staying and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        there = {process.pid for process in processes(uuid)}
+        staying = {pid: process for pid, process in staying.items() if pid in there}
+    return list(staying.values())
 
 
 def compute_mode(uuid: str) -> str:

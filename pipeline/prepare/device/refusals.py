@@ -20,7 +20,7 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
         SharingError: there is one.
         NvmlError: the processes cannot be listed.
     """
-    clients = [p for p in nvml.processes(device.uuid) if p.kind == "mps" and p.name not in tolerated]
+    clients = nvml.staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
     if clients:
         listed = ", ".join(map(str, clients))
         raise SharingError(

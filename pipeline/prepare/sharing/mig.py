@@ -181,7 +181,7 @@ def _refuse_what_is_not_ours(device: Device, state: MigState) -> None:
             f"{which} has the GPU instances {ids}, which this run did not make: choose another GPU with gpu.device, or "
             "let their owner destroy them; those of an earlier run that was killed: python -m pipeline.gpu clean"
         )
-    if clients := nvml.processes(device.uuid):
+    if clients := nvml.staying_processes(device.uuid, lambda process: True):
         listed = ", ".join(map(str, clients))
         raise SharingError(
             f"{which} cannot be divided while it is in use by {listed}: end them, gpu.tolerate does not help here; or "
