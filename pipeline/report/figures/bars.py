@@ -145,6 +145,6 @@ def legend_of(modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -
 
     handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=plain(m.label)) for m in modes]
     if second is not None:
-        handles.append(Patch(facecolor=FAINT, edgecolor=FAINT, label=second[0]))
-        handles.append(Patch(facecolor=PAPER, edgecolor=FAINT, hatch="////", label=second[1]))
+        handles.append(Patch(facecolor=INK, edgecolor=INK, label=second[0]))
+        handles.append(Patch(facecolor=PAPER, edgecolor=INK, hatch="////", label=second[1]))
     return handles
