@@ -42,24 +42,25 @@ class Machine:
         cls,
         folder: Path,
         *models: str,
-        is_kept: bool = False,
         is_on: bool = False,
         locks: Path | None = None,
         **of: Any,
     ) -> Self:
         """A machine with these GPUs (an A100 if none is named), whose files lie in `folder`.
 
+        The GPUs have UUIDs of their own: commands that change a GPU are looked for on the whole machine, and other
+        tests may run beside.
+
         Args:
             folder: made if it is not there.
             models: one a GPU.
-            is_kept: whether its GPUs have UUIDs of their own, as those of `gpu.machine`.
             is_on: whether GPU 0 is in MIG mode.
             locks: `folder` if not given.
             of: attributes of the derived class.
         """
         folder.mkdir(exist_ok=True)
         file = StateFile(folder / "machine.json")
-        (file.keep if is_kept else file.create)(models or ["a100_40gb"])
+        file.keep(models or ["a100_40gb"])
         if is_on:
             Driver(file).set_mig_mode(0, is_on=True)
         programs = {name: str(path) for name, path in write_programs(folder / "bin", file.path).items()}

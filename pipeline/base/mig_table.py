@@ -109,6 +109,7 @@ def models() -> dict[str, Model]:
     return {model.name: model for model, _ in _rows() if model.profiles}
 
 
+@cache
 def find(name: str) -> Model:
     """The model with this name, as `h100_80gb` or the table's own `H100-80GB-SXM`; `simulated_` may precede it.
 

@@ -7,6 +7,7 @@ a machine without a GPU.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import time
@@ -15,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any
 
 from pipeline.base.errors import CollocationError, ConfigError
@@ -37,8 +39,12 @@ _CORES_PER_MULTIPROCESSOR = {
 class _WhenUsed:
     """The module pynvml, imported when it is first used: reports and plans for CPUs do without."""
 
+    @functools.cached_property
+    def _module(self) -> ModuleType:
+        return importlib.import_module("pynvml")
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("pynvml"), name)
+        return getattr(self._module, name)
 
 
 pynvml = _WhenUsed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,13 @@ def end(process: Process) -> int:
     status = process.status()
     process.reap()
     return status
+
+
+def printed(starter: Starter, folder: Path, code: str, **choices: Any) -> str:
+    """What a program prints, which ends well."""
+    process, _, out, err = start(starter, folder / "job", code, **choices)
+    assert end(process) == 0, err.read_text()
+    return out.read_text()
 
 
 def test_a_forked_job_is_as_one_that_was_started_from_nothing(server, tmp_path):
@@ -273,46 +282,48 @@ time.sleep(60)
             processes.end(mark, 0.1)
 
 
+@pytest.fixture(scope="module")
+def timm_server() -> Iterator[ForkServer]:
+    """One that forks trainings: its imports take seconds."""
+    running = ForkServer(PYTHON, "workloads.timm_imports")
+    running.wait_ready()
+    yield running
+    running.close()
+
+
 @pytest.mark.torch
-def test_losses_are_the_same_and_so_are_the_threads(tmp_path):
+def test_losses_are_the_same_and_so_are_the_threads(timm_server, tmp_path):
     """A real training, whose parallel operations would hang if the server had run one."""
     found = {}
     script = str(PROJECT_DIR / "workloads" / "train_timm.py")
     words = "--model resnet10t --dataset cifar10 --source synthetic_host --image-px 32 --num-classes 10 --batch-size 8"
     more = "--samples 32 --epochs 2 --warmup-steps 1 --loader-workers 1 --device cpu --seed 5"
-    server = ForkServer(PYTHON, "workloads.timm_imports")
-    try:
-        server.wait_ready()
-        for name, starter in (("cold", Spawn(PYTHON)), ("warm", server)):
-            out = tmp_path / name
-            environ = inherited_environ() | {processes.MARK_VARIABLE: uuid.uuid4().hex}
-            process = starter.start([script, *words.split(), *more.split()], environ, out, tmp_path / "err", ())
-            assert end(process) == 0, (tmp_path / "err").read_text()
-            found[name] = [line.split(", loss ")[1] for line in out.read_text().splitlines() if "loss" in line]
-    finally:
-        server.close()
+    for name, starter in (("cold", Spawn(PYTHON)), ("warm", timm_server)):
+        out = tmp_path / name
+        environ = inherited_environ() | {processes.MARK_VARIABLE: uuid.uuid4().hex}
+        process = starter.start([script, *words.split(), *more.split()], environ, out, tmp_path / "err", ())
+        assert end(process) == 0, (tmp_path / "err").read_text()
+        found[name] = [line.split(", loss ")[1] for line in out.read_text().splitlines() if "loss" in line]
     assert len(found["cold"]) == 2
     assert found["warm"] == found["cold"]
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("variable", [None, "1"])
-def test_torch_gets_the_threads_that_it_would_have_had(tmp_path, monkeypatch, variable):
-    if variable is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    code = "import torch; print(torch.get_num_threads())"
-    server = ForkServer(PYTHON, "workloads.timm_imports")
-    try:
-        server.wait_ready()
+def test_torch_gets_the_threads_that_it_would_have_had(request, tmp_path, monkeypatch, variable):
+    with contextlib.ExitStack() as own:
+        if variable is None:
+            server = request.getfixturevalue("timm_server")
+        else:
+            monkeypatch.setenv("OMP_NUM_THREADS", variable)
+            server = own.enter_context(contextlib.closing(ForkServer(PYTHON, "torch")))
+            server.wait_ready()
         for cpus in ((), (0,)):
-            words = []
-            for starter in (Spawn(PYTHON), server):
-                process, _, out, err = start(starter, tmp_path / str(len(cpus)), code, cpus=cpus)
-                assert end(process) == 0, err.read_text()
-                words.append(out.read_text())
+            words = [
+                printed(starter, tmp_path, "import torch; print(torch.get_num_threads())", cpus=cpus)
+                for starter in (Spawn(PYTHON), server)
+            ]
             assert words[0] == words[1], cpus
-    finally:
-        server.close()
 
 
 BLAS = """
@@ -323,21 +334,29 @@ print(sorted((library["prefix"], library["num_threads"]) for library in librarie
 """
 
 
-@pytest.mark.parametrize("module", ["numpy", "scipy.linalg"])
-def test_numpy_gets_the_threads_that_it_would_have_had(tmp_path, module):
+CHOICES = [
+    ((), {}),
+    ((), {"OPENBLAS_NUM_THREADS": "1"}),
+    ((), {"OMP_NUM_THREADS": "1,1"}),
+    ((), {"OPENBLAS_NUM_THREADS": "999"}),
+    ((), {"OPENBLAS_DEFAULT_NUM_THREADS": "2", "GOTO_NUM_THREADS": "1"}),
+    ((), {"GOTO_NUM_THREADS": "2", "OMP_NUM_THREADS": "1"}),
+    ((), {"OPENBLAS_NUM_THREADS": "x"}),
+    ((0,), {}),
+]
+
+
+@pytest.fixture(scope="module")
+def cold_words(tmp_path_factory) -> list[str]:
+    """What a process that is started from nothing prints, for each choice."""
     pytest.importorskip("threadpoolctl")
-    server = ForkServer(PYTHON, module)
-    try:
+    folder = tmp_path_factory.mktemp("cold")
+    return [printed(Spawn(PYTHON), folder, BLAS, cpus=cpus, **variables) for cpus, variables in CHOICES]
+
+
+@pytest.mark.parametrize("module", ["numpy", "scipy.linalg"])
+def test_numpy_gets_the_threads_that_it_would_have_had(cold_words, tmp_path, module):
+    with contextlib.closing(ForkServer(PYTHON, module)) as server:
         server.wait_ready()
-        choices = [{}, {"OPENBLAS_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1,1"}, {"OPENBLAS_NUM_THREADS": "999"}]
-        choices += [{"OPENBLAS_DEFAULT_NUM_THREADS": "2", "GOTO_NUM_THREADS": "1"}]
-        choices += [{"GOTO_NUM_THREADS": "2", "OMP_NUM_THREADS": "1"}, {"OPENBLAS_NUM_THREADS": "x"}]
-        for cpus, variables in [*(((), variables) for variables in choices), ((0,), {})]:
-            words = []
-            for starter in (Spawn(PYTHON), server):
-                process, _, out, err = start(starter, tmp_path / "job", BLAS, cpus=cpus, **variables)
-                assert end(process) == 0, err.read_text()
-                words.append(out.read_text())
-            assert words[0] == words[1], (cpus, variables)
-    finally:
-        server.close()
+        for (cpus, variables), cold in zip(CHOICES, cold_words, strict=True):
+            assert printed(server, tmp_path, BLAS, cpus=cpus, **variables) == cold, (cpus, variables)

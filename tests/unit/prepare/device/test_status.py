@@ -83,7 +83,7 @@ def a100(tmp_path: Path, ask: Callable[..., tuple[int, Any]]) -> Kept:
     def call(command: str, *arguments: str, **options: bool) -> tuple[int, Any]:
         return ask(command, "--machine", str(tmp_path / "machine.json"), *arguments, **options)
 
-    return Kept.make(tmp_path, "a100_40gb", "h100_80gb", is_kept=True, locks=tmp_path / "locks", ask=call)
+    return Kept.make(tmp_path, "a100_40gb", "h100_80gb", locks=tmp_path / "locks", ask=call)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pipeline.simulation.install import installed
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import StateFile
 from pipeline.simulation.mps import control
+from tests import fast_programs
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
 from tests.simulated import Machine
@@ -36,6 +37,7 @@ def folder() -> Iterator[Path]:
 def make(folder) -> Iterator:
     """Makes groups of a number of jobs on a simulated A100."""
     machine = Machine.make(folder)
+    fast_programs.use_in(folder / "bin", machine.file.path)
     with installed(machine.file.path):
 
         def group(degree: int, **gpu) -> Group:
