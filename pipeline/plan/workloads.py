@@ -206,16 +206,15 @@ class TrainTimmConfig(WorkloadConfig):
     def check_data(self) -> None:
         name = self.dataset.name
         if self.source is DataSource.files:
-            folder = name
+            folder, made_up = name, DataSource.synthetic_files
         elif self.source is DataSource.disk and self.dataset in _FOLDERS:
-            folder = _FOLDERS[self.dataset]
+            folder, made_up = _FOLDERS[self.dataset], DataSource.synthetic_device
         else:
             return
         if self.data_root is None:
             raise ConfigError(
                 f"workload {self.name} reads {name} from disk, but no folder is given; "
-                "set data.root=FOLDER, or data.source=synthetic_device to train on made-up data of the same shape "
-                "(synthetic_files: through the loader, as image files)"
+                f"set data.root=FOLDER, or data.source={made_up.name} to train on made-up data of the same shape"
             )
         path = expanded("data.root", self.data_root) / folder
         if not path.is_dir():

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, get_worker_info
 from workloads.images import synthetic_files
 from workloads.images.image_files import split_folders
 from workloads.images.loader import EpochOrder, Loader
-from workloads.images.request import Batch, DataRequest, TrainingData, mixed
+from workloads.images.request import Batch, DataRequest, TrainingData
 from workloads.images.vision import import_torchvision
 
 
@@ -60,7 +60,7 @@ class FolderImages(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, number: int) -> tuple[Any, int]:
         with torch.random.fork_rng(devices=[]) if get_worker_info() is None else nullcontext():
-            random.seed(mixed(self._seed, 5, number))
+            random.seed(f"{self._seed} {number}")
             torch.default_generator.manual_seed(random.getrandbits(63))
             image, label = self._images[number % self._samples % len(self._images)]
         return image, label
@@ -83,6 +83,11 @@ class FolderBatches:
     def epoch(self, number: int) -> Iterator[Batch]:
         self._loader.name_epoch(number)
         for images, labels in self._batches:
+            if images.is_cuda:
+                # The prefetcher has them from a stream of its own, and a step that runs ahead still needs them when
+                # they are given back.
+                for tensor in (images, labels):
+                    tensor.record_stream(torch.cuda.current_stream())
             yield images.contiguous(memory_format=self._format), labels
 
     def close(self) -> None:

@@ -51,16 +51,16 @@ def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(
     assert "below 0.95" in row.tags["collocation.flag"]
 
 
-def test_a_work_window_gives_makespan_epoch_time_and_rate_without_validation(tmp_path):
+def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp_path):
     alone = group("a", kind=WindowKind.WORK)
     events = [
         *steps(0, 4, 0.5, 10),
         {"event": "epoch", "epoch": 1, "t_ns": 2 * S, "seconds": 2.0, "metrics": {"loss": 2.0}},
-        {"event": "epoch", "epoch": 2, "t_ns": 5 * S, "seconds": 2.0, "metrics": {"loss": 1.0}},
+        {"event": "epoch", "epoch": 2, "t_ns": 5 * S, "seconds": 2.0, "metrics": {"loss": 1.0, "validation_s": 0.5}},
     ]
     row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))
     assert row.metrics["makespan_s"] == 5
-    assert row.metrics["epoch_time_mean_s"] == 2
+    assert row.metrics["epoch_time_mean_s"] == 2.25
     assert row.jobs[0].metrics["throughput_samples_per_s"] == 20
     # 80 samples in 5 s: the second that was spent on validation is part of the makespan.
     assert row.metrics["throughput_total_samples_per_s"] == 16
