@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,41 +286,69 @@ def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(tmp_path
 
 @pytest.mark.slow
 def test_a_server_goes_away_and_comes_back(tmp_path: Path, serve) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    served_port, port = free_port(), free_port()
     uri = f"http://127.0.0.1:{port}"
-    server = start_server(tmp_path, port)
-    sender = serve("--root", tmp_path / "mlruns", "--uri", uri)
+    server = start_server(tmp_path, served_port)
     try:
-        assert sender.ask("open", experiment=EXPERIMENT)["kind"] == "server"
-        lost = record((child(0, params={"empty": "", "workload": "toy"}), child(1)))
-        folder = make_spool(tmp_path / "mlruns", lost)
-        begun = sender.ask("begin", spool=folder)
-        assert begun["ok"], begun
-    finally:
-        server.terminate()
-        server.wait()
-    answer = sender.ask("send", spool=folder)
-    assert answer["ok"] is False
-    assert len(answer["error"].splitlines()) == 1
-    assert folder.exists()
-    server = start_server(tmp_path, port)
-    try:
-        done = flush(tmp_path / "mlruns", "--uri", uri)
-        assert done.returncode == 0, done.stderr
-        from mlflow import MlflowClient
+        with forwarded(port, served_port):
+            sender = serve("--root", tmp_path / "mlruns", "--uri", uri)
+            assert sender.ask("open", experiment=EXPERIMENT)["kind"] == "server"
+            lost = record((child(0, params={"empty": "", "workload": "toy"}), child(1)))
+            folder = make_spool(tmp_path / "mlruns", lost)
+            begun = sender.ask("begin", spool=folder)
+            assert begun["ok"], begun
+        answer = sender.ask("send", spool=folder)
+        assert answer["ok"] is False
+        assert len(answer["error"].splitlines()) == 1
+        assert folder.exists()
+        with forwarded(port, served_port):
+            done = flush(tmp_path / "mlruns", "--uri", uri)
+            assert done.returncode == 0, done.stderr
+            from mlflow import MlflowClient
 
-        tracking = MlflowClient(tracking_uri=uri)
-        runs = by_name(tracking)
-        assert runs["group 1"].info.run_id == begun["run_id"]
-        assert {name: run.info.status for name, run in runs.items()} == dict.fromkeys(
-            ("group 1", "0-toy", "1-toy"), "FINISHED"
-        )
-        assert {item.path for item in tracking.list_artifacts(begun["run_id"])} == {"config.yaml"}
-        assert not folder.exists()
+            tracking = MlflowClient(tracking_uri=uri)
+            runs = by_name(tracking)
+            assert runs["group 1"].info.run_id == begun["run_id"]
+            assert {name: run.info.status for name, run in runs.items()} == dict.fromkeys(
+                ("group 1", "0-toy", "1-toy"), "FINISHED"
+            )
+            assert {item.path for item in tracking.list_artifacts(begun["run_id"])} == {"config.yaml"}
+            assert not folder.exists()
     finally:
         server.terminate()
         server.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def forwarded(port: int, to: int) -> Iterator[None]:
+    """The server as clients see it: as long as this lasts it is there, then connections break and none is accepted."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", to)) as server:
+                ends = {self.request: server, server: self.request}
+                while not is_over.is_set():
+                    for end in select.select(list(ends), [], [], 0.05)[0]:
+                        if not (data := end.recv(1 << 16)):
+                            return
+                        ends[end].sendall(data)
+
+    class Forwarder(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+
+    is_over = threading.Event()
+    with Forwarder(("127.0.0.1", port), Handler) as forwarder:
+        threading.Thread(target=forwarder.serve_forever, args=(0.05,)).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            forwarder.shutdown()
 
 
 def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
