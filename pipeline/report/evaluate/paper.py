@@ -2,8 +2,8 @@
 
 A comparison is made with what was measured at the finding's own settings: workload, batch, precision, recipe, data,
 step mode (`Publication.differences`). Two things are notes instead. The GPU: whether a finding holds on another one is
-what the comparison asks. The window: a steady one and a fixed number of epochs give the same rate of a job, whose time
-per epoch is counted without its start and its validation.
+what the comparison asks. The window: a steady one and a fixed number of epochs give the same rate of a job, but the
+time per epoch includes validation in the second only.
 """
 
 from __future__ import annotations
