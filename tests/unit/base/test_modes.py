@@ -52,10 +52,10 @@ def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> Non
     assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "timeslice slice_ms=2"]
     sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
     assert [s.split(" times")[0] for s in sentences if s.startswith("timeslice")] == [
-        "timeslice slice_ms=2 runs 2 resnet26_cifar10 bs128 (data on the GPU) 1.40",
-        "timeslice slice_ms=2 runs 2 resnet26_cifar10 bs128 (data on the GPU) 1.17",
+        "timeslice slice_ms=2 runs 2 resnet26_cifar10 bs128 1.40",
+        "timeslice slice_ms=2 runs 2 resnet26_cifar10 bs128 1.17",
     ]
     drawn = {figure.name: figure.svg for figure in every.every_figure(found, cells, None)}
     spare, _ = SPARE_COLOURS[0]
     assert all(spare in svg for svg in drawn.values()) and len(drawn) == 2
-    assert ">timeslice<" in drawn["gain"] and ">slice_ms=2<" in drawn["workload-resnet26-cifar10-bs128-data-on-the-gpu"]
+    assert ">timeslice<" in drawn["gain"] and ">slice_ms=2<" in drawn["workload-resnet26-cifar10-bs128"]
