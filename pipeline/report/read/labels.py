@@ -84,7 +84,7 @@ def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:
         counted = Counter(str(size) for size in sizes)
         known = [size for size in _SIZE_ORDER if size in counted]
         ordered = known + sorted(size for size in counted if size not in _SIZE_ORDER)
-        of_all = {found[0] if (found := re.search(r" \([^()]*\)$", label)) else "" for label in workloads}
+        of_all = {found[0] if (found := re.search(r" \([^()]*\)", label)) else "" for label in workloads}
         shared = of_all.pop() if len(of_all) == 1 else ""
         return "+".join(f"{counted[size]}{size}" if counted[size] > 1 else size for size in ordered) + shared
     names = Counter(workloads)

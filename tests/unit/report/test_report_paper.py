@@ -30,6 +30,7 @@ ON_MIG = "three medium models and a small one are fastest"
 def published(workload: str = "robroek_small", **changes: Any) -> dict[str, str]:
     """Params of a job at the settings of the paper."""
     own = {"recipe": "timm", "precision": "tf32", "source": "files", "image_px": 32, "batch_size": 32}
+    own |= {"autotune": "together", "loader_workers": 4}
     return params(workload, **own | changes)
 
 
@@ -83,6 +84,7 @@ def test_the_interval_over_several_gpus_is_of_one_value_a_gpu() -> None:
         ({"precision": "fp32"}, "precision fp32 instead of tf32"),
         ({"source": "synthetic_device"}, "data on the GPU instead of files or synthetic_files"),
         ({"recipe": "plain"}, "recipe plain instead of timm"),
+        ({"autotune": "off"}, "autotune off instead of together"),
         ({"step_mode": "cuda_graph"}, "step mode cuda_graph instead of eager"),
         ({"image_px": 224}, "image size 224 instead of 32"),
         ({"image_px": 224, "batch_size": 128}, "batch 128 instead of 32; image size 224 instead of 32"),
