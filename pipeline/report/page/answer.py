@@ -22,9 +22,10 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
     if not together:
         return [f"On {_devices(study)} no group of several jobs has a figure to compare with its baseline."]
     best, worst = together[0], together[-1]
-    solo = best.over_best_solo
-    than_best = f" ({times_in_words(solo)} as fast as one at a time in its best step mode)" if solo is not None else ""
-    gain = f"jobs together run up to {times_in_words(best.speedup)} as fast as one after another{than_best}, {_what(best)}"
+    gain = f"jobs together run up to {times_in_words(best.speedup)} as fast as one after another"
+    if best.over_best_solo is not None:
+        gain += f" ({times_in_words(best.over_best_solo)} as fast as one at a time in its best step mode)"
+    gain += f", {_what(best)}"
     if worst is not best:
         gain += f"; the least gain of a fastest mode is {times_in_words(worst.speedup)}, {_what(worst)}"
     kinds = {cell.mode: cell.sharing.label for cell in cells}
