@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -81,7 +82,7 @@ def run(
         except OSError as error:
             raise CommandError(list(argv), None, f"could not be started: {error}") from error
         try:
-            status = process.wait(timeout_s)
+            status = _status_at_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
             _kill(process)
             message = f"killed at its time limit of {timeout_s:g} s. {_text(stderr)}"
@@ -94,6 +95,18 @@ def run(
         # Several of NVIDIA's tools report their errors on stdout.
         raise CommandError(list(argv), status, completed.stderr.strip() or completed.stdout)
     return completed
+
+
+def _status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+    """Its status as soon as it has ended; `Popen.wait` with a limit looks now and then. TimeoutExpired at the limit."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        has_ended = select.poll()
+        has_ended.register(descriptor, select.POLLIN)
+        has_ended.poll(timeout_s * 1000)
+    finally:
+        os.close(descriptor)
+    return process.wait(0)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -131,22 +131,23 @@ def destroy_instance(
     control = Control.found(programs, uuid, admin)
     await_last_write(uuid)
 
-    def ours() -> list[int]:
-        found = (i for i in control.read().instances or () if (i.profile_id, i.start) == (profile_id, start))
+    def ours(state: MigState) -> list[int]:
+        found = (i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start))
         return [instance.gi_id for instance in found if gi_id in (None, instance.gi_id)]
 
-    def inside(gi_id: int) -> list[int]:
-        return [device.ci_id for device in read_state(uuid).devices if device.gi_id == gi_id]
+    def inside(state: MigState, gi_id: int) -> list[int]:
+        return [device.ci_id for device in state.devices if device.gi_id == gi_id]
 
     def destroy() -> str:
-        (there,) = ours()
-        said = [control.run(control.destruction(there, ci_id)).said for ci_id in inside(there)]
-        if not inside(there):
+        state = control.read()
+        (there,) = ours(state)
+        said = [control.run(control.destruction(there, ci_id)).said for ci_id in inside(state, there)]
+        if not inside(read_state(uuid), there):
             said.append(control.run(control.destruction(there)).said)
         return " / ".join(said)
 
     what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
-    _repeat(destroy, lambda: not ours(), control, what)
+    _repeat(destroy, lambda: not ours(control.read()), control, what)
 
 
 def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: Control, what: str) -> None:

@@ -6,6 +6,7 @@ from being switched.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from pipeline.base.errors import SharingError
@@ -71,7 +72,7 @@ def read_state(uuid: str) -> MigState:
         return MigState(
             is_on=bool(current),
             is_pending_on=bool(pending),
-            instances=_instances(handle) if current else (),
+            instances=_instances(uuid, handle) if current else (),
             devices=_devices(handle) if current else (),
         )
 
@@ -88,14 +89,20 @@ def processes_on(device_uuid: str) -> frozenset[int]:
         return frozenset(pids | clients)
 
 
-def _instances(handle: object) -> tuple[GpuInstance, ...] | None:
+@functools.cache
+def _profiles(uuid: str) -> tuple[tuple[int, int], ...]:
+    """Id and most instances of each profile; a GPU has them for good, and asking takes most of the calls."""
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    return tuple((profile.id, profile.instanceCount) for profile in profiles.offered(handle))
+
+
+def _instances(uuid: str, handle: object) -> tuple[GpuInstance, ...] | None:
     """Every GPU instance; `None` if NVML shows them to administrators only."""
     found = []
     try:
-        for profile in profiles.offered(handle):
-            most = profile.instanceCount
+        for profile_id, most in _profiles(uuid):
             room, count = (pynvml.c_nvmlGpuInstance_t * most)(), pynvml.c_uint(most)
-            pynvml.nvmlDeviceGetGpuInstances(handle, profile.id, room, pynvml.byref(count))
+            pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, pynvml.byref(count))
             for info in map(pynvml.nvmlGpuInstanceGetInfo, room[: count.value]):
                 found.append(GpuInstance(gi_id=info.id, profile_id=info.profileId, start=info.placement.start))
     except pynvml.NVMLError_NoPermission:

@@ -39,7 +39,7 @@ class Driver:
     def check(self, function: str, gpu: int | None = None) -> None:
         """Fail as a fault says, if one concerns this call."""
         # A look without the lock is enough where nothing is injected, which is nearly always.
-        if any(fault.function == function for fault in self.state().faults):
+        if any(fault.function == function for fault in self._file.faults()):
             with self._file.changing() as cell:
                 cell.meet(function, gpu)
 

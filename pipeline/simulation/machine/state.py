@@ -7,6 +7,7 @@ it returns, as the kernel would have closed what they held.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import uuid
@@ -169,9 +170,17 @@ class StateFile:
 
     def read(self) -> State:
         """The machine as it is now."""
+        return _without_the_dead(self._read_all())
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Its faults; whatever asks the driver looks at them, and no process needs to be looked for."""
+        return self._read_all().faults
+
+    def _read_all(self) -> State:
+        """What the file holds, the dead as well."""
         # Files are replaced as a whole, so a reader needs no lock.
         try:
-            return _without_the_dead(_from_json(json.loads(self.path.read_text(encoding="utf-8"))))
+            return _from_json(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.path} does not hold a simulated machine: {error!r}") from error
 
@@ -272,7 +281,9 @@ def _lives(pid: int, began: int | None) -> bool:
     return began is None or start_ticks(pid) == began
 
 
-def _from_json(data: dict[str, Any]) -> State:
+@functools.lru_cache(maxsize=4)  # each call of the driver reads the file, and few of them change it
+def _from_json(text: str) -> State:
+    data: dict[str, Any] = json.loads(text)
     return State(
         gpus=tuple(_gpu(row) for row in data["gpus"]),
         sessions=tuple(Session(**row) for row in data["sessions"]),

@@ -73,6 +73,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine in memory, whose nvidia-smi runs in this process: files and syncing would take most of the time."""
     states: dict[Path, State] = {}
     monkeypatch.setattr(StateFile, "read", lambda self: states[self.path])
+    monkeypatch.setattr(StateFile, "faults", lambda self: states[self.path].faults)
     monkeypatch.setattr(StateFile, "_write", lambda self, state: states.update({self.path: state}))
     monkeypatch.setattr(StateFile, "_locked", lambda self: contextlib.nullcontext())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -390,9 +390,9 @@ def run_killed(machine: Machine, fatal: int) -> int:
                 step()
 
         class Popen(subprocess.Popen[bytes]):
-            def wait(self, timeout: float | None = None) -> int:
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
                 step()
-                return super().wait(timeout)
 
         sys.addaudithook(heard)
         subprocess.Popen = Popen  # type: ignore[misc]
