@@ -81,6 +81,13 @@ class Store:
             self._experiment_ids[name] = self._find_or_create(name) if self.root else self._ask_server(name)
         return self._experiment_ids[name]
 
+    def sync(self) -> None:
+        """Wait until the disk of the local store has every row: only then may the spool's copy of them go."""
+        ahead = None if self.root is None else self.root / f"{DATABASE}-wal"
+        if ahead is not None and ahead.exists():
+            with ahead.open("rb") as file:
+                os.fsync(file.fileno())
+
     def _ask_server(self, name: str) -> str:
         try:
             return self._find_or_create(name)
@@ -328,7 +335,8 @@ def _set_journal_mode(root: Path) -> None:
 def _sync_seldom() -> None:
     """Let sqlite wait for the disk when it moves what was written ahead into the database, not at each transaction.
 
-    What is committed still outlives this process; only a failure of the machine can undo the newest of it.
+    What is committed still outlives this process; a failure of the machine can undo what `Store.sync` was not called
+    for.
     """
     from sqlalchemy import Engine, event
 

@@ -93,6 +93,7 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
             for child in record.children:
                 upload.child(child, runs.children[child.index])
             upload.parent(runs.parent)
+        store.sync()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
     _remove(accepted, [accepted / child.folder for child in record.children])
@@ -120,6 +121,7 @@ def amend(store: Store, file: Path) -> None:
         store.client.set_tag(run_id, Tag.REASON, amendment.reason)
         # The time of its end stays: MLflow would otherwise write down the present one.
         store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
+    store.sync()
     file.unlink(missing_ok=True)
 
 

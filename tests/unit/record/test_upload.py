@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from listeners.host import HostListener
+from pipeline.base.layout import DATABASE
 from pipeline.observe.fields import Fields
 from pipeline.record.store import upload
 from pipeline.record.store.local import Store, open_store
@@ -111,6 +112,20 @@ def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: 
     assert run.data.params["config"].endswith("long_values.json]")
     kept = json.loads(Path(store.client.download_artifacts(run.info.run_id, "long_values.json")).read_text())
     assert kept == {"params": {"config": long}, "tags": {"note": long}}
+
+
+def test_the_spool_keeps_a_group_until_the_disk_has_its_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, folder, synced = open_store(root), make_spool(root, record((child(0),))), []
+    ahead = root / f"{DATABASE}-wal"
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.path.samestat(os.fstat(descriptor), ahead.stat()), folder.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    upload.send(lambda uri: store, folder, series_points=10)
+    assert (True, True) in synced
+    assert (True, False) not in synced
+    assert not folder.exists()
 
 
 def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
