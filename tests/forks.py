@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 # What run.py, the process that talks to MLflow and the commands of the project import, sooner or later.
@@ -52,7 +52,7 @@ class Fork:
     """A program that runs, with the part of the interface of `subprocess.Popen` that tests use.
 
     Attributes:
-        sender_pid: the process that talks to MLflow for it, if it is run.py.
+        sender_pid: the first process that talks to MLflow for it, if it is run.py.
     """
 
     def __init__(self, replies: io.TextIOBase, stdin: IO[str] | None, stdout: IO[str], stderr: IO[str]) -> None:
@@ -122,9 +122,17 @@ Process = Fork | subprocess.Popen[str]
 
 
 def start(
-    *argv: object, cwd: Path = _PROJECT_DIR, env: Mapping[str, str] | None = None, has_stdin: bool = False
+    *argv: object,
+    cwd: Path = _PROJECT_DIR,
+    env: Mapping[str, str] | None = None,
+    has_stdin: bool = False,
+    num_senders: int = 1,
 ) -> Fork:
-    """Start what `python ARGV` would: `SCRIPT ...`, `-m MODULE ...` or `-c CODE ...`, with pipes."""
+    """Start what `python ARGV` would: `SCRIPT ...`, `-m MODULE ...` or `-c CODE ...`, with pipes.
+
+    Args:
+        num_senders: processes that talk to MLflow, one a study, that are forked too; further ones start from nothing.
+    """
     with contextlib.ExitStack() as theirs:
 
         def pipe(*, is_theirs_to_write: bool) -> tuple[int, int]:
@@ -139,7 +147,12 @@ def start(
         else:
             stdin, of_stdin = None, os.open(os.devnull, os.O_RDONLY)
             theirs.callback(os.close, of_stdin)
-        request = {"argv": list(map(str, argv)), "cwd": str(cwd), "env": dict(os.environ if env is None else env)}
+        request = {
+            "argv": list(map(str, argv)),
+            "cwd": str(cwd),
+            "env": dict(os.environ if env is None else env),
+            "num_senders": num_senders,
+        }
         socket.send_fds(_server(), [json.dumps(request).encode()], [of_stdin, *given])
     out, err, replies = map(open, ours)
     return Fork(replies, None if stdin is None else open(stdin, "w"), out, err)
@@ -235,42 +248,27 @@ def _become(request: Mapping[str, Any], standard: Sequence[int], hears: int) -> 
     os.closerange(hears + 1, 1024)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
-    sender_pid = 0 if request["argv"][0] == "-m" else _prepare_sender()
+    sender_pid = 0 if request["argv"][0] == "-m" else _prepare_senders(request["num_senders"])
     os.write(hears, f"{os.getpid()} {sender_pid}\n".encode())
     os.close(hears)
     _run(request["argv"], request["env"])
 
 
-def _prepare_sender() -> int:
-    """Fork the process that will talk to MLflow now, as a child with nothing of our own state; its number.
+def _prepare_senders(num_senders: int) -> int:
+    """Fork the processes that will talk to MLflow now, as children with nothing of our own state; the first's number.
 
-    The first `Popen` of a sender wakes it; if there is none, it ends when we do.
+    Each `Popen` of a sender wakes one; the others end when we do.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if (pid := os.fork()) == 0:
-        ours.close()
-        data, standard, _, _ = socket.recv_fds(theirs, 1 << 20, 3)
-        if not data:
-            os._exit(0)
-        theirs.close()
-        for number, descriptor in enumerate(standard):
-            os.dup2(descriptor, number)
-        os.closerange(3, 1024)
-        request = json.loads(data)
-        if request["has_session"]:
-            os.setsid()
-        _run(request["argv"], request["env"])
-    theirs.close()
-    is_used = False
+    prepared = [_prepare_sender() for _ in range(num_senders)]
+    first = prepared[0][0]
 
     class Popen(subprocess.Popen[Any]):
         def _execute_child(self, args: Any, *others: Any) -> None:
-            nonlocal is_used
             is_sender = isinstance(args, list) and [sys.executable, *_SENDER] == args[:3]
-            if is_used or not is_sender:
+            if not prepared or not is_sender:
                 super()._execute_child(args, *others)  # type: ignore[misc]
                 return
-            is_used = True
+            self.pid, ours = prepared.pop(0)
             cwd, env, has_session = others[4], others[5], others[20]
             reading, writing = others[9], others[12]
             assert cwd is None and min(reading, writing) >= 0
@@ -278,16 +276,39 @@ def _prepare_sender() -> int:
             request = {"argv": args[1:], "env": dict(env), "has_session": has_session}
             with ours:
                 socket.send_fds(ours, [json.dumps(request).encode()], [reading, writing, 2])
-            self.pid = pid
             self._child_created = True
             os.close(reading)
             os.close(writing)
 
     subprocess.Popen = Popen  # type: ignore[misc]
-    return pid
+    return first
 
 
-def _run(argv: list[str], environ: Mapping[str, str]) -> None:
+def _prepare_sender() -> tuple[int, socket.socket]:
+    """Fork a process that becomes a sender when it is asked, and ends if it is not; its number and our end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (pid := os.fork()) == 0:
+        ours.close()
+        _become_sender(theirs)
+    theirs.close()
+    return pid, ours
+
+
+def _become_sender(asked: socket.socket) -> NoReturn:
+    """Be a sender once one is asked for."""
+    data, standard, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+    if not data:
+        os._exit(0)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    os.closerange(3, 1024)
+    request = json.loads(data)
+    if request["has_session"]:
+        os.setsid()
+    _run(request["argv"], request["env"])
+
+
+def _run(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Run a program as the interpreter would; does not return."""
     os.environ.clear()
     os.environ.update(environ)

@@ -19,9 +19,13 @@ def start(tmp_path, template_store) -> Callable[..., Process]:
     """Start run.py in a folder of its own, with a store that was made before; as a fork, unless a real one is asked."""
     shutil.copytree(template_store, tmp_path / "mlruns")
 
-    def begin(*arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False) -> Process:
+    def begin(
+        *arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False, num_senders: int = 1
+    ) -> Process:
         argv = [str(script), *arguments, f"gpu.lock_dir={tmp_path}", "gpu=cpu"]
-        return forks.start_real(*argv, cwd=tmp_path) if is_real else forks.start(*argv, cwd=tmp_path)
+        if is_real:
+            return forks.start_real(*argv, cwd=tmp_path)
+        return forks.start(*argv, cwd=tmp_path, num_senders=num_senders)
 
     return begin
 

@@ -30,10 +30,12 @@ def main() -> None:  # noqa: C901  one line a manner
     if manner == "ignores_term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if manner == "forks":
-        child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-        subprocess.Popen([sys.executable, "-c", child])
-        subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
-        time.sleep(0.5)
+        child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+        for has_session in (False, True):
+            started = subprocess.Popen(
+                [sys.executable, "-c", child], start_new_session=has_session, stdout=subprocess.PIPE
+            )
+            started.stdout.readline()  # it ignores SIGTERM from here on
     if manner == "fills_stdout":
         for _ in range(20_000):
             print("x" * 1000)

@@ -1,0 +1,16 @@
+"""`run.py` that gives what ignores SIGTERM a tenth of the time. For tests in which something does."""
+
+import runpy
+import sys
+from pathlib import Path
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT_DIR))
+sys.argv[0] = str(PROJECT_DIR / "run.py")
+
+from pipeline.clean import leftovers  # noqa: E402
+from pipeline.launch import jobs  # noqa: E402
+
+jobs._TERM_GRACE_S = 0.5
+leftovers._GRACE_S = 0.2
+runpy.run_path(sys.argv[0], run_name="__main__")
