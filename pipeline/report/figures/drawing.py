@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.library_internals import fonts_without_layout
 from pipeline.base.modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
 
@@ -92,7 +93,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
-    with mpl.rc_context(style):
+    with mpl.rc_context(style), fonts_without_layout():
         figure = sketch.paint()
         if is_simulated:
             figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
+import re
 import subprocess
 import sys
+import zlib
 
 import hydra
+import matplotlib
 import pynvml
 import pytest
+from fontTools.ttLib import TTFont
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from pipeline.base import library_internals
@@ -115,3 +121,28 @@ def test_modules_are_hidden_while_others_are_imported_and_stand_in_for_classes_t
         assert issubclass(importlib.import_module("antigravity").Flight, Exception)
         assert importlib.import_module("pytest") is pytest  # in use already
     assert "this" not in sys.modules and "antigravity" not in sys.modules
+
+
+def fonts_of(pdf: bytes) -> list[TTFont]:
+    """The fonts that lie in a PDF."""
+    streams = [zlib.decompress(each) for each in re.findall(rb"FlateDecode.*?stream\n(.*?)\nendstream", pdf, re.DOTALL)]
+    return [TTFont(io.BytesIO(each)) for each in streams if each.startswith(b"\0\1\0\0") and b"glyf" in each[:512]]
+
+
+def test_fonts_of_a_pdf_go_without_what_lays_text_out():
+    def drawn() -> TTFont:
+        figure = Figure()
+        figure.text(0.5, 0.5, "Speed-up")
+        with matplotlib.rc_context({"pdf.fonttype": 42, "font.sans-serif": ["DejaVu Sans"]}):
+            figure.savefig(target := io.BytesIO(), format="pdf")
+        (font,) = fonts_of(target.getvalue())
+        return font
+
+    whole = drawn()
+    with library_internals.fonts_without_layout():
+        bare = drawn()
+    assert not {"GDEF", "GPOS", "GSUB"} & set(bare.keys())
+    shapes = bare["glyf"].glyphs
+    assert len(shapes) > len(set("Speed-up")) - 1
+    assert all(shapes[name] == whole["glyf"].glyphs[name] for name in shapes)
+    assert "GSUB" in drawn()  # as before

@@ -297,7 +297,7 @@ def test_losses_are_the_same_and_so_are_the_threads(timm_server, tmp_path):
     found = {}
     script = str(PROJECT_DIR / "workloads" / "train_timm.py")
     words = "--model resnet10t --dataset cifar10 --source synthetic_host --image-px 32 --num-classes 10 --batch-size 8"
-    more = "--samples 32 --epochs 2 --warmup-steps 1 --loader-workers 1 --device cpu --seed 5"
+    more = "--samples 16 --epochs 2 --warmup-steps 1 --loader-workers 1 --device cpu --seed 5"
     for name, starter in (("cold", Spawn(PYTHON)), ("warm", timm_server)):
         out = tmp_path / name
         environ = inherited_environ() | {processes.MARK_VARIABLE: uuid.uuid4().hex}

@@ -25,6 +25,7 @@ from pipeline.base import layout
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.store.links import ui_hint, ui_link
+from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
 from tests.tracking_cases import (
     EXPERIMENT,
@@ -272,8 +273,15 @@ def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest
     assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
 
 
-@pytest.mark.slow
-def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(tmp_path: Path, serve) -> None:
+def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(
+    tmp_path: Path, serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+    with monkeypatch.context() as unset:
+        unset.delenv(limit, raising=False)
+        set_mlflow_defaults()
+        limit_s = float(os.environ[limit])
+    monkeypatch.setenv(limit, "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sender = serve("--root", tmp_path, "--uri", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert "unknown request" in sender.ask("ping")["error"]  # MLflow is imported now
@@ -281,7 +289,19 @@ def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(tmp_path
         answer = sender.ask("open", experiment=EXPERIMENT)
         assert answer["ok"] is False
         assert time.monotonic() - began < 15
+        assert 0 < num_connections(silent) * (limit_s + 1) < 15  # by default each is waited for that much longer
     assert list(tmp_path.iterdir()) == []
+
+
+def num_connections(server: socket.socket) -> int:
+    """How many clients have connected."""
+    number = 0
+    server.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            server.accept()[0].close()
+            number += 1
+    return number
 
 
 @pytest.mark.slow
