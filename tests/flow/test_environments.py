@@ -19,7 +19,7 @@ for name in ("rattler", "uv"):
     pytest.importorskip(name)
 
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
 # `rich` is installed where the orchestrator runs, in a version that no channel of the tests has.
 SCRIPT = """
 import json, sys

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
@@ -28,12 +27,11 @@ from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state import Fault
 from pipeline.simulation.mps.control import write_program
 from tests import forks, simulated
-from tests.forks import Process
 from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
-SHORT = ["window.seconds=0.5", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
 PROFILE_2G = 14
 # A program of the project whose groups have their short-lived folders in one of the test's own: what a study of another
 # test leaves is none of ours, and what ours leave is not cleared by another test.
@@ -47,7 +45,7 @@ del sys.argv[:2]
 STUDY = f"{PRELUDE}runpy.run_path(sys.argv[0], run_name='__main__')"
 COMMAND = f"{PRELUDE}runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 # It does not wait ten seconds for a GPU that stays in use.
-IMPATIENT = f"from pipeline.prepare.mig import control; control._RETRY_LIMIT_S = 0.3\n{STUDY}"
+IMPATIENT = f"from pipeline.prepare.mig import control; control._RETRY_LIMIT_S, control._RETRY_S = 0.1, 0.02\n{STUDY}"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -57,11 +55,11 @@ class Kept(simulated.Machine):
     short_lived: Path
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def start(self, *arguments: str, code: str = STUDY, is_real: bool = False) -> Process:
+    def start(self, *arguments: str, code: str = STUDY) -> forks.Fork:
         common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
         argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOY, *common, *arguments]
         environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ
-        return (forks.start_real if is_real else forks.start)(*argv, cwd=self.folder, env=environ)
+        return forks.start(*argv, cwd=self.folder, env=environ)
 
     def run(self, *arguments: str, **options: Any) -> tuple[int, str]:
         process = self.start(*SHORT, *arguments, **options)
@@ -104,7 +102,7 @@ def foreign_daemon() -> Iterator[daemon.Control]:
             control.ask("quit")
 
 
-def wait_for(is_true: Callable[[], bool], process: Process) -> None:
+def wait_for(is_true: Callable[[], bool], process: forks.Fork) -> None:
     deadline = time.monotonic() + 60
     while not is_true():
         assert process.poll() is None, process.communicate()
@@ -112,12 +110,10 @@ def wait_for(is_true: Callable[[], bool], process: Process) -> None:
         time.sleep(0.05)
 
 
-def kill_with_its_sender(study: Process) -> None:
+def kill_with_its_sender(study: forks.Fork) -> None:
     """As the out-of-memory killer or a container's end would; a sender that lives on clears up after its study."""
     study.send_signal(signal.SIGSTOP)
-    for child in psutil.Process(study.pid).children():
-        if "pipeline.tracking" in child.cmdline():
-            child.kill()
+    os.kill(study.sender_pid, signal.SIGKILL)
     study.kill()
     study.communicate()
 
@@ -126,7 +122,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreig
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
     a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)
-    study = a100.start("scenario=mig", "degree=2", "window.seconds=60", is_real=True)
+    study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
 
     def are_training() -> bool:
         events = [file.read_text() for file in a100.folder.glob("mlruns/spool/*/*/jobs/*/events.jsonl")]
@@ -226,7 +222,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
 
 def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
     before = a100.gpu
-    study = a100.start("scenario=mig", "degree=2", "window.seconds=60", is_real=True)
+    study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
     wait_for(lambda: len(a100.gpu.processes) == 2, study)
     kill_with_its_sender(study)
     assert a100.gpu.mig_current
@@ -245,7 +241,7 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
 
     others = processes.marks()
     run = PROJECT_DIR / "run.py"
-    study = forks.start_real(run, *common, "scenario=mps", "degree=1", "window.seconds=60", cwd=tmp_path)
+    study = forks.start(run, *common, "scenario=mps", "degree=1", "window.seconds=60", cwd=tmp_path)
     wait_for(lambda: any(mark.startswith("mps:") for mark in processes.marks() - others), study)
     ours = {mark for mark in processes.marks() - others if mark.startswith("mps:")}
     kill_with_its_sender(study)

@@ -17,12 +17,12 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.state import StateFile
 from tests import forks
-from tests.forks import Process
+from tests.job_server import wait_until
 from tests.trace_format import problems
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.6", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=10", "listeners=[host]"]
+SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=10", "listeners=[host]"]
 
 
 @pytest.fixture
@@ -41,16 +41,15 @@ def write_profilers(folder: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path, template_store, profilers) -> Callable[..., Process]:
+def start(tmp_path, template_store, profilers) -> Callable[..., forks.Fork]:
     shutil.copytree(template_store, tmp_path / "mlruns")
 
     def begin(
-        *arguments: str, manner: str = "", path: str | None = None, gpu: str = "cpu", is_real: bool = False
-    ) -> Process:
+        *arguments: str, manner: str = "", path: str | None = None, gpu: str = "cpu", script: str = "run.py"
+    ) -> forks.Fork:
         environ = {"FAKE_PROFILER": manner, "PATH": f"{profilers}:{os.environ['PATH']}" if path is None else path}
-        argv = [PROJECT_DIR / "run.py", *arguments, f"gpu.lock_dir={tmp_path}", f"gpu={gpu}"]
-        begin_one = forks.start_real if is_real else forks.start
-        return begin_one(*argv, cwd=tmp_path, env=os.environ | environ)
+        argv = [PROJECT_DIR / script, *arguments, f"gpu.lock_dir={tmp_path}", f"gpu={gpu}"]
+        return forks.start(*argv, cwd=tmp_path, env=os.environ | environ)
 
     return begin
 
@@ -160,15 +159,14 @@ def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(
 @pytest.mark.parametrize("manner", ["", "ignores_term"])
 def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
     study = [*TOY, "window.seconds=60", "profiler=nsys", "listeners=[host]"]
-    process = start(*study, manner=manner, is_real=manner == "")
+    process = start(*study, manner=manner, script="tests/impatient.py")
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) < 2 and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    time.sleep(0.5)
     (record,) = tmp_path.glob("mlruns/spool/*/*/record.json")
     mark = json.loads(record.read_text())["spool_id"]
-    assert len(processes.marked(mark)) >= 4
+    assert wait_until(lambda: len(processes.marked(mark)) >= 4)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 143

@@ -14,7 +14,7 @@ from pipeline.base.records import Result
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
-STUDY = ["-m", *TOY, *SHORT, "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
+STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=0.4", "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
 BLOCK = ["-m", *TOY, *SHORT]
 # Of a run, what no two starts share.
 PASSING = ("study", "spool_id", "command_line", "first_losses", "pid")
@@ -51,7 +51,7 @@ def kill_after(process, num_groups, *, inside):
         if ended == num_groups and (not inside or line.startswith(f"[{num_groups + 1}/")):
             break
     if inside:
-        time.sleep(0.6)  # its jobs start, or are in their window
+        time.sleep(0.3)  # its jobs start, or are in their window
     process.kill()
     process.communicate(timeout=60)
 
@@ -110,17 +110,17 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
     assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
     assert words.count("resume=true") == 1
     before = sorted(tmp_path.rglob("*"))
-    status, out, err = run(*words[2:], "dry_run=true")
-    assert status == 0 and "resume: 1 of 4 groups are finished" in err
+    done = subprocess.run([*words, "dry_run=true"], cwd=tmp_path, capture_output=True, timeout=120, text=True)
+    assert done.returncode == 0 and "resume: 1 of 4 groups are finished" in done.stderr
+    out = done.stdout
     assert out.startswith("3 groups on ") and out.count("-2x-toy") + out.count("-1x-toy") == 3
     assert sorted(tmp_path.rglob("*")) == before
-    status = subprocess.run([*words, "time_limit_s=null"], cwd=tmp_path, capture_output=True, timeout=120).returncode
-    assert status == 0
+    assert run(*words[2:], "time_limit_s=null")[0] == 0
     assert len(groups(client)) == 4
 
 
 def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
-    process = start(*STUDY, is_real=True)
+    process = start(*STUDY)
     for line in process.stderr:
         if line.startswith("[2/4]"):
             break

@@ -19,6 +19,7 @@ from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
+LONGER = ["window.seconds=0.5", *SHORT[1:]]  # where throughputs are compared
 
 
 @contextlib.contextmanager
@@ -85,7 +86,7 @@ def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client
 
 
 def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
-    grid = ["-m", *TOY, *SHORT, "degree=2", "scenario=naive,serial", "order=listed"]
+    grid = ["-m", *TOY, *LONGER, "degree=2", "scenario=naive,serial", "order=listed"]
     assert run(*grid, "time_limit_s=0.1")[0] == 1  # a study that was cut has groups without a result
     ((naive, _),) = groups(client)
     assert "speedup_vs_serial_ratio" not in naive.data.metrics
@@ -129,7 +130,7 @@ def test_findings_alone_end_with_status_0(run):
 
 
 def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
-    status, out, err = run("-m", *TOY, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
+    status, out, err = run("-m", *TOY, *LONGER, "degree=2", "scenario=naive,serial", "order=listed")
     assert status == 0, err
     naive = next(run for run, _ in groups(client) if run.data.tags["collocation.scenario"] == "naive")
     assert naive.data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.2)

@@ -34,7 +34,7 @@ pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 BRIEF = ["window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
-SHORT = ["window.seconds=0.5", *BRIEF, *OFTEN]
+SHORT = ["window.seconds=0.3", *BRIEF, *OFTEN]
 DECOYS = ("nvidia-smi", "dcgmi", "nvidia-cuda-mps-control", "nvidia-persistenced", "sudo")
 CHOICES = sorted(path.stem for path in (PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
 SIMULATED = dataclasses.replace(GPU, kind="simulated")
@@ -64,8 +64,7 @@ def run(tmp_path, template_store, decoys) -> Callable[..., tuple[int, str, str]]
 
     def to_the_end(*arguments: str, killed_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
         argv = [PROJECT_DIR / "run.py", *arguments, "gpu=simulated_a100_40gb", f"gpu.lock_dir={tmp_path}"]
-        start = forks.start if killed_when is None else forks.start_real
-        process = start(*argv, cwd=tmp_path, env=os.environ | environ)
+        process = forks.start(*argv, cwd=tmp_path, env=os.environ | environ)
         try:
             while killed_when is not None and process.poll() is None:
                 if killed_when():
