@@ -129,7 +129,6 @@ def _subject(gi_id: int | None) -> str:
 
 @contextmanager
 def _sample() -> Iterator[object]:
-    """Room for one reading of all counters."""
     sample = _pynvml().nvmlGpmSampleAlloc()
     try:
         yield sample

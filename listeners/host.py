@@ -30,15 +30,17 @@ _PSS_REST_FACTOR = 100
 
 def job_of(pid: int, jobs: Mapping[int, int]) -> int | None:
     """Index of the job that a process belongs to: by its session, or as a descendant of the job's leading process."""
-    roots = {root: job for job, root in jobs.items()}
-    while pid > 1:
-        process = read_process(pid)
-        if process is None:
-            return None
+    return _job_above(read_process(pid), {root: job for job, root in jobs.items()}, read_process)
+
+
+def _job_above(
+    process: ProcessReading | None, roots: Mapping[int, int], find: Callable[[int], ProcessReading | None]
+) -> int | None:
+    while process is not None:
         job = roots.get(process.session, roots.get(process.pid))
         if job is not None:
             return job
-        pid = process.parent
+        process = find(process.parent)
     return None
 
 
@@ -94,13 +96,7 @@ class JobProcesses:
         known = self._members.get(process.pid)
         if known is not None and known[1].start_ticks == process.start_ticks and known[0] in self._jobs:
             return known[0]  # also after its parent is gone and it is a child of init
-        ancestor: ProcessReading | None = process
-        while ancestor is not None:
-            job = roots.get(ancestor.session, roots.get(ancestor.pid))
-            if job is not None:
-                return job
-            ancestor = read.get(ancestor.parent)
-        return None
+        return _job_above(process, roots, read.get)
 
 
 def growth(

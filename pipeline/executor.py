@@ -33,7 +33,6 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
-from pipeline.observe.sinks import History, Tee
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease
 from pipeline.record import trace
@@ -86,7 +85,7 @@ def run(group: Group, shared: Shared) -> GroupResult:
         row = measure.judge(group, execution.observation(interrupted is not None))
         row = dataclasses.replace(row, spool_id=record.spool_id)
         record.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
-        trace.write(record, row, execution.history.samples, execution.fields)
+        trace.write(record, row, record.sink.samples, execution.fields)
         record.close(row)
     if interrupted is not None:
         raise interrupted
@@ -100,8 +99,6 @@ class _Execution:
         self.group, self.record, self.shared = group, record, shared
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
-        self.history = History()
-        self.sink = Tee(record.sink, self.history)
         self.fields = Fields()
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
@@ -140,7 +137,7 @@ class _Execution:
     def observation(self, interrupted: bool) -> Observation:
         return Observation(
             batches=self.batches,
-            samples=self.history.samples,
+            samples=self.record.sink.samples,
             fields=self.fields,
             reason=self.reason,
             interrupted=interrupted,
@@ -157,7 +154,7 @@ class _Execution:
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
         idle_w, uuid = self.shared.idle_w, self.group.device.uuid
-        read_w = sampled.first_power_w(self.history.samples, self.fields)
+        read_w = sampled.first_power_w(self.record.sink.samples, self.fields)
         if read_w is not None:
             idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
         return idle_w.get(uuid)
@@ -178,7 +175,7 @@ class _Execution:
         ]
         self.fields = Fields(listener.table for _, listener in listeners)
         self.record.add_artifact(layout.FIELDS, self.fields.as_json())
-        watched = Watched(group.device, slots.slots, self.record.folder, self.history.samples, self.fields)
+        watched = Watched(group.device, slots.slots, self.record.folder, self.record.sink.samples, self.fields)
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
         stack.enter_context(self.shared.view(group, watched))
@@ -242,7 +239,7 @@ class _Execution:
 
     def _observe(self, spec: ListenerSpec, listener: Listener, watched: Watched, stack: UndoStack) -> None:
         try:
-            stack.enter_context(listener.observe(watched, self.sink))
+            stack.enter_context(listener.observe(watched, self.record.sink))
         except ListenerError as error:
             if spec.required is not Required.NO:
                 raise

@@ -31,7 +31,7 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
         TrackingError: the store cannot be read, has no such experiment, or no group of it has a timeline.
     """
     store = open_named(root_or_uri)
-    groups = results.find_finished_in(store, experiment)
+    groups = results.find_finished(store, experiment)
     if not groups:
         raise TrackingError(
             f"there is no finished group of experiment {experiment!r} in {root_or_uri}; "
@@ -41,7 +41,7 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     for group in groups:
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                path = results.fetch(store, group.run_id, [layout.TIMELINE], scratch)
+                path = results.fetch(store, group.run_id, layout.TIMELINE, scratch)
                 if path is not None:
                     traces.append(json.loads(path.read_text(encoding="utf-8")))
             except (TrackingError, OSError, ValueError) as error:

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from contextlib import closing, nullcontext, suppress
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from workloads import client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import torch
 
@@ -278,7 +278,8 @@ def _warm_up(args: argparse.Namespace, job: client.NullJob, training: Training, 
                 step = steps.compiled_step(training) if args.step_mode == "compile" else steps.eager_step(training)
             if args.warmup_steps > 0:
                 step(*first)
-        for batch in _endless(batches, args.warmup_steps - 1):
+        again_and_again = chain.from_iterable(map(batches.epoch, repeat(1)))
+        for batch in islice(again_and_again, max(0, args.warmup_steps - 1)):
             step(*batch)
         if args.canary:
             job.phase("canary")
@@ -304,14 +305,6 @@ def _check_results(job: client.NullJob, training: Training, batch: Batch) -> Non
     job.metric("canary_checked_count", products.num_checked + own.num_checked)
     job.metric("canary_left_out_count", products.num_left_out + own.num_left_out)
     job.metric("canary_s", products.spent_s + own.spent_s)
-
-
-def _endless(batches: Batches, count: int) -> Iterator[Batch]:
-    """Yield `count` batches, from the first epoch again and again if it is shorter."""
-    while count > 0:
-        for batch in islice(batches.epoch(1), count):
-            count -= 1
-            yield batch
 
 
 def _describe(args: argparse.Namespace, job: client.NullJob, training: Training) -> None:

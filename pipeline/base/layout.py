@@ -45,8 +45,7 @@ SCRIPT_PREFIX = "script-"
 
 # Artifacts of any run.
 LONG_VALUES = "long_values.json"
-SAMPLE_TABLES = ("samples.parquet", "samples.csv")
-"""The second one is written where pyarrow is missing (as with mlflow-skinny)."""
+SAMPLE_TABLE = "samples.parquet"
 
 
 def job_path(index: int) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,22 +17,20 @@ from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter
 
 
-class Process(Protocol):
-    """A job's leading process."""
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A job's leading process.
 
-    @property
-    def pid(self) -> int:
-        """Its number, which is also that of its session and process group."""
+    Attributes:
+        pid: its number, which is also that of its session and process group.
+        status: waits for its end; gives its exit status, or minus the signal that ended it. Raises `LaunchError` if
+            nobody knows.
+        reap: gives its number back. It must have ended.
+    """
 
-    def status(self) -> int:
-        """How it ended: its exit status, or minus the signal that ended it. Blocks until it has ended.
-
-        Raises:
-            LaunchError: nobody knows.
-        """
-
-    def reap(self) -> None:
-        """Give its number back. It must have ended."""
+    pid: int
+    status: Callable[[], int]
+    reap: Callable[[], object]
 
 
 class Starter(Protocol):
@@ -71,22 +70,11 @@ class Spawn:
                 raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
         if cpus:
             os.sched_setaffinity(process.pid, cpus)
-        return _Spawned(process)
+        return Process(process.pid, status=partial(_status, process.pid), reap=process.wait)
 
 
-class _Spawned:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def status(self) -> int:
-        # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-
-    def reap(self) -> None:
-        self._process.wait()
+def _status(pid: int) -> int:
+    # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

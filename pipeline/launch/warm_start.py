@@ -12,6 +12,7 @@ import logging
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,8 @@ class ForkServer:
         )
         if "reason" in answer:
             raise LaunchError(f"cannot fork a job: {answer['reason']}")
-        return _Forked(self, answer["pid"])
-
-    def status(self, pid: int) -> int:
-        return int(self._ask(status=pid)["status"])
-
-    def reap(self, pid: int) -> None:
-        with contextlib.suppress(LaunchError):  # without a server, the system did
-            self._ask(reap=pid)
+        pid: int = answer["pid"]
+        return Process(pid, status=partial(self._status, pid), reap=partial(self._reap, pid))
 
     def close(self) -> None:
         """End the server, and every job that is left of it."""
@@ -172,6 +167,13 @@ class ForkServer:
                 self._process.wait(_ANSWER_LIMIT_S)
         self._process.kill()  # one that still imports has nothing to clean up
         self._process.wait()
+
+    def _status(self, pid: int) -> int:
+        return int(self._ask(status=pid)["status"])
+
+    def _reap(self, pid: int) -> None:
+        with contextlib.suppress(LaunchError):  # without a server, the system did
+            self._ask(reap=pid)
 
     def _ask(self, **request: object) -> dict[str, Any]:
         # A signal between question and answer would leave an answer that nobody asked for.
@@ -198,18 +200,3 @@ class ForkServer:
         """Nothing that this server says from now on belongs to a question."""
         self._lost = what
         return LaunchError(what)
-
-
-class _Forked:
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self._server, self._pid = server, pid
-
-    @property
-    def pid(self) -> int:
-        return self._pid
-
-    def status(self) -> int:
-        return self._server.status(self._pid)
-
-    def reap(self) -> None:
-        self._server.reap(self._pid)

@@ -144,7 +144,6 @@ def _job(
 
 
 def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
-    """Points `(step, monotonic ns, value)` of what the job reported, by name."""
     series: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for epoch in log.epochs:
         for name, value in {"epoch_time_s": epoch.whole_s, **epoch.metrics}.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ from pipeline.observe.progress import Progress
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_REFRESH_S = 1.0
 
 
 class PlainView:
@@ -56,21 +53,10 @@ class LiveView(PlainView):
         from rich.console import Console
         from rich.live import Live
 
-        drawer = _Drawer(group, watched, self.progress)
-        stopped = threading.Event()
-        with Live(drawer.table(), console=Console(file=sys.stderr), auto_refresh=False, transient=True) as live:
-
-            def draw() -> None:
-                while not stopped.wait(_REFRESH_S):
-                    live.update(drawer.table(), refresh=True)
-
-            thread = threading.Thread(target=draw, name="live-view", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                stopped.set()
-                thread.join()
+        drawer, console = _Drawer(group, watched, self.progress), Console(file=sys.stderr)
+        with Live(get_renderable=drawer.table, refresh_per_second=1, console=console, transient=True) as live:
+            live.refresh()
+            yield
 
     def _announce(self, group: Group) -> None:
         """Nothing: the live table says it."""

@@ -17,11 +17,8 @@ def script_files(scripts: Iterable[str]) -> dict[str, str]:
     first = {path: index for index, path in reversed(list(enumerate(scripts)))}
     names = Counter(Path(path).name for path in first)
     return {
-        path: f"{SCRIPT_PREFIX}{Path(path).name}"
-        if names[Path(path).name] == 1
-        else f"{SCRIPT_PREFIX}{index}-{Path(path).name}"
+        path: f"{SCRIPT_PREFIX}{f'{index}-' if names[Path(path).name] > 1 else ''}{Path(path).name}"
         for path, index in first.items()
-        for name in [Path(path).name]
     }
 
 

@@ -5,18 +5,16 @@ Knows no MLflow.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import math
 from array import array
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.base.layout import SAMPLE_TABLES
+from pipeline.base.layout import SAMPLE_TABLE
 from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import ChildRecord, Clock
 
@@ -97,31 +95,7 @@ def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fi
 
 
 def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path) -> Path:
-    """Write every sample as a tidy table, one row a value, and return its path, which is one of `SAMPLE_TABLES`."""
-    parquet, plain = (folder / name for name in SAMPLE_TABLES)
-    try:
-        import pyarrow  # noqa: F401
-    except ModuleNotFoundError:
-        return _write_csv(samples, clock, plain)
-    return _write_parquet(samples, clock, parquet)
-
-
-def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
-    """Some fields of a table that `write_table` wrote.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
-        KeyError: it lacks a column.
-    """
-    found: dict[SeriesKey, Series] = {}
-    rows = _read_csv(path, fields) if path.suffix == ".csv" else _read_parquet(path, fields)
-    for origin, t_ns, value in rows:
-        found.setdefault(origin, Series()).append(t_ns, value)
-    return found
-
-
-def _write_parquet(samples: Mapping[SeriesKey, Series], clock: Clock, path: Path) -> Path:
+    """Write every sample as a tidy table, one row a value, and return its path."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -140,11 +114,19 @@ def _write_parquet(samples: Mapping[SeriesKey, Series], clock: Clock, path: Path
             pa.Array.from_buffers(pa.float64(), count, [None, pa.py_buffer(series.values)]),
         ]
         tables.append(pa.table(columns, names=list(COLUMNS)))
+    path = folder / SAMPLE_TABLE
     pq.write_table(pa.concat_tables(tables), path)
     return path
 
 
-def _read_parquet(path: Path, fields: Collection[str]) -> Iterator[tuple[SeriesKey, int, float]]:
+def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
+    """Some fields of a table that `write_table` wrote.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+        KeyError: it lacks a column.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -152,24 +134,7 @@ def _read_parquet(path: Path, fields: Collection[str]) -> Iterator[tuple[SeriesK
     columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
     wanted = pc.field("field").isin(pa.array(fields, pa.string()))  # typed, as there may be none
     table = pq.read_table(path, columns=columns, filters=wanted)
-    rows = zip(*(table[column].to_pylist() for column in columns), strict=True)
-    return ((SeriesKey(*origin), t_ns, value) for *origin, t_ns, value in rows)
-
-
-def _read_csv(path: Path, fields: Collection[str]) -> Iterator[tuple[SeriesKey, int, float]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["field"] in fields:
-                job, gi_id = (int(row[name]) if row[name] else None for name in ("job", "gi_id"))
-                yield SeriesKey(row["source"], job, gi_id, row["field"]), int(row["t_ns"]), float(row["value"])
-
-
-def _write_csv(samples: Mapping[SeriesKey, Series], clock: Clock, path: Path) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for origin, series in samples.items():
-            for t_ns, value in zip(series.t_ns, series.values, strict=True):
-                wall = datetime.fromtimestamp(clock.to_wall_ns(t_ns) / 1e9, UTC).isoformat()
-                writer.writerow([origin.source, origin.job, origin.gi_id, t_ns, wall, origin.field, value])
-    return path
+    found: dict[SeriesKey, Series] = {}
+    for *origin, t_ns, value in zip(*(table[column].to_pylist() for column in columns), strict=True):
+        found.setdefault(SeriesKey(*origin), Series()).append(t_ns, value)
+    return found

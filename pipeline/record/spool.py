@@ -23,7 +23,7 @@ from pipeline.base.words import without_secrets
 from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.sinks import SampleFile
+from pipeline.observe.sinks import SampleLog
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
 from pipeline.record.original import script_files
@@ -36,7 +36,7 @@ _UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.GIT_COMMIT: "git_commit", Tag.USE
 class SpoolRun:
     """One open record; `close` gives it its result."""
 
-    def __init__(self, folder: Path, record: Record, sink: SampleFile) -> None:
+    def __init__(self, folder: Path, record: Record, sink: SampleLog) -> None:
         self.folder, self.sink, self.record = folder, sink, record
 
     @property
@@ -119,7 +119,7 @@ class Spool:
     def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
         lock = locks.opened(folder / layout.LOCK)
-        sink = SampleFile(folder / layout.SAMPLES)
+        sink = SampleLog(folder / layout.SAMPLES)
         record = _new_record(group, self.study, self._facts, self._interpreters)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         try:

@@ -97,12 +97,7 @@ class LoaderBatches:
             self._loader.begin()
         self.num_batches = len(self._loader)
         facts = request.facts
-        self._seed, self._device, self._px, self._format = (
-            request.seed,
-            device,
-            request.image_px,
-            request.memory_format,
-        )
+        self._request, self._device = request, device
         self._mean = torch.tensor(facts.mean, device=device).mul_(255).view(1, 3, 1, 1)
         self._std = torch.tensor(facts.std, device=device).mul_(255).view(1, 3, 1, 1)
         self._flip = torch.Generator(device) if training and facts.flips else None
@@ -110,7 +105,7 @@ class LoaderBatches:
     def epoch(self, number: int) -> Iterator[Batch]:
         self._loader.name_epoch(number)
         if self._flip is not None:
-            self._flip.manual_seed(mixed(self._seed, 3, number))
+            self._flip.manual_seed(mixed(self._request.seed, 3, number))
         for images, labels in self._loader:
             yield self._prepare(images), labels.to(self._device, non_blocking=True)
 
@@ -119,9 +114,10 @@ class LoaderBatches:
 
     def _prepare(self, images: Tensor) -> Tensor:
         images = images.to(self._device, non_blocking=True)
-        if images.shape[-1] != self._px:
-            images = interpolate(images, size=(self._px, self._px), mode="nearest")
-        images = images.contiguous(memory_format=self._format)
+        px = self._request.image_px
+        if images.shape[-1] != px:
+            images = interpolate(images, size=(px, px), mode="nearest")
+        images = images.contiguous(memory_format=self._request.memory_format)
         if self._flip is not None:
             flipped = torch.rand(len(images), 1, 1, 1, generator=self._flip, device=self._device) < 0.5
             images = torch.where(flipped, images.flip(3), images)

@@ -10,7 +10,6 @@ import codecs
 import logging
 import os
 import pickle
-import struct
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,7 +133,6 @@ def _open_map(folder: Path, split: str) -> ImageArrays:
 
 
 def _convert(folder: Path, splits: dict[str, list[Path]]) -> None:
-    """Write the arrays of all splits into a folder."""
     for split, sources in splits.items():
         labels = []
         with (folder / f"{split}_images.npy").open("wb") as file:
@@ -154,12 +152,8 @@ def _convert(folder: Path, splits: dict[str, list[Path]]) -> None:
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
-    """Write the 128 bytes before the pixels of a .npy file: always as many, so that they can be rewritten in place.
-
-    Source: numpy.lib.format, version 1.0.
-    """
-    description = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode("ascii")
-    file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + description.ljust(117) + b"\n")
+    """Write what stands before the pixels of a .npy file: as long for any number of images, so it can be replaced."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
 
 
 def _sync(file: BinaryIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,14 @@ class Facts:
 
 
 # Means and deviations. Source for ImageNet: torchvision's reference weights; for CIFAR-10: of its training images.
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_IMAGENET = Facts(
+    native_px=None,
+    train_samples=1_281_167,
+    validation_samples=50_000,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    flips=True,
+)
 FACTS = {
     "digits": Facts(
         native_px=None, train_samples=1500, validation_samples=297, mean=(0.5,) * 3, std=(0.5,) * 3, flips=False
@@ -47,22 +55,8 @@ FACTS = {
         std=(0.2470, 0.2435, 0.2616),
         flips=True,
     ),
-    "imagenet64": Facts(
-        native_px=64,
-        train_samples=1_281_167,
-        validation_samples=50_000,
-        mean=_IMAGENET_MEAN,
-        std=_IMAGENET_STD,
-        flips=True,
-    ),
-    "imagenet": Facts(
-        native_px=None,
-        train_samples=1_281_167,
-        validation_samples=50_000,
-        mean=_IMAGENET_MEAN,
-        std=_IMAGENET_STD,
-        flips=True,
-    ),
+    "imagenet64": dataclasses.replace(_IMAGENET, native_px=64),
+    "imagenet": _IMAGENET,
 }
 
 

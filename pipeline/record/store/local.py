@@ -14,8 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -61,13 +60,11 @@ class Store:
     """An open tracking store.
 
     Attributes:
-        kind: `local` (a folder) or `server` (anything that MLflow reaches by a URI).
         root: the folder; `None` for a server.
     """
 
     client: MlflowClient
     uri: str
-    kind: str
     root: Path | None
     _experiment_ids: dict[str, str] = field(default_factory=dict)
 
@@ -78,7 +75,15 @@ class Store:
             TrackingError: it was deleted, or its artifacts belong to a folder that this store was moved away from.
         """
         if name not in self._experiment_ids:
-            self._experiment_ids[name] = self._find_or_create(name) if self.root else self._ask_server(name)
+            try:
+                self._experiment_ids[name] = self._find_or_create(name)
+            except Exception as error:  # each kind of server raises errors of its own
+                if self.root is not None or isinstance(error, TrackingError):
+                    raise
+                raise TrackingError(
+                    f"the tracking server at {self.uri} gave no valid answer: {reason_of(error)}; "
+                    "check tracking.uri, or use tracking=local"
+                ) from error
         return self._experiment_ids[name]
 
     def sync(self) -> None:
@@ -87,17 +92,6 @@ class Store:
         if ahead is not None and ahead.exists():
             with ahead.open("rb") as file:
                 os.fsync(file.fileno())
-
-    def _ask_server(self, name: str) -> str:
-        try:
-            return self._find_or_create(name)
-        except TrackingError:
-            raise
-        except Exception as error:  # each kind of store raises errors of its own
-            raise TrackingError(
-                f"the tracking server at {self.uri} gave no valid answer: {reason_of(error)}; "
-                "check tracking.uri, or use tracking=local"
-            ) from error
 
     def _find_or_create(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -142,15 +136,15 @@ def open_store(root: Path, uri: str | None = None) -> Store:
 
     if uri is not None:
         try:
-            return Store(client=MlflowClient(tracking_uri=uri), uri=uri, kind="server", root=None)
+            return Store(client=MlflowClient(tracking_uri=uri), uri=uri, root=None)
         except Exception as error:  # each kind of store raises errors of its own
             first = str(error).strip().partition(". ")[0]
             raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
     root = root.absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with locked(root) as version_file:
-            _prepare(root, version_file)
+        with locks.held(root / STORE_LOCK):
+            _prepare(root)
         _sync_seldom()
         local_uri = database_uri(root / DATABASE)
         client = MlflowClient(tracking_uri=local_uri)
@@ -159,7 +153,7 @@ def open_store(root: Path, uri: str | None = None) -> Store:
             f"could not open the tracking store in {root}: {error}; if that is no store of MLflow's that you may "
             "write, choose another folder with tracking.root, or --root"
         ) from error
-    return Store(client=client, uri=local_uri, kind="local", root=root)
+    return Store(client=client, uri=local_uri, root=root)
 
 
 def is_server(root_or_uri: Path | str) -> bool:
@@ -233,19 +227,11 @@ def foreign_root(location: str, root: Path) -> Path | None:
     return None if same else owner
 
 
-@contextmanager
-def locked(root: Path) -> Iterator[Path]:
-    """Hold the store's lock; gives its file, which names the MLflow version that last prepared the store."""
-    path = root / STORE_LOCK
-    with locks.held(path):
-        yield path
-
-
-def _prepare(root: Path, version_file: Path) -> None:
+def _prepare(root: Path) -> None:
     """Leave an up-to-date database behind. Only another version of MLflow can have made one outdated."""
     from mlflow.version import VERSION
 
-    database = root / DATABASE
+    database, version_file = root / DATABASE, root / STORE_LOCK
     if not database.exists():
         _create(root)
     elif version_file.read_text(encoding="utf-8").split() != [VERSION, _schema(database)]:

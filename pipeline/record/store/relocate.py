@@ -6,9 +6,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from pipeline.base import locks
 from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.layout import DATABASE
-from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root, locked
+from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root
 
 PATH_COLUMNS = (
     ("experiments", "artifact_location"),
@@ -45,7 +46,7 @@ def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
         )
     try:
         with (
-            locked(root),
+            locks.held(root / STORE_LOCK),
             closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,20 +26,17 @@ if TYPE_CHECKING:
 PAGE = 1000
 
 
-def find_finished(root_or_uri: Path | str, experiment: str) -> list[FinishedGroup]:
+def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGroup]:
     """Every group of an experiment that ended, in whatever result; nothing if there is no such store or experiment.
+
+    The store is one that is open, or one in a folder or at a URI.
 
     Raises:
         TrackingError: the store cannot be read.
     """
-    store = open_if_there(root_or_uri)
-    return [] if store is None else find_finished_in(store, experiment)
-
-
-def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
-    """Like `find_finished`, in a store that is open."""
+    store = where if isinstance(where, Store) else open_if_there(where)
     finished = []
-    for run in _runs(store, experiment, GROUP):
+    for run in _runs(store, experiment, GROUP) if store is not None else ():
         tags = run.data.tags
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
@@ -52,7 +49,7 @@ def find_finished_in(store: Store, experiment: str) -> list[FinishedGroup]:
                 boot_id=tags.get(Tag.BOOT_ID),
                 run_id=run.info.run_id,
                 spool_id=tags.get(Tag.SPOOL_ID),
-                metrics=_figures(run),
+                metrics=figures_of(run),
                 reason=tags.get(Tag.REASON),
                 tags={tag: tags[tag] for tag in (Tag.FIRST_LOSSES, Tag.FLAG) if tag in tags},
                 settings=tags.get(Tag.SETTINGS),
@@ -100,7 +97,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
         name=run.info.run_name,
         tags=dict(run.data.tags),
         params=dict(run.data.params),
-        metrics=_figures(run),
+        metrics=figures_of(run),
         files=_files(store, run.info.run_id),
         job_locks={index: files[layout.ENVIRONMENT] for index, files in locks.items() if layout.ENVIRONMENT in files},
     )
@@ -120,8 +117,8 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
         }
 
 
-def fetch(store: Store, run_id: str, names: Sequence[str], folder: str | None = None) -> Path | None:
-    """The first of some artifacts that a run has, copied to a folder (or where MLflow chooses); `None` if it has none.
+def fetch(store: Store, run_id: str, name: str, folder: str | None = None) -> Path | None:
+    """An artifact of a run, copied to a folder (or where MLflow chooses); `None` if the run does not have it.
 
     Raises:
         TrackingError: the store does not give it.
@@ -130,8 +127,7 @@ def fetch(store: Store, run_id: str, names: Sequence[str], folder: str | None = 
 
     try:
         present = {entry.path for entry in store.client.list_artifacts(run_id)}
-        name = next((name for name in names if name in present), None)
-        return None if name is None else Path(store.client.download_artifacts(run_id, name, folder))
+        return Path(store.client.download_artifacts(run_id, name, folder)) if name in present else None
     except (MlflowException, OSError) as error:
         raise TrackingError(str(error)) from error
 
@@ -192,7 +188,6 @@ def _existing(root_or_uri: Path | str, experiment: str) -> Store:
 
 
 def _runs(store: Store, experiment: str, role: str) -> list[Any]:
-    """Every run of one role, oldest first."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -234,7 +229,8 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _figures(run: Any) -> dict[str, float]:
+def figures_of(run: Any) -> dict[str, float]:
+    """The metrics that a run of MLflow ends with, without those sampled while it ran."""
     return {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
 
 
@@ -249,7 +245,7 @@ def _table(store: Store, experiment: str, role: str) -> pd.DataFrame:
             "start_time": run.info.start_time,
             "end_time": run.info.end_time,
             **{f"params.{key}": value for key, value in run.data.params.items()},
-            **{f"metrics.{key}": value for key, value in _figures(run).items()},
+            **{f"metrics.{key}": value for key, value in figures_of(run).items()},
             **{f"tags.{key}": value for key, value in run.data.tags.items()},
         }
         for run in _runs(store, experiment, role)

@@ -67,9 +67,12 @@ class RequestHandler:
         """The answer to one request, without `ok`."""
         match request:
             case {"op": "open", "experiment": str(experiment), **where}:
-                self._turn_to(**where)
+                if "root" in where:
+                    self._root, self._uri, self._stores = Path(where["root"]), where["uri"], {}
+                    self._series_points = where["series_points"]
                 store = self._open(self._uri)
-                return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": store.kind}
+                kind = "server" if store.root is None else "local"
+                return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": kind}
             case {"op": "begin", "spool": str(folder)}:
                 self._begun[Path(folder)] = None  # also if it fails: its orchestrator may be killed
                 self._begun[Path(folder)] = runs = begin(self._open, Path(folder))
@@ -81,20 +84,11 @@ class RequestHandler:
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
                 return {}
             case {"op": "finished", "experiment": str(experiment), **where}:
-                if "store" in where:
-                    finished = results.find_finished(where["store"], experiment)
-                else:
-                    finished = results.find_finished_in(self._open(self._uri), experiment)
+                finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
                 return {"groups": [dataclasses.asdict(group) for group in finished]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
                 return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
-
-    def _turn_to(self, root: str | None = None, uri: str | None = None, series_points: int | None = None) -> None:
-        """Use another store from now on; what is not given stays."""
-        if root is not None:
-            self._root, self._uri, self._stores = Path(root), uri, {}
-        self._series_points = series_points or self._series_points
 
     def send(self, folder: Path) -> str | None:
         """Send one spool folder; the id of the group's run, or `None` if it was sent before."""

@@ -150,17 +150,22 @@ def cases_in(cells: Sequence[Cell]) -> list[Case]:
     return list(dict.fromkeys(cell.case for cell in cells))
 
 
+def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
+    """A quantity of one cell over that of another by block that has both."""
+    mine, theirs = cell.values.get(name, {}), other.values.get(name, {})
+    common = sorted(mine.keys() & theirs.keys())
+    return {block: mine[block] / theirs[block] for block in common if mine[block] > 0 and theirs[block] > 0}
+
+
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[int, float], str]:
     """Speed of one cell over that of another by block that has both, and the quantity that it is taken from.
 
     Of the quantities `names`, that is the first that both have in some block.
     """
     for name in names:
-        mine, theirs = cell.values.get(name, {}), other.values.get(name, {})
-        common = sorted(block for block in mine.keys() & theirs.keys() if mine[block] > 0 and theirs[block] > 0)
-        if common:
-            is_time = name == TOTAL_TIME
-            return {b: theirs[b] / mine[b] if is_time else mine[b] / theirs[b] for b in common}, name
+        found = ratios(other, cell, name) if name == TOTAL_TIME else ratios(cell, other, name)
+        if found:
+            return found, name
     return {}, ""
 
 

@@ -92,7 +92,6 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 @functools.cache
 def _sampled(titled: str) -> Mapping[str, Metric]:
-    """From what `pipeline.observe.fields.Fields.titled` gives."""
     told = json.loads(titled) if titled else {}
     return {name: _metric(name, **facts) for name, facts in told.items() if name not in METRICS}
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 from pipeline.base.modes import MIG, SERIAL
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate.cells import Case, Cell
+from pipeline.report.evaluate.cells import Case, Cell, ratios
 from pipeline.report.evaluate.metrics import MEMORY, SPEEDUP, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import slowdown_of
@@ -145,8 +145,7 @@ def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
 
 
 def _against(about: _About, cell: Cell) -> FindingCheck | None:
-    other = _find(about.cells, cell, cell.degree, about.finding.against)
-    return _in_range(about, cell, _ratios(cell, other, SPEEDUP))
+    return _in_range(about, cell, _over(about, cell, cell.degree, about.finding.against, SPEEDUP))
 
 
 def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
@@ -154,8 +153,8 @@ def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | 
     highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
     found = []
     for cell in highest.values():
-        ratios = _ratios(cell, _find(about.cells, cell, 1, SERIAL.name), MEMORY)
-        by_job = {block: ratio / cell.degree for block, ratio in ratios.items()}
+        growth = _over(about, cell, 1, SERIAL.name, MEMORY)
+        by_job = {block: ratio / cell.degree for block, ratio in growth.items()}
         found.append(_in_range(about, cell, by_job, Scale.PEAK))
     return found
 
@@ -186,15 +185,11 @@ def _in_range(
     return _check(about, cell, ours, in_words, *_against_range(about.finding, ours))
 
 
-def _find(cells: Sequence[Cell], cell: Cell, degree: int, mode: str) -> Cell | None:
-    found = (other for other in cells if (other.case, other.degree, other.sharing.name) == (cell.case, degree, mode))
-    return next((other for other in found if other.is_ranked), None)
-
-
-def _ratios(cell: Cell, other: Cell | None, metric: str) -> dict[int, float]:
-    mine = cell.values.get(metric, {})
-    theirs = {} if other is None else other.values.get(metric, {})
-    return {block: mine[block] / theirs[block] for block in sorted(mine.keys() & theirs.keys()) if theirs[block]}
+def _over(about: _About, cell: Cell, degree: int, mode: str, metric: str) -> dict[int, float]:
+    """A quantity over that of the same case at a degree in a mode, by block; empty where that is not known."""
+    there = (cell.case, degree, mode)
+    others = (each for each in about.cells if (each.case, each.degree, each.sharing.name) == there and each.is_ranked)
+    return next((ratios(cell, other, metric) for other in others), {})
 
 
 def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:

@@ -162,6 +162,5 @@ def _frozen(says: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(says: Mapping[str, Any]) -> Settings:
-    """As the params of a run have them: text."""
     several = {key: value if isinstance(value, list) else [value] for key, value in says.items()}
     return {key: tuple(map(labels.in_words, values)) for key, values in several.items()}

@@ -132,7 +132,6 @@ def _digests(row: Row) -> tuple[str, ...]:
 
 
 def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
-    """Of each workload of a mix."""
     rates: dict[str, list[Rates]] = defaultdict(list)
     for job, both in zip(row.jobs, _rates(row, alone), strict=True):
         rates[job.params.get("workload", "")].append(both)

@@ -78,12 +78,10 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A figure, drawn: `name`, `title`, `caption` and `section` as in its sketch, `svg` and `pdf` its content."""
+    """A sketch as `svg` and `pdf`; `name` is that of its files."""
 
     name: str
-    title: str
-    caption: str
-    section: str
+    sketch: Sketch
     svg: str
     pdf: bytes
 
@@ -108,9 +106,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
             figure.savefig(target, format=kind, metadata=_NO_DATES[kind], facecolor=ground)
     return Drawn(
         name=name,
-        title=sketch.title,
-        caption=sketch.caption,
-        section=sketch.section,
+        sketch=sketch,
         svg=written["svg"].getvalue().decode("utf-8"),
         pdf=written["pdf"].getvalue(),
     )

@@ -50,7 +50,6 @@ def _bar(cell: Cell) -> Bar:
 
 
 def _paint(contents: Sequence[tuple[str, Groups]], modes: Sequence[Mode]) -> Figure:
-    """A panel for each title and its groups of bars."""
     figure, panels = panels_of(len(contents), 2.9, most_bars=max(num_bars(groups) for _, groups in contents))
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)

@@ -49,7 +49,6 @@ def _caption(cells: Sequence[Cell]) -> str:
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    """Three panels: time per epoch, GRACT with SMACT beside it, memory footprint."""
     ran = [cell for cell in cells if not cell.is_derived]
     figure, (time, activity, memory) = panels_of(3, 2.9, most_bars=num_bars(by_degree(ran, bar_of)))
     _panel(time, ran, METRICS[_epoch_metric(cells)])

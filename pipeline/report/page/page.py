@@ -19,13 +19,13 @@ from pipeline.report.figures import every
 from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, plain
 from pipeline.report.page import methods
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
-from pipeline.report.page.table_format import MISSING, Table, Value, Values, shown, with_interval
+from pipeline.report.page.table_format import MISSING, Table, Values, shown
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import Study
 from pipeline.report.read.samples import GroupSeries
 
 TEMPLATE = "page.html.jinja"
-_MIND = "mind"
+_IN_FILES_ONLY = ("low", "high", "mind")
 _NOT_COMPARED = (Agreement.OTHER_SETTINGS.value, Agreement.NOT_MEASURED.value)
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -68,7 +68,7 @@ def render(content: Content) -> str:
     )
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     for figure in content.figures[1:]:
-        sections.setdefault(figure.section, []).append((figure, inline(figure)))
+        sections.setdefault(figure.sketch.section, []).append((figure, inline(figure)))
     is_found = [verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in content.verdicts]
     text = environment.get_template(TEMPLATE).render(
         title=plain(study.experiment, 120),
@@ -83,8 +83,8 @@ def render(content: Content) -> str:
         winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
         verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],
         sections=sections,
-        tables=[for_page(t) for t in content.tables if not (t.is_for_machines or t.about)],
-        papers=[_by_agreement(for_page(t)) for t in content.tables if t.about],
+        tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
+        papers=[_by_agreement(t) for t in content.tables if t.about],
         machine_tables=[t for t in content.tables if t.is_for_machines],
         methods=methods.methods(),
         provenance=methods.provenance(study),
@@ -108,17 +108,6 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 
-def for_page(table: Table) -> Table:
-    """A table with its intervals in one column each."""
-    heads = table.columns
-    kept = [i for i, head in enumerate(heads) if head not in ("low", "high")]
-    has_interval = {i for i in kept if heads[i + 1 : i + 3] == ("low", "high")}
-    rows = tuple(
-        tuple(_with_interval(*row[i : i + 3]) if i in has_interval else row[i] for i in kept) for row in table.rows
-    )
-    return dataclasses.replace(table, columns=tuple(heads[i] for i in kept), rows=rows)
-
-
 def by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
     """The rows of a table under the case that they share; under `None` where the table is not of cases."""
     if table.columns[0] != "case":
@@ -132,22 +121,17 @@ def _by_agreement(table: Table) -> tuple[Table, Table, int]:
     for row in table.rows:
         rows[next((agreement for agreement in _NOT_COMPARED if agreement in row), "")].append(row)
     compared, other, absent = rows.values()
-    return _without_mind(table, compared), _without_mind(table, other), len(absent)
+    return _in_brief(table, compared), _in_brief(table, other), len(absent)
 
 
-def _without_mind(table: Table, rows: Sequence[Values]) -> Table:
-    if not rows or table.columns[-1] != _MIND:
-        return dataclasses.replace(table, rows=tuple(rows))
-    # The same for nearly every row, so it is said once; the files say it of each.
+def _in_brief(table: Table, rows: Sequence[Values]) -> Table:
+    """Some findings: our figure says its interval, and what to mind is nearly the same for all, so it is said once."""
     parts = dict.fromkeys(part for row in rows for part in str(row[-1]).split("; ") if part)
     note = f"{table.note} Not as in the paper: {'; '.join(parts)}." if parts else table.note
-    without = tuple(row[:-1] for row in rows)
-    return dataclasses.replace(table, columns=table.columns[:-1], rows=without, note=note.strip())
-
-
-def _with_interval(value: Value, low: Value, high: Value) -> Value:
-    holds_it = isinstance(value, str)  # in words
-    return value if holds_it or None in (value, low, high) else with_interval(value, low, high)
+    kept = [head not in _IN_FILES_ONLY for head in table.columns]
+    columns = tuple(itertools.compress(table.columns, kept))
+    without = tuple(tuple(itertools.compress(row, kept)) for row in rows)
+    return dataclasses.replace(table, columns=columns, rows=without, note=note.strip())
 
 
 def inline(figure: Drawn) -> str:

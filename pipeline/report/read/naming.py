@@ -105,7 +105,6 @@ def _varying(rows: Sequence[Row]) -> set[str]:
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, str]:
-    """The label of each program, by digest."""
     programs = {job.digest: labels.own_params(job.params) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
     differing = [key for key, values in labels.of_all(programs.values()).items() if len(values) > 1]

@@ -60,12 +60,12 @@ class Row:
     name: str
     scenario: str
     sharing: Mode
-    detail: str
-    profiles: tuple[str, ...]
+    detail: str = ""
+    profiles: tuple[str, ...] = ()
     options: Mapping[str, object]
     workloads: tuple[str, ...]
     sizes: tuple[str | None, ...]
-    setting: str
+    setting: str = ""
     settings: tuple[tuple[str, str], ...]
     block: int
     result: Result

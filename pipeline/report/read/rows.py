@@ -88,13 +88,13 @@ def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
         newest = [part[-1].facts.get("plan_groups", "") for part in selection.parts(mine)]
         planned += [int(number) for number in newest if number.isdigit()]
         rows += mine
-    chosen = selection.choose(rows)
-    left_out = {"no result: it runs, or was never closed": num_without_result, **chosen.left_out}
-    named = naming.named(chosen.rows)
+    chosen, not_chosen = selection.choose(rows)
+    left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
+    named = naming.named([row for _, members in chosen for row in members])
     return Study(
         experiment=experiment,
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
-        blocks=chosen.blocks,
+        blocks=tuple(block for block, _ in chosen),
         left_out={reason: number for reason, number in left_out.items() if number},
         num_planned=sum(planned) if planned else None,
         facts=_facts(named),
@@ -124,18 +124,15 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
         name=run.info.run_name,
         scenario=scenario,
         sharing=mode_of(scenario),
-        detail="",
-        profiles=(),
         options=options,
         workloads=tuple(job.label for job in jobs),
         sizes=tuple(job.size for job in jobs),
-        setting="",
         settings=settings,
         block=int(facts["block"]) if facts.get("block", "").isdigit() else 1,
         result=Result(facts["result"]),
         reason=facts.get("reason", ""),
         flag=facts.get("flag", ""),
-        metrics=_figures(run),
+        metrics=results.figures_of(run),
         params=params,
         window=WindowKind(params.get("window", WindowKind.STEADY)),
         device=facts.get("device", ""),
@@ -160,17 +157,12 @@ def _job(run: Any) -> JobRow:
         digest=facts.get("workload_digest", ""),
         size=facts.get("size"),
         result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
-        metrics=_figures(run),
+        metrics=results.figures_of(run),
         params=params,
         place={key[len("place.") :]: value for key, value in params.items() if key.startswith("place.")},
         start_ns=int(facts["start_ns"]) if facts.get("start_ns", "").isdigit() else None,
         end_ns=int(facts["end_ns"]) if facts.get("end_ns", "").isdigit() else None,
     )
-
-
-def _figures(run: Any) -> dict[str, float]:
-    """The metrics that a run ends with, without those sampled while it ran."""
-    return {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.base import layout
 from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.layout import SAMPLE_TABLES
 from pipeline.base.modes import MIG, MPS, NAIVE, Mode
 from pipeline.base.records import Result
 from pipeline.base.samples import Field
@@ -129,7 +128,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
     """The samples that are drawn, of the device and its instances alone, and the quantities of the listeners."""
     store = open_named(row.store)
     try:
-        path, path_of_fields = (fetch(store, row.run_id, names) for names in (SAMPLE_TABLES, (layout.FIELDS,)))
+        path, path_of_fields = (fetch(store, row.run_id, name) for name in (layout.SAMPLE_TABLE, layout.FIELDS))
         if path is None or path_of_fields is None:
             return {}, Fields()
         known = fields.read(path_of_fields)

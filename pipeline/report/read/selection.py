@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.base.records import Result
@@ -15,17 +14,8 @@ from pipeline.report.read.records import Block, Row
 _UNKNOWN = "not recorded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The rows that count, and how many do not, by reason."""
-
-    rows: tuple[Row, ...]
-    blocks: tuple[Block, ...]
-    left_out: Mapping[str, int]
-
-
-def choose(rows: Sequence[Row]) -> Selection:
-    """The rows of the newest plan of each part, one a group and block."""
+def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[str, int]]:
+    """The rows of the newest plan of each part, one a group and block, by block; how many do not count, by reason."""
     left_out: Counter[str] = Counter()
     members: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
     expected: dict[tuple[str, int], set[str]] = defaultdict(set)
@@ -42,9 +32,7 @@ def choose(rows: Sequence[Row]) -> Selection:
         piece = blocks[block, device].setdefault(boot, _Piece([], set()))
         piece.rows.extend(kept)
         piece.expected.update(wanted)
-    made = _numbered(blocks)
-    chosen = tuple(row for _, members in made for row in members)
-    return Selection(rows=chosen, blocks=tuple(block for block, _ in made), left_out=dict(left_out))
+    return _numbered(blocks), left_out
 
 
 _Boot = tuple[str, str]

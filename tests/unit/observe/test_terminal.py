@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Sample, Summary
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.observation import Watched
+from pipeline.observe.progress import Progress
 from pipeline.observe.table import table
+from pipeline.observe.view import make_view
 from tests.rows import FIELDS, group
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_the_table_shows_what_there_is():
@@ -55,6 +64,18 @@ def test_a_figure_of_a_new_listener_has_the_column_that_its_field_names():
     row = GroupResult(group=group("a"), result=Result.OK, reason="", metrics={"fan_max_rpm": 900.0})
     lines = table([row], Fields([FieldTable(source="fans", fields=(speed,))])).splitlines()
     assert re.split("  +", lines[0])[-1] == "fan rpm" and lines[1].endswith(" 900.0")
+
+
+def test_on_a_terminal_the_jobs_are_shown_at_once_while_their_group_runs(tmp_path, monkeypatch):
+    terminal, pair = Terminal(), group("a", "a")
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    view = make_view(Progress([pair]))
+    view.begin(pair)
+    with view.watch(pair, Watched(pair.device, [], tmp_path, [], FIELDS)):
+        shown = terminal.getvalue()
+        assert "[1/1] naive-a+a" in shown and "samples/s" in shown
+        assert all(f"{job.name} " in shown and "waiting" in shown for job in pair.jobs)
 
 
 def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline.base.layout import SAMPLE_TABLES
+from pipeline.base.layout import SAMPLE_TABLE
 from pipeline.record import series
 from pipeline.record.series import Series, SeriesKey
 from tests.tracking_cases import CLOCK, SECOND, START, sample
@@ -30,12 +29,9 @@ def samples(tmp_path: Path) -> dict[SeriesKey, Series]:
     return series.read_samples(path)
 
 
-@pytest.mark.parametrize("with_pyarrow", [True, False])
-def test_the_table_gives_back_what_was_sampled(samples, tmp_path, monkeypatch, with_pyarrow):
-    if not with_pyarrow:
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
+def test_the_table_gives_back_what_was_sampled(samples, tmp_path):
     path = series.write_table(samples, CLOCK, tmp_path)
-    assert path.name == SAMPLE_TABLES[0 if with_pyarrow else 1]
+    assert path.name == SAMPLE_TABLE
     assert series.read_table(path, {origin.field for origin in samples}) == samples
     assert series.read_table(path, set()) == {}
     of_memory = series.read_table(path, {"memory_used_mib"})

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from listeners.host import HostListener
 from pipeline.base.layout import DATABASE
 from pipeline.observe.fields import Fields
@@ -88,7 +86,7 @@ def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Pat
 
 def _killed_at(store: Store, k: int, after: bool) -> Callable[[str | None], Store]:
     proxy: Any = KilledAt(store.client, k, after)
-    return lambda uri: Store(client=proxy, uri=store.uri, kind=store.kind, root=store.root)
+    return lambda uri: Store(client=proxy, uri=store.uri, root=store.root)
 
 
 def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: Path) -> None:
@@ -164,17 +162,6 @@ def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
     assert (own["source"], own["job"], own["value"]) == ("host", 0, 100.0)
     assert pd.isna(own["gi_id"])
     assert own["wall_time"] == pd.Timestamp(CLOCK.wall_ns + SECOND, tz="UTC")
-
-
-def test_without_pyarrow_the_table_is_a_csv(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_spool(root, record((child(0),)))
-    (folder / "samples.jsonl").write_text(sample("nvml", 0, {"power_w": 71.5}))
-    store = open_store(root)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    runs = upload.send(lambda uri: store, folder, series_points=10)
-    assert runs is not None
-    rows = Path(store.client.download_artifacts(runs.parent, "samples.csv")).read_text().splitlines()
-    assert rows[1] == "nvml,,,5000000000,2023-11-14T22:13:20+00:00,power_w,71.5"
 
 
 SCRIPT = """

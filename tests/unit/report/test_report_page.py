@@ -14,8 +14,7 @@ from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.verdicts import Decision
 from pipeline.report.figures.drawing import STAMP
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
-from pipeline.report.page.page import Content, content_of, for_page, render
-from pipeline.report.page.table_format import Table
+from pipeline.report.page.page import Content, content_of, render
 from pipeline.report.read.records import Row, Study
 from pipeline.report.read.samples import GroupSeries, JobSpan, Line, choose_group
 from tests.report_rows import collocation_study, copies, job, params, row, study
@@ -172,7 +171,7 @@ def test_what_has_no_figure_is_a_labelled_box(whole: Content) -> None:
     assert ">skipped<" in svg_of(whole, "mixes")
     assert ">7: MPS % wrong results<" in svg_of(whole, "gain")
     (gain,) = [figure for figure in whole.figures if figure.name == "gain"]
-    assert gain.caption.endswith("Without a figure: resnet152_imagenet bs128.")
+    assert gain.sketch.caption.endswith("Without a figure: resnet152_imagenet bs128.")
     assert "alone, CUDA graph" in svg_of(whole, "gain")
 
 
@@ -270,13 +269,15 @@ def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:
     assert "total time (s)" in svg and SERIAL.colour in svg
 
 
-def test_intervals_stand_in_one_column_on_the_page() -> None:
-    table = Table(
-        name="t", title="t", columns=("case", "ratio", "low", "high"),
-        rows=(("a", 1.5, 1.25, 1.75), ("b", 1.5, None, None), ("c", None, None, None)),
-    )  # fmt: skip
-    assert for_page(table).columns == ("case", "ratio")
-    assert for_page(table).rows == (("a", "1.50 (1.25 to 1.75)"), ("b", 1.5), ("c", None))
+def test_our_figures_say_their_intervals_on_the_page_and_the_files_have_the_bounds(whole: Content, page: str) -> None:
+    (paper,) = [table for table in whole.tables if table.name == "paper"]
+    assert {"ours", "low", "high", "mind"} < set(paper.columns)
+    of_page = page[page.index('id="table-paper') :]
+    heads = re.findall(r'scope="col">([^<]+)<', of_page[: of_page.index("</thead>")])
+    assert heads[-3:] == ["ours", "agreement", "by how much"]
+    said = [str(row[paper.columns.index("ours")]) for row in paper.rows]
+    intervals = [words for words in said if " to " in words]
+    assert intervals and all(words in of_page for words in intervals)
 
 
 def test_the_group_over_time_is_the_mix_of_the_paper_else_the_largest() -> None:
