@@ -19,6 +19,7 @@ from pipeline.base.protocols import Watch
 from pipeline.base.samples import Chart, Field, Sample, Summary
 
 MEAN, RATE = Summary.MEAN, Summary.RATE
+_PCT = "% of one core"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's own sector is
@@ -153,30 +154,10 @@ class HostListener(PollingListener):
     name = "host"
     of_machine = True
     fields = (
-        Field("stat.cpu_s_per_s", "cpu_pct", "% of one core", scale=100, summary=RATE, figure="host_cpu_mean_pct"),
-        Field(
-            "stat.busiest_s_per_s",
-            "process_cpu_pct",
-            "% of one core",
-            scale=100,
-            summary=RATE,
-            figure="process_cpu_mean_pct",
-        ),
-        Field(
-            "schedstat.wait_s_per_s",
-            "run_queue_delay_pct",
-            "% of one core",
-            scale=100,
-            summary=RATE,
-            figure="run_queue_delay_pct",
-        ),
-        Field(
-            "status.nonvoluntary_ctxt_switches_per_s",
-            "involuntary_switches_per_s",
-            "1/s",
-            summary=RATE,
-            figure="involuntary_switches_per_s",
-        ),
+        Field("stat.cpu_s_per_s", "cpu_pct", _PCT, scale=100, summary=RATE, figure="host_cpu_mean_pct"),
+        Field("stat.busiest_s_per_s", "process_cpu_pct", _PCT, scale=100, summary=RATE, figure="process_cpu_mean_pct"),
+        Field("schedstat.wait_s_per_s", "run_queue_delay_pct", _PCT, scale=100, summary=RATE),
+        Field("status.nonvoluntary_ctxt_switches_per_s", "involuntary_switches_per_s", "1/s", summary=RATE),
         Field("cpufreq.scaling_cur_freq", "cpu_clock_mhz", "MHz", scale=1e-3, summary=MEAN),
         # Shared pages count once in PSS, and once for each process in RSS.
         Field(

@@ -40,7 +40,7 @@ class NvmlListener(PollingListener):
         Field(
             "nvmlDeviceGetPowerUsage", "power_w", "W", scale=1e-3, summary=MEAN, title="power of the GPU", chart=Chart()
         ),
-        Field("nvmlDeviceGetTotalEnergyConsumption", "energy_j", "J", scale=1e-3, summary=GROWTH, figure="energy_j"),
+        Field("nvmlDeviceGetTotalEnergyConsumption", "energy_j", "J", scale=1e-3, summary=GROWTH),
         Field("nvmlDeviceGetClockInfo(SM)", "sm_clock_mhz", "MHz", summary=MEAN, title="SM clock"),
         Field("nvmlDeviceGetClockInfo(MEM)", "memory_clock_mhz", "MHz", summary=MEAN),
         Field("nvmlDeviceGetTemperature", "temperature_c", "degrees Celsius", summary=MAX, title="highest temperature"),

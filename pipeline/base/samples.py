@@ -49,7 +49,8 @@ class Field:
         unit: the unit in words.
         scale: factor from the source's unit to ours.
         summary: what the row has of it; nothing without.
-        figure: its name in the row, if not the name with the summary before its unit (`power_mean_w`).
+        figure: its name in the row, if not that with the summary before its unit (`power_mean_w`), or, of a rate or
+            growth, that itself.
         title: of that figure in the report's tables, which leave out one without.
         column: head of that figure in the table that a study ends with, which leaves out one without.
         chart: how it is drawn; not at all without.

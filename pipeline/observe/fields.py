@@ -23,6 +23,8 @@ def figure_of(field: Field) -> str | None:
     """The name of a quantity in the row: `power_w` becomes `power_mean_w`; `None` if the row has nothing of it."""
     if field.summary is None:
         return None
+    if field.summary in (Summary.RATE, Summary.GROWTH):
+        return field.figure or field.name
     return field.figure or _UNIT.sub(rf"_{field.summary}_\1", field.name)
 
 

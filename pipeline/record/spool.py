@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.base import layout, locks
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Group, Interpreter, Job, Slot, Spec
+from pipeline.base.records import Group, Interpreter, Slot, Spec
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.words import without_secrets
 from pipeline.clean import leftovers
@@ -199,6 +199,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
         Tag.PLANNED: json.dumps({"settings": group.settings, "options": group.options}),
         Tag.SPOOL_ID: spool_id,
     }
+    environments = {spec: {"environment_digest": found.lock_digest} for spec, found in interpreters.items()}
     children = tuple(
         ChildRecord(
             name=job.name,
@@ -207,7 +208,7 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
             params={
                 "workload": job.workload.name,
                 "seed": str(group.seed),
-                **_environment_param(job, interpreters),
+                **environments.get(job.workload.env, {}),
                 **dict(job.workload.params),
             },
             tags=common
@@ -223,11 +224,6 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
     parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
     clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
     return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
-
-
-def _environment_param(job: Job, interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
-    interpreter = interpreters.get(job.workload.env)
-    return {"environment_digest": interpreter.lock_digest} if interpreter is not None else {}
 
 
 def _group_params(group: Group) -> dict[str, str]:

@@ -33,10 +33,8 @@ class Trainer:
         self._epochs = epochs
         self._validation = data.validation if validates else None
         self._recipe = training.recipe
-        self._clock = StepClock(
-            lambda samples, epoch, t_ns: job.step(samples, epoch, t_ns),
-            runs_ahead=training.device.type == "cuda" and not training.recipe.reads_loss,
-        )
+        runs_ahead = training.device.type == "cuda" and not training.recipe.reads_loss
+        self._clock = StepClock(job.step, runs_ahead=runs_ahead)
         self._losses = LossRecord(training.device)
         self._first_losses_sent = False
 

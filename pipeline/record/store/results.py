@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,13 +191,16 @@ def _runs(store: Store, experiment: str, role: str) -> list[Any]:
 
     try:
         found = store.client.get_experiment_by_name(experiment)
-        with _collector_paused():
-            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
+        # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.
+        gc.disable()
+        return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
     except MlflowException as error:
         raise TrackingError(
             f"the runs of experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}; "
             "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
         ) from error
+    finally:
+        gc.enable()
 
 
 def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
@@ -215,18 +217,6 @@ def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
         token = page.token
         if not token:
             return
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """MLflow makes an object of every tag, param and metric: collecting on the way took 60 % of reading 3,000 runs."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def figures_of(run: Any) -> dict[str, float]:

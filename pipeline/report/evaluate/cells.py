@@ -150,6 +150,14 @@ def cases_in(cells: Sequence[Cell]) -> list[Case]:
     return list(dict.fromkeys(cell.case for cell in cells))
 
 
+def by_place(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
+    """The cells of each case and degree."""
+    places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        places[cell.case, cell.degree].append(cell)
+    return places
+
+
 def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
     """A quantity of one cell over that of another by block that has both."""
     mine, theirs = cell.values.get(name, {}), other.values.get(name, {})

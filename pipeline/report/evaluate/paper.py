@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 from pipeline.base.modes import MIG, SERIAL
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate.cells import Case, Cell, ratios
+from pipeline.report.evaluate.cells import Cell, by_place, ratios
 from pipeline.report.evaluate.metrics import MEMORY, SPEEDUP, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import slowdown_of
@@ -211,10 +211,7 @@ def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
 
 
 def _fastest(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        if cell.is_ranked:
-            places[cell.case, cell.degree].append(cell)
+    places = by_place([cell for cell in cells if cell.is_ranked])
     return [_is_fastest(about, here) for here in places.values()]
 
 

@@ -44,10 +44,6 @@ class Baselines:
     by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
     mixes: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
-    def step_modes(self, job: JobRow) -> set[str]:
-        """The step modes in which a job's program ran alone: of one mode alone, it is not known to be the best."""
-        return {solo.params[labels.STEP_MODE] for solo in self.in_step_modes(job)}
-
     def in_step_modes(self, job: JobRow) -> list[JobRow]:
         """A job's program alone, in each of its step modes; none of a program that has no step modes."""
         return self.by_program.get(labels.program_of(job.params), [])
@@ -99,7 +95,8 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
     found |= _epochs(row, baselines)
     alone = [baselines.alone(row, job) for job in row.jobs]
     figures = _normalised(row, alone, baselines.total_time_s(row))
-    if figures and any(len(baselines.step_modes(job)) > 1 for job in row.jobs):
+    step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
+    if figures and max(map(len, step_modes)) > 1:  # of one mode alone, it is not known to be the best
         best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
         figures |= _named(BEST_SOLO, best.get(SPEEDUP))
     return found | figures | _slowdowns(row, alone)

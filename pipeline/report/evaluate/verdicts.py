@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipeline.base.modes import MPS, NAIVE, SERIAL
 from pipeline.base.words import counted
 from pipeline.report.evaluate import statistics
-from pipeline.report.evaluate.cells import Case, Cell, speed_ratios
+from pipeline.report.evaluate.cells import Case, Cell, by_place, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, SPEEDUP, THROUGHPUT, TOTAL_TIME
 from pipeline.report.evaluate.statistics import (
     MARGIN,
@@ -126,7 +126,7 @@ class _Judged(NamedTuple):
 
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     """Each mode against serial, naive and MPS, in the order of the cells."""
-    places = _by_place(cells)
+    places = by_place(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
     p_different = [test.p_different for test in tested if test.p_different is not None]
@@ -167,7 +167,7 @@ def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
     judged: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
     for verdict in found:
         judged[verdict.case, verdict.degree].append(verdict)
-    for place, here in _by_place(cells).items():
+    for place, here in by_place(cells).items():
         speeds = {cell.mode: cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates}
         is_serial_unranked = any(cell.mode == SERIAL.label and not cell.is_ranked for cell in here)
         if speeds and SERIAL.label not in speeds and not is_serial_unranked:
@@ -176,13 +176,6 @@ def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
         if len(speeds) > 1:
             made.append(_winner(here, speeds, judged[place]))
     return made
-
-
-def _by_place(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
-    places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        places[cell.case, cell.degree].append(cell)
-    return places
 
 
 def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:

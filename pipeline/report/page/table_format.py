@@ -8,6 +8,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from pipeline.report.evaluate.statistics import Estimate
+
 Value = str | float | int | None
 Values = tuple[Value, ...]
 
@@ -58,18 +60,18 @@ def shown(value: Value) -> str:
     return str(value)
 
 
-def with_interval(value: Value, low: Value, high: Value) -> str:
+def with_interval(estimate: Estimate) -> str:
     """`1.57 (1.53 to 1.62)`: an interval leaves three significant digits of a value; the files have them all.
 
-    Without the interval where it does not show in these digits.
+    Without the interval where there is none, or it does not show in these digits.
     """
-    texts = [_brief(each) for each in (value, low, high)]
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+        return shown(estimate.median)
+    texts = [_brief(each) for each in (estimate.median, estimate.low, estimate.high)]
     return texts[0] if len(set(texts)) == 1 else "{} ({} to {})".format(*texts)
 
 
-def _brief(value: Value) -> str:
-    if not isinstance(value, int | float) or math.isnan(value):
-        return shown(value)
+def _brief(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals
 
 

@@ -15,7 +15,7 @@ from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
-from pipeline.report.page.table_format import Table, Value, Values, shown, with_interval
+from pipeline.report.page.table_format import Table, Value, Values, with_interval
 from pipeline.report.read.records import Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
@@ -84,7 +84,10 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     known = metrics_in(cells)
     of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
     names = [name for name in dict.fromkeys([*metrics, *of_listeners]) if any(name in cell.estimates for cell in cells)]
-    rows = [(*_what_ran(cell), *(_with_interval(cell.estimates.get(name)) for name in names)) for cell in cells]
+    rows: list[Values] = []
+    for cell in cells:
+        figures = [with_interval(cell.estimates[name]) if name in cell.estimates else None for name in names]
+        rows.append((*_what_ran(cell), *figures))
     heads = ("case", "jobs", "mode", "result", *(_head(known[name]) for name in names))
     return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS)
 
@@ -203,14 +206,6 @@ def _baseline(row: Row) -> tuple[str, float] | None:
 
 def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
     return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
-
-
-def _with_interval(estimate: Estimate | None) -> Value:
-    if estimate is None:
-        return None
-    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
-        return shown(estimate.median)
-    return with_interval(estimate.median, estimate.low, estimate.high)
 
 
 def _head(metric: Metric) -> str:

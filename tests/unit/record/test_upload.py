@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from listeners.host import HostListener
 from pipeline.base.layout import DATABASE
 from pipeline.observe.fields import Fields

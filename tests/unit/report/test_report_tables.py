@@ -12,6 +12,7 @@ from pipeline.base.samples import Field, FieldTable, Summary
 from pipeline.observe.fields import Fields
 from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.metrics import BEST_SOLO
+from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.page import tables as report_tables
 from pipeline.report.page.table_format import with_interval
@@ -269,7 +270,7 @@ def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
 
 
 def test_an_interval_is_rounded_to_three_digits() -> None:
-    assert with_interval(99.97, 98.04, 101.6) == "100 (98.0 to 102)"
+    assert with_interval(Estimate(median=99.97, low=98.04, high=101.6, n=3)) == "100 (98.0 to 102)"
 
 
 def test_cells_come_by_case_degree_and_mode() -> None:
