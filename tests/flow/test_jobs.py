@@ -45,7 +45,7 @@ def starter(request) -> Iterator[Starter]:
 @pytest.fixture
 def impatient(monkeypatch):
     """What ignores SIGTERM is killed soon."""
-    monkeypatch.setattr(jobs, "_TERM_GRACE_S", 0.5)
+    monkeypatch.setattr(jobs, "_TERM_GRACE_S", 0.2)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
     def run_toys(
         *manners: str,
         kind: WindowKind = WindowKind.STEADY,
-        seconds: float = 0.6,
+        seconds: float = 0.3,
         starter: Starter = of_fixture,
         limits: Limits = PATIENT,
         **options,
@@ -77,7 +77,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
             )
             for index, manner in enumerate(manners)
         )
-        window = Window(kind=kind, seconds=seconds, settle_s=0.2, epochs=2)
+        window = Window(kind=kind, seconds=seconds, settle_s=0.1, epochs=2)
         toys = group(*("toy" for _ in manners), kind=kind, jobs=every, window=window)
         starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=starter) for job in every]
         scratch = Path("/tmp") / f"t-{mark[:12]}"

@@ -17,7 +17,7 @@ pytest_plugins = ["tests.tracking_fixtures"]
 
 def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, template_store: Path) -> None:
     shutil.copytree(template_store, tmp_path / "mlruns")
-    overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.6", "window.settle_s=0.1"]
+    overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.3", "window.settle_s=0.1"]
     toy = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "gpu=cpu", f"gpu.lock_dir={tmp_path}"]
     done = forks.run(PROJECT_DIR / "run.py", "-m", *toy, *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
