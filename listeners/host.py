@@ -18,7 +18,7 @@ from pipeline.base.host import ProcessReading, read_file, read_process
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import Chart, Field, Sample, Summary
 
-MEAN, RATE = Summary.MEAN, Summary.RATE
+MEAN, PEAK, RATE = Summary.MEAN, Summary.PEAK, Summary.RATE
 _PCT = "% of one core"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -165,7 +165,7 @@ class HostListener(PollingListener):
             "pss_mib",
             "MiB",
             scale=1 / 1024,
-            summary=Summary.PEAK,
+            summary=PEAK,
             figure="host_memory_peak_mib",
             is_live=True,
         ),

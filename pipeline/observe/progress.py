@@ -10,9 +10,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.words import duration
 
-# What is said of the time left before a group was measured: a window is known, what starting jobs takes is not.
-_AT_LEAST = "more than "
-
 
 class Progress:
     """Counts the groups of a study and estimates the time left from those that ran, each with its like.
@@ -91,8 +88,8 @@ class Progress:
             left_s, is_estimate = self.left_s()
             if is_estimate:
                 words.append(f"about {duration(left_s)} left")
-            elif left_s > 0:
-                words.append(f"{_AT_LEAST}{duration(left_s)} left")
+            elif left_s > 0:  # no group was measured: its window is known, what starting jobs takes is not
+                words.append(f"more than {duration(left_s)} left")
         counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
         return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
 

@@ -98,7 +98,7 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
     step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
     if figures and max(map(len, step_modes)) > 1:  # of one mode alone, it is not known to be the best
         best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
-        figures |= _named(BEST_SOLO, best.get(SPEEDUP))
+        figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
     return found | figures | _slowdowns(row, alone)
 
 
@@ -172,7 +172,7 @@ def _epochs(row: Row, baselines: Baselines) -> dict[str, float]:
     found = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
     solo = baselines.alone(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
-    return found | _named("epoch_time_vs_solo_ratio", together / alone if alone else None)
+    return found | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
 
 
 def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
@@ -186,7 +186,3 @@ def _derived_epoch_s(job: JobRow) -> float | None:
     told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
     samples, rate = next((int(text) for text in told if text.isdigit()), 0), job.metrics.get("throughput_samples_per_s")
     return samples / rate if samples and rate else None
-
-
-def _named(name: str, value: float | None) -> dict[str, float]:
-    return {} if value is None else {name: value}

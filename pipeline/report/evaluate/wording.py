@@ -10,7 +10,7 @@ from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.statistics import Estimate
 
 
-class Ending(NamedTuple):
+class Words(NamedTuple):
     """What came of a group: on its box in a figure, of the group in a sentence, of several (empty: not counted)."""
 
     label: str
@@ -19,12 +19,12 @@ class Ending(NamedTuple):
 
 
 ENDINGS = {
-    Result.WRONG_RESULTS: Ending("wrong results", "computes wrong results", "computed wrong results"),
-    Result.OOM: Ending("oom", "out of memory", "ran out of memory"),
-    Result.SKIPPED: Ending("skipped", "cannot be placed", "could not be placed"),
-    Result.FAILED: Ending("failed", "failed", "failed"),
-    Result.TIMEOUT: Ending("timeout", "ran out of time", "ran out of time"),
-    Result.INTERRUPTED: Ending("interrupted", "interrupted", ""),
+    Result.WRONG_RESULTS: Words("wrong results", "computes wrong results", "computed wrong results"),
+    Result.OOM: Words("oom", "out of memory", "ran out of memory"),
+    Result.SKIPPED: Words("skipped", "cannot be placed", "could not be placed"),
+    Result.FAILED: Words("failed", "failed", "failed"),
+    Result.TIMEOUT: Words("timeout", "ran out of time", "ran out of time"),
+    Result.INTERRUPTED: Words("interrupted", "interrupted", ""),
 }
 """By result, in the order of the answer; of what ended well there is nothing to say."""
 
