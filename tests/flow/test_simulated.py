@@ -189,7 +189,7 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(run):
 
 def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
     listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
-    often = ["window.seconds=0.5", listeners]
+    often = ["window.seconds=0.3", listeners]
     status, _, err = run(*TOY, *BRIEF, *often, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
     assert status == 0, err
     for name in ("gpm", "dcgm"):
@@ -203,7 +203,7 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path)
 
 def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_every_group(run, tmp_path):
     listeners = ["listeners=[host,gpm]", "listeners.gpm.required=false"]
-    status, _, err = run("-m", *TOY, *BRIEF, "window.seconds=0.5", *listeners, "scenario=naive", "degree=1,2")
+    status, _, err = run("-m", *TOY, *BRIEF, "window.seconds=0.3", *listeners, "scenario=naive", "degree=1,2")
     assert status == 0, err
     assert err.count("left out: listener gpm: ") == 1
     groups, _ = stored(tmp_path)
