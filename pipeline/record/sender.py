@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.errors import TrackingError
@@ -62,9 +61,7 @@ class Sender:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Let it finish what it was asked, then end it; at once if it was asked nothing."""
         if self._process is None:
             return
@@ -219,4 +216,4 @@ def take() -> Sender:
 def end_early() -> None:
     """End the sender that was started early, if no study took it."""
     while _early:
-        _early.pop().__exit__(None, None, None)
+        _early.pop().__exit__()

@@ -57,22 +57,17 @@ def _numbered(blocks: Mapping[tuple[int, str], Mapping[_Boot, _Piece]]) -> list[
     made = []
     for place, number, device, boot, piece in sorted(pieces, key=lambda each: each[:3]):
         last += place > 0
-        made.append(_block(last if place else number, device, boot, piece))
+        block = Block(
+            number=last if place else number,
+            device=device,
+            gpu_uuid=boot[0],
+            boot_id=boot[1],
+            num_groups=len(piece.rows),
+            num_expected=len(piece.expected),
+            num_missing=len(piece.expected - {row.key for row in piece.rows if row.result.is_finding}),
+        )
+        made.append((block, [dataclasses.replace(row, block=block.number) for row in piece.rows]))
     return sorted(made, key=lambda each: (each[0].number, each[0].device))
-
-
-def _block(number: int, device: str, boot: _Boot, piece: _Piece) -> tuple[Block, list[Row]]:
-    findings = {row.key for row in piece.rows if row.result.is_finding}
-    block = Block(
-        number=number,
-        device=device,
-        gpu_uuid=boot[0],
-        boot_id=boot[1],
-        num_groups=len(piece.rows),
-        num_expected=len(piece.expected),
-        num_missing=len(piece.expected - findings),
-    )
-    return block, [dataclasses.replace(row, block=number) for row in piece.rows]
 
 
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
