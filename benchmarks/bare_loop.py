@@ -1,6 +1,6 @@
 """The same jobs without the orchestrator: started in a loop, released and stopped over a socket, nothing sampled.
 
-Under MPS, the daemon is started and ended by the control program alone.
+Under MPS, the daemon is started and ended by the control program alone. Rates are computed as the orchestrator does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from pipeline.base.records import WindowKind
+from pipeline.launch import events
+from pipeline.observe.throughput import figures
 
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 
@@ -64,7 +68,8 @@ def throughput(
             if process.wait() != 0:
                 raise RuntimeError(f"a job of the bare loop ended with status {process.returncode}")
         window = (stop_ns - int(seconds * 1e9), stop_ns)
-        return sum(_rate(folder / str(index) / "events.jsonl", window) for index in range(num_jobs))
+        logs = [events.read(folder / str(index) / "events.jsonl") for index in range(num_jobs)]
+        return sum(figures(WindowKind.STEADY, log, window)["throughput_samples_per_s"] for log in logs)
 
 
 def _start(argv: Sequence[str], index: int, folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -93,13 +98,6 @@ def _wait_for(connection: socket.socket, kind: str) -> None:
 def _tell(connections: Sequence[socket.socket], **message: object) -> None:
     for connection in connections:
         connection.sendall((json.dumps(message) + "\n").encode())
-
-
-def _rate(events: Path, window: tuple[int, int]) -> float:
-    steps = [json.loads(line) for line in events.read_text().splitlines() if '"step"' in line]
-    inside = [step for step in steps if window[0] <= step["t_ns"] <= window[1]]
-    first, last = inside[0], inside[-1]
-    return float((last["total"] - first["total"]) / ((last["t_ns"] - first["t_ns"]) / 1e9))
 
 
 def median_wall_s(script: Path, num_jobs: int, runs: int) -> float:
