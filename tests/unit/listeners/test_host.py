@@ -6,8 +6,9 @@ import itertools
 import os
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -128,17 +129,23 @@ class TestHostListenerOnJobs:
         assert {"cpu_machine_pct"} <= next_machine.values.keys()
         assert {"cpu_pct", "read_mib_per_s", "write_mib_per_s"} <= next_own.values.keys()
 
-    def test_written_bytes_are_seen(self, tmp_path: Path) -> None:
+    @pytest.fixture
+    def storage(self) -> Iterator[Path]:
+        """A folder that is not in memory, as those of the suite may be."""
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+            yield Path(name)
+
+    def test_written_bytes_are_seen(self, storage: Path) -> None:
         watch, sink = OneDevice(CPU), Collected()
         script = (
             "f = open(sys.argv[1], 'wb'); f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno())\n"
             "print('done', flush=True); time.sleep(60)"
         )
         before = Path("/proc/self/io").read_text()
-        Path(tmp_path / "probe").write_bytes(bytes(1 << 20))
+        Path(storage / "probe").write_bytes(bytes(1 << 20))
         if Path("/proc/self/io").read_text().split("\nwrite_bytes")[1] == before.split("\nwrite_bytes")[1]:
-            pytest.skip("the temporary folder is no storage")
-        with job(script, str(tmp_path / "file")) as process:
+            pytest.skip("/var/tmp is no storage")
+        with job(script, str(storage / "file")) as process:
             watch.jobs = {0: process.pid}
             with HostListener(200).observe(watch, sink):
                 go(process)
