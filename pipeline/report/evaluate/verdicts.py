@@ -91,6 +91,8 @@ class Winner:
         tied: modes of which none was shown to be slower than the first of them, the fastest median first.
         speedup: of the first of them over serial.
         over_best_solo: over one job at a time in its best step mode; `None` if not several step modes were measured.
+        num_gpus: on which the case was measured.
+        is_enough: whether blocks and GPUs were enough for any verdict.
     """
 
     case: Case
@@ -99,6 +101,8 @@ class Winner:
     tied: tuple[str, ...]
     speedup: Estimate
     over_best_solo: Estimate | None
+    num_gpus: int
+    is_enough: bool
     sentence: str
 
 
@@ -297,5 +301,7 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
         tied=tied,
         speedup=speedup,
         over_best_solo=over_best_solo,
+        num_gpus=num_gpus,
+        is_enough=any(verdict.p_adjusted is not None for verdict in found),
         sentence=sentence,
     )

@@ -30,7 +30,7 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
         gain += f"; the least gain of a fastest mode is {times_in_words(worst.speedup)}, {_what(worst)}"
     kinds = {cell.mode: cell.sharing.label for cell in cells}
     won = [kinds.get(winner.mode, winner.mode) for winner in together if winner.mode is not None]
-    return [f"On {_devices(study)}, {gain}.", f"{_who_won(won, len(together))}: {_how_sure(study)}."]
+    return [f"On {_devices(study)}, {gain}.", f"{_who_won(won, len(together))}: {_how_sure(study, together)}."]
 
 
 def setup(study: Study) -> list[str]:
@@ -97,17 +97,18 @@ def _cases(number: int, every: str) -> str:
     return "the one case of several jobs" if number == 1 else f"{every} {number} cases of several jobs"
 
 
-def _how_sure(study: Study) -> str:
+def _how_sure(study: Study, together: Sequence[Winner]) -> str:
     number = study.num_complete_blocks
     blocks = "one complete block" if number == 1 else f"{number or 'no'} complete blocks"
-    gpus = len({row.gpu_uuid for row in study.rows})
-    if number < MIN_BLOCKS:
+    num_open = sum(not winner.is_enough for winner in together)
+    gpus = max(winner.num_gpus for winner in together)
+    if num_open == len(together):
+        if 1 < gpus < MIN_GPUS:
+            few = f"of several GPUs each counts once, and with {gpus}"
+            return f"{few} no comparison can be a verdict, which takes {MIN_GPUS}"
         return f"with {blocks} no comparison can be a verdict, which takes {MIN_BLOCKS}"
-    if 1 < gpus < MIN_GPUS:
-        return (
-            f"of several GPUs each counts once, and with {gpus} no comparison can be a verdict, which takes {MIN_GPUS}"
-        )
-    return f"{blocks}, 95 % confidence over all comparisons" + (", each GPU counted once" if gpus > 1 else "")
+    sure = f"{blocks}, 95 % confidence over all comparisons" + (", each GPU counted once" if gpus > 1 else "")
+    return f"{sure}; in {num_open} of them too few blocks or GPUs for a verdict" if num_open else sure
 
 
 def _way(mode: str) -> str:

@@ -130,6 +130,20 @@ def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() ->
     assert answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3 no group")
 
 
+def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
+    first, second = "GPU-11111111-aaaa", "GPU-22222222-aaaa"
+    modes = [("serial", 1, 10.0), ("naive", 2, 8.0)]
+    fp32, bf16 = params(precision="fp32"), params(precision="bf16")
+    rows = [
+        *(copies(m, d, r * (1 + b / 100), b, own=fp32, gpu_uuid=first) for b in range(1, 6) for m, d, r in modes),
+        *(copies(m, d, r, b, own=bf16, gpu_uuid=second) for b in (6, 7) for m, d, r in modes),
+    ]
+    found = content_of(study(*rows))
+    said = answer(found.study, found.cells, found.winners)[1]
+    assert said.startswith("Of 2 cases of several jobs, naive is fastest in 1 and no single mode in 1: ")
+    assert said.endswith("95 % confidence over all comparisons; in 1 of them too few blocks or GPUs for a verdict.")
+
+
 def test_precisions_are_lines_and_rows_of_their_own() -> None:
     found = [
         copies(mode, degree, rate, block, own=params(precision=precision))
