@@ -4,9 +4,11 @@ import gc
 import sys
 
 from pipeline.base import interrupts
+from pipeline.plan import help as explained
 from pipeline.record import sender
 
 if __name__ == "__main__":
+    explained.exit_if_asked(sys.argv[1:])
     gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
     interrupts.install()
     sender.start_early(sys.argv[1:])

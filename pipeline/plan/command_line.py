@@ -18,9 +18,12 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pipeline import outcome
 from pipeline.base import words
 from pipeline.base.interrupts import Interrupted
+from pipeline.base.paths import PROJECT_DIR
 
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
+_NO_FILE = re.compile(r"In '.*': Could not load '(.*)/(.*)'")
+_NEEDS_PLUS = re.compile(r"Could not override '(.*)'\.")
 _SEARCH_PATH = "Config search path"
 
 
@@ -47,7 +50,7 @@ def explain(error: Exception) -> str:
     """
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={choice}: there is no such choice; {_instead(choice, error.options)}"
+        return f"{group}={choice}: there is no such choice; {_other_choice(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         return (
             f"{error.override}: this cannot be read ({_reason(error.message, error.override)}); an override is "
@@ -60,7 +63,13 @@ def explain(error: Exception) -> str:
             return f"{cause.full_key}: there is no such entry; +{cause.full_key} adds one"
         return no_such_setting(cause.full_key, map(str, parent))
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
-        return f"{refused[1]}: {str(cause).splitlines()[0]}"
+        return f"{refused[1]}: {_why_refused(refused[1], cause)}"
+    if "Config group override must be a string or a list" in text:
+        return "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all"
+    if missing := _NO_FILE.match(text):
+        return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
+    if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
+        return f"{unset[1]}=...: nothing is chosen there yet; write +{unset[1]}=..., one of {', '.join(there)}"
     if several := _SEVERAL_VALUES.match(text):
         key = several[1].partition("=")[0]
         return (
@@ -93,6 +102,33 @@ def _instead(word: str, known: Iterable[str], parent: str = "") -> str:
     names = sorted(set(known) - {"hydra"})
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean {parent}{near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
+
+
+def _other_choice(word: str, choices: Iterable[str]) -> str:
+    """What can be chosen instead: all of it, the nearest first."""
+    names = sorted(set(choices))
+    near = difflib.get_close_matches(word, names, n=1)
+    there = f"there are {', '.join(names) or 'none'}"
+    return f"did you mean {near[0]}? {there[0].upper()}{there[1:]}" if near else there
+
+
+def _choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml"))
+
+
+def _why_refused(override: str, cause: OmegaConfBaseException) -> str:
+    """What a key takes instead of this value."""
+    key = override.partition("=")[0].lstrip("+")
+    said = str(cause).splitlines()[0]
+    if "is not a subclass of" in said:
+        group = key.partition(".")[0]
+        return f"this has settings of its own, {key}.NAME=VALUE; python run.py --help-keys {group} prints them"
+    if "is not a ListConfig" in said:
+        return f"a list is written '{key}=[A,B]'"
+    for kind, wanted in (("Integer", "a whole number"), ("Float", "a number"), ("Boolean", "true or false")):
+        if said.endswith(f"could not be converted to {kind}"):
+            return f"the value must be {wanted}"
+    return said
 
 
 def _reason(message: str, override: str) -> str:

@@ -40,9 +40,21 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
             "workload.environ.OMP_NUM_THREADS: there is no such entry; +workload.environ.OMP_NUM_THREADS adds one",
         ),
         ("window.x=3", "window.x: there is no such setting; there are epochs, kind, seconds, settle_s"),
-        ("scenario=nave", "scenario=nave: there is no such choice; did you mean naive?"),
+        (
+            "scenario=nave",
+            "scenario=nave: there is no such choice; did you mean naive? "
+            "There are mig, mig_mps, mps, mps_percent, naive, serial",
+        ),
+        ("listeners=[nvml,foo]", "listeners: there is no choice foo; there are dcgm, gpm, host, nvml, smi"),
+        ("rehearse=tiny", "rehearse=...: nothing is chosen there yet; write +rehearse=..., one of tiny"),
+        (
+            "limits=3",
+            "limits=3: this has settings of its own, limits.NAME=VALUE; python run.py --help-keys limits prints them",
+        ),
+        ("mix=S", "mix=S: a list is written 'mix=[A,B]'"),
+        ("window.seconds=long", "window.seconds=long: the value must be a number"),
         ("env=docker", "env=docker: there is no such choice; there are conda, current, venv"),
-        ("degree=two", "degree=two: Value 'two' of type 'str' could not be converted to Integer"),
+        ("degree=two", "degree=two: the value must be a whole number"),
         (
             "scenario=naive,mps",
             "scenario=naive,mps: these are several values; to run each of them, add -m (python run.py -m "
@@ -55,7 +67,7 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
         ("data.root=~/data", f"data.root=~/data: this cannot be read (because of ~); {HOW_TO_WRITE_IT}"),
         (
             "scenario=null",
-            "the configuration cannot be read: Config group override must be a string or a list. Got NoneType",
+            "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all",
         ),
         ("~window.x", "Could not delete from config. 'window.x' does not exist"),
     ],
@@ -78,6 +90,11 @@ def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path)
     status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=bad")
     assert status == 2 and err.startswith("error: the configuration cannot be read: while parsing")
     assert err.count("\n") == 1 and f'"{tmp_path}/experiment/bad.yaml", line 2' in err
+
+
+def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
+    message = "--help-keys nothing: no key begins like that; python run.py --help-keys prints all"
+    assert run(tmp_path, "--help-keys", "nothing") == (2, f"error: {message}\n")
 
 
 def test_hydra_tells_all_of_it_where_that_is_asked_for(tmp_path):

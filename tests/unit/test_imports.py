@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import subprocess
 import sys
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import schema
 
 PROBE = """
 import sys
@@ -44,6 +46,21 @@ def test_help_shows_the_groups_within_half_a_second():
             [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
         )
         times.append(cpu_s_of_children() - before_s)
-    for words in ("naive, serial", "workload:", "listeners: dcgm, gpm, host, nvml, smi", "degree: 2"):
+    for words in ("naive*, serial", "\n  workload  ", "dcgm, gpm, host*, nvml*, smi*", "--help-keys"):
         assert words in done.stdout
-    assert min(times) < 0.5
+    readme = (PROJECT_DIR / "README.md").read_text(encoding="utf-8").partition("## Six commands")[2]
+    commands = [line.partition("#")[0].strip() for line in readme.split("```")[1].splitlines()[1:]]
+    assert len(commands) == 6 and [command for command in commands if command not in done.stdout] == []
+    assert done.stdout.count("\n") < 60  # two screens
+    assert min(times) < 0.25
+
+
+def test_every_key_is_explained_by_help_keys():
+    done = subprocess.run(
+        [sys.executable, "run.py", "--help-keys"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
+    )
+    fields = [field.name for field in dataclasses.fields(schema.Config)]
+    groups = {name for name in fields if f"\n{name}." in done.stdout}
+    assert {"gpu", "window", "limits"} <= groups
+    assert [name for name in fields if name not in groups and f"\n{name}  (" not in done.stdout] == ["sizes"]
+    assert "\ngpu.count  (int; default: 1)\n      number of GPUs of a simulated machine\n" in done.stdout

@@ -1,0 +1,135 @@
+"""`python run.py --help` and `--help-keys [PREFIX]`. Both are printed without Hydra, which takes longer to import."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from pipeline.base import words
+from pipeline.base.paths import PROJECT_DIR
+
+_CONF, _KEYS = PROJECT_DIR / "conf", PROJECT_DIR / "docs/configuration.md"
+_WIDTH = 118
+
+_HEAD = """\
+Measure what GPU jobs gain by running together: side by side, under MPS, or on MIG instances.
+
+usage: python run.py [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]
+
+  python run.py workload=tiny degree=3                                        three copies side by side
+  python run.py -m scenario=serial,naive,mps,mig degree=1,2,3,7               a sweep: one study, with its baselines
+  python run.py -m scenario=naive,mps,mig degree=2,3 gpu=simulated_a100_40gb  rehearsed without a GPU
+  python run.py workload=script workload.script=train.py degree=2             your own script, unchanged
+  python run.py +experiment=robroek_quick                                     a committed study
+  python -m pipeline.report --experiment robroek_quick                        its report
+
+What can be chosen, as GROUP=CHOICE (* the default, + with a plus sign as in +experiment=robroek_quick):
+"""
+_KEYS_OF_MANY = """
+The keys that one needs most (--help-keys explains all of them, --help-keys gpu those of a group):
+  degree=3  mix=[S,M]  repeats=5  window.seconds=30  workload.batch_size=64  gpu.device=1  dry_run=true  resume=true
+
+  --help-keys [PREFIX]   every key with its type, default and meaning
+  --cfg job              the composed configuration
+  --hydra-help           the options of Hydra, which reads this command line
+
+Exit status: 0 every group ended in a result; 1 some failed or were left for later; 2 refused, nothing was touched.
+Guides: docs/, first docs/workloads.md, docs/sweeps.md, docs/method.md.
+"""
+# What the choices of a folder of `conf/` are, in the order in which they are shown. Other folders follow without words.
+_GROUPS = {
+    "scenario": "how the GPU is shared",
+    "workload": "what runs",
+    "+experiment": "committed studies",
+    "gpu": "the device, or a simulated one",
+    "env": "where the interpreter of a job comes from",
+    "window": "when throughput is measured",
+    "listeners": "what is sampled: listeners=[host,nvml]",
+    "profiler": "a profiler before each job",
+    "tracking": "where results go",
+    "+rehearse": "any study in seconds",
+}
+_NOT_SHOWN = {"schema"}
+
+
+def exit_if_asked(arguments: Sequence[str]) -> None:
+    """Print the text that a command line asks for, and exit. What stands after `--` is the user's own program."""
+    ours = list(itertools.takewhile(lambda one: one != "--", arguments))
+    if "--help-keys" in ours:
+        prefix = next((one for one in ours[ours.index("--help-keys") + 1 :] if not one.startswith("-")), "")
+        if (text := keys(prefix)) is None:
+            words.say(f"error: --help-keys {prefix}: no key begins like that; python run.py --help-keys prints all")
+            sys.exit(2)
+    elif {"--help", "-h"} & set(ours):
+        text = overview()
+    else:
+        return
+    sys.stdout.write(text)
+    sys.exit(0)
+
+
+def overview() -> str:
+    """What the program does, what can be chosen, and the keys that one needs most."""
+    defaults = set(re.findall(r"^  - (\w+: .*)$", (_CONF / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE))
+    there = sorted(path.name for path in _CONF.iterdir() if path.is_dir() and path.name not in _NOT_SHOWN)
+    known = {name.lstrip("+"): name for name in _GROUPS}
+    shown = [*_GROUPS, *(name for name in there if name not in known)]
+    groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in there)
+    return f"{_HEAD}{groups}\n{_KEYS_OF_MANY}"
+
+
+def keys(prefix: str) -> str | None:
+    """Of docs/configuration.md the keys that begin with `prefix`, a paragraph each; `None` for no key."""
+    shown = []
+    for section, names, cells in _rows(_KEYS.read_text(encoding="utf-8")):
+        found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
+        if found:
+            *kinds, default, meaning = (_plain(cell) for cell in cells)
+            head = f"{', '.join(found)}  ({'; '.join(kind for kind in kinds if kind)}; default: {default})"
+            shown.append((section, f"{head}\n{_indented(meaning, 6)}"))
+    if not shown:
+        return None
+    parts, last = [], ""
+    for section, text in shown:
+        parts.append(text if section == last else f"{'' if not last else chr(10)}{section}\n\n{text}")
+        last = section
+    return "\n".join(parts) + "\n"
+
+
+def _group(name: str, defaults: set[str]) -> str:
+    group = name.lstrip("+")
+    choices = sorted(path.stem for path in (_CONF / group).glob("*.yaml"))
+    marked = [f"{choice}*" if _is_default(group, choice, defaults) else choice for choice in choices]
+    head = f"  {name:<12} {_GROUPS.get(name, '')}"
+    return f"{head.rstrip()}\n{_indented(', '.join(marked), 15)}"
+
+
+def _is_default(group: str, choice: str, defaults: set[str]) -> bool:
+    default = next((line.partition(": ")[2] for line in defaults if line.startswith(f"{group}: ")), "")
+    return choice in re.findall(r"\w+", default)
+
+
+def _rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Heading, keys and other cells of each row of a table of keys."""
+    section = ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            section = _plain(line.removeprefix("## "))
+        elif line.startswith("| `"):
+            first, *others = (cell.strip() for cell in line.strip().strip("|").split(" | "))
+            yield section, first, others
+
+
+def _plain(cell: str) -> str:
+    """Without Markdown; a link becomes the page that it leads to."""
+    cell = re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", lambda link: f"docs/{link[2]}", cell)
+    return cell.replace("`", "")
+
+
+def _indented(text: str, columns: int) -> str:
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 50)).columns)
+    return textwrap.fill(text, width, initial_indent=" " * columns, subsequent_indent=" " * columns)
