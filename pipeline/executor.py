@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -20,6 +21,7 @@ import psutil
 from pipeline.base import factory, interrupts, layout, programs
 from pipeline.base.errors import CollocationError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
+from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.records import Group, Job, ListenerSpec, Required, Slot
 from pipeline.base.tags import Tag, listener_tag
@@ -28,7 +30,8 @@ from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn
 from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import endings, measure, phases, sampled
+from pipeline.observe import changed_files, endings, measure, phases, sampled
+from pipeline.observe.changed_files import Changed
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation, Watched
@@ -41,6 +44,8 @@ from pipeline.record.spool import Spool, SpoolRun
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
+
+_OUR_PROGRAMS = PROJECT_DIR / "workloads"
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +89,17 @@ def run(group: Group, shared: Shared) -> GroupResult:
             interrupted = error
         row = measure.judge(group, execution.observation(interrupted is not None))
         row = dataclasses.replace(row, spool_id=record.spool_id)
-        record.add_artifact(layout.PHASES, phases.as_json(row.spans, time.time_ns() - time.monotonic_ns()))
+        record.add_artifact(layout.PHASES, phases.as_json(row.spans, _wall_offset_ns()))
+        execution.warn_of_shared_files(row)
         trace.write(record, row, record.sink.samples, execution.fields)
         record.close(row)
     if interrupted is not None:
         raise interrupted
     return row
+
+
+def _wall_offset_ns() -> int:
+    return time.time_ns() - time.monotonic_ns()
 
 
 class _Execution:
@@ -144,9 +154,40 @@ class _Execution:
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
             tool_wall_s=self.tool_wall_s or None,
             idle_w=self._idle_w(),
+            changed=self._changed_files(),
+            wall_offset_ns=_wall_offset_ns(),
             tags=tuple(self.tags.items()),
             spans=self.phases.spans,
         )
+
+    def _changed_files(self) -> Changed | None:
+        """What the jobs changed in the directory that they started in; `None` if nobody asks for it."""
+        states = [state for batch in self.batches for state in batch]
+        began = [state.started.at_ns for state in states if state.started is not None]
+        theirs = [
+            job.workload
+            for job in self.group.jobs
+            if not job.workload.is_in_own_folder and not Path(job.workload.script).is_relative_to(_OUR_PROGRAMS)
+        ]
+        is_shared = len(theirs) > 1 and not self.group.sequential
+        if not began or not (is_shared or any(workload.rate.metric is not None for workload in theirs)):
+            return None
+        changed = changed_files.since(Path.cwd(), min(began) + _wall_offset_ns(), without=self.shared.spool.root)
+        if not changed.is_whole:
+            self._warn_once(f"{Path.cwd()} has too many files to look at: jobs that write the same one may go unseen")
+        return changed
+
+    def _warn_once(self, said: str) -> None:
+        """Say something that holds for all groups of a study once; each group's tags have it."""
+        if said not in self.shared.warned:
+            self.shared.warned.add(said)
+            log.warning("%s", said)
+
+    def warn_of_shared_files(self, row: GroupResult) -> None:
+        """Say which files several jobs may have written."""
+        if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
+            remedy = "workload.run_in=job_folder, or {output_dir} in the arguments, gives each job files of its own"
+            self._warn_once(f"{shared}; {remedy}")
 
     def _idle_w(self) -> float | None:
         """The lowest power that was read before the jobs of any group of this study started.
@@ -244,10 +285,7 @@ class _Execution:
             if spec.required is not Required.NO:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
-            said = f"left out: {error}"
-            if said not in self.shared.warned:  # once a study; each group's tags have it
-                self.shared.warned.add(said)
-                log.warning("%s", said)
+            self._warn_once(f"left out: {error}")
         else:
             self.helpers.append(listener)
 

@@ -56,6 +56,7 @@ class NullJob:
     """What `attach` returns when the script runs by hand."""
 
     attached = False
+    watches_output = False
 
     def __enter__(self) -> NullJob:
         return self
@@ -93,6 +94,10 @@ class NullJob:
 
     def epoch(self, number: int, seconds: float, **metrics: float) -> None: ...
 
+    def process(self, pid: int) -> None: ...
+
+    def written(self, stdout: int, stderr: int) -> None: ...
+
 
 class Job(NullJob):
     """A job that an orchestrator started, by its folder, which holds `job.json` and receives `events.jsonl`."""
@@ -105,6 +110,7 @@ class Job(NullJob):
         self._folder = folder
         self._index = spec["index"]
         self._address = spec["socket"]
+        self.watches_output = bool(spec.get("watches_output"))
         # One write call a line, straight to the file: what a killed job wrote is not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._events = os.open(os.path.join(folder, EVENTS_FILE), flags, 0o644)
@@ -212,6 +218,14 @@ class Job(NullJob):
         """Record a whole epoch: its training time in seconds, and its figures (loss, accuracy_ratio, ...)."""
         figures = {name: float(value) for name, value in metrics.items()}
         self._event("epoch", epoch=int(number), seconds=float(seconds), metrics=figures)
+
+    def process(self, pid: int) -> None:
+        """Record the process that does the work, if it is a child."""
+        self._event("process", pid=int(pid))
+
+    def written(self, stdout: int, stderr: int) -> None:
+        """Record how many bytes of output there are by now."""
+        self._event("written", stdout=int(stdout), stderr=int(stderr))
 
     def _event(self, event: str, **values: object) -> None:
         values.setdefault("t_ns", time.monotonic_ns())

@@ -121,6 +121,8 @@ class Server:
             opened = os.open(path, flags, 0o644)
             os.dup2(opened, descriptor)
             os.close(opened)
+        if request.get("folder"):
+            os.chdir(request["folder"])
         if request["cpus"]:
             os.sched_setaffinity(0, request["cpus"])
         gc.unfreeze()

@@ -11,6 +11,7 @@ Standard library only (Python 3.8 or newer) and few imports, so that this proces
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -24,8 +25,10 @@ from workloads import client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
+_LOOK_S = 0.2
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -50,9 +53,11 @@ def run(job: client.NullJob, argv: list[str]) -> None:
     job.ready()
     job.phase("train")
     pid = _start(argv)
+    job.process(pid)
     threading.Thread(target=_end_on_stop, args=(job, pid), name="script-stop", daemon=True).start()
-    # The ended script is not reaped, so that its PID cannot become another process while signals are passed on to it.
-    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with _watched_output(job):
+        # The ended script is not reaped: its PID cannot become another process while signals are passed on to it.
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert end is not None
     if end.si_code != os.CLD_EXITED:
         raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)
@@ -80,6 +85,34 @@ def _start(argv: list[str]) -> int:
 def _end_on_stop(job: client.NullJob, pid: int) -> None:
     if job.wait_stop():
         os.kill(pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _watched_output(job: client.NullJob) -> Iterator[None]:
+    """Note when the output grows, if that was asked for: a line in it is then known to be of that time.
+
+    Nothing stands between the script and its files, so it is not slowed down.
+    """
+    if not job.watches_output:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        seen = (0, 0)
+        while not over.wait(_LOOK_S):
+            now = (os.fstat(1).st_size, os.fstat(2).st_size)
+            if now != seen:
+                job.written(*now)
+                seen = now
+
+    watcher = threading.Thread(target=watch, name="script-output", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def main() -> None:

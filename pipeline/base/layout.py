@@ -30,6 +30,8 @@ JOB_FILE = "job.json"
 EVENTS = "events.jsonl"
 STDOUT, STDERR = "stdout.log", "stderr.log"
 SCRIPT_STORE = "mlflow"
+OUTPUT = "output"
+"""The folder that a job may fill; what is in it becomes artifacts of its run."""
 ENVIRONMENT = "environment.txt"
 
 # Artifacts of a group's run.

@@ -13,8 +13,8 @@ SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio",
 
 
 def rate_name(window: WindowKind) -> str:
-    """What jobs are compared by: samples/s in a steady window, seconds for a fixed amount of work."""
-    return "throughput_samples_per_s" if window is WindowKind.STEADY else "makespan_s"
+    """What jobs are compared by: seconds for a fixed amount of work, else samples/s in the window."""
+    return "makespan_s" if window is WindowKind.WORK else "throughput_samples_per_s"
 
 
 def normalise(
@@ -36,10 +36,11 @@ def normalise(
         makespan_s: of a fixed amount of work: total time of the jobs together.
     """
     known = [(together, alone) for together, alone in jobs if together and alone]
-    # In a steady window, jobs in turn each have the device for a window of their own: they have no common rate.
-    if not known or len(known) < len(jobs) or (window is WindowKind.STEADY and is_sequential and len(jobs) > 1):
+    # Without a fixed amount of work, jobs in turn each have the device for a window of their own: no common rate.
+    is_rate = window is not WindowKind.WORK
+    if not known or len(known) < len(jobs) or (is_rate and is_sequential and len(jobs) > 1):
         return {}
-    if window is WindowKind.STEADY:
+    if is_rate:
         progress = [together / alone for together, alone in known]
         speedup: float | None = sum(progress)
     else:

@@ -36,10 +36,15 @@ class Result(enum.StrEnum):
 
 
 class WindowKind(enum.StrEnum):
-    """`steady`: jobs run until they are told to stop. `work`: jobs end by themselves after their epochs."""
+    """When jobs end, and what of their time is measured.
+
+    `steady`: jobs run until they are told to stop. `work`: jobs end by themselves after their epochs. `logged`: jobs
+    end by themselves, and are measured while all of them log how fast they are.
+    """
 
     STEADY = "steady"
     WORK = "work"
+    LOGGED = "logged"
 
 
 class Required(enum.StrEnum):
@@ -112,6 +117,8 @@ class Window:
         """As users read it, with all that tells two windows apart: `steady, 20 s after 2 s`, `work, 5 epochs`."""
         if self.kind is WindowKind.STEADY:
             return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
+        if self.kind is WindowKind.LOGGED:
+            return self.kind.value
         return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
 
 
@@ -125,6 +132,25 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RateSource:
+    """Where the samples/s of a program come from that does not report its steps; at most one of these is given.
+
+    Attributes:
+        samples: those of a whole run.
+        metric: what it logs them as, through MLflow or in TensorBoard files.
+        pattern: a regular expression for lines of its output, with one group.
+    """
+
+    samples: int | None = None
+    metric: str | None = None
+    pattern: str | None = None
+
+    @property
+    def is_logged(self) -> bool:
+        return self.metric is not None or self.pattern is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One program with its arguments, as every copy of it is started.
 
@@ -135,6 +161,7 @@ class Workload:
         preload: module that imports what the program does, for a warm start.
         digest: of everything that decides what the program computes, the packages of its environment among it.
         script_digest: of the content of the program, and of the runner that starts it.
+        is_in_own_folder: each job starts in its output folder, and not where the user called from.
     """
 
     name: str
@@ -147,6 +174,8 @@ class Workload:
     environ: tuple[tuple[str, str], ...] = ()
     preload: str | None = None
     script_digest: str = ""
+    is_in_own_folder: bool = False
+    rate: RateSource = RateSource()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ class Tag(StrEnum):
     FLAG = f"{PREFIX}flag"
     FIRST_LOSSES = f"{PREFIX}first_losses"
     FIGURES = f"{PREFIX}figures"
+    SHARED_FILES = f"{PREFIX}shared_files"
     NOT_FINITE = f"{PREFIX}not_finite"
     NO_REPORT = f"{PREFIX}no_report"
     EXIT_STATUS = f"{PREFIX}exit_status"

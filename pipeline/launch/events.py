@@ -40,6 +40,8 @@ class Events:
     Attributes:
         phases: what the job did, and since when.
         wrong: results that the job found to be wrong, in words.
+        processes: those that did the work, if they were children of the job's own.
+        written: instants, with the bytes of output and of error output that there were.
         damaged: number of lines that are no event (a torn last line is normal).
     """
 
@@ -51,6 +53,8 @@ class Events:
     errors: list[dict[str, str]] = field(default_factory=list)
     phases: list[tuple[str, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+    written: list[tuple[int, int, int]] = field(default_factory=list)
     damaged: int = 0
 
 
@@ -124,5 +128,9 @@ def _add(events: Events, event: dict[str, Any]) -> None:
         events.phases.append((str(event["name"]), event["t_ns"]))
     elif kind == "wrong":
         events.wrong.append(str(event["what"]))
+    elif kind == "process":
+        events.processes.append(event["pid"])
+    elif kind == "written":
+        events.written.append((event["t_ns"], event["stdout"], event["stderr"]))
     elif kind == "started":
         events.started_ns = event["t_ns"]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import layout, placeholders
 from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
 from pipeline.clean import processes
@@ -183,18 +183,29 @@ class JobGroup:
     def _start(self, state: JobState, start: JobStart, position: int) -> None:
         job, slot, starter = start.job, start.slot, start.starter
         state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
-        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": list(job.workload.argv)}
+        output = state.folder / layout.OUTPUT
+        output.mkdir(exist_ok=True)
+        argv = self._argv(job, output)
+        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": argv}
+        spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         cpus = share_of_cpus(position, len(self.states)) if self._pin_cpus else []
         environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
+        folder = output if job.workload.is_in_own_folder else None
         stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
         at_ns = time.monotonic_ns()
         try:
-            process = starter.start(job.workload.argv, environ, stdout, stderr, cpus)
+            process = starter.start(argv, environ, stdout, stderr, cpus, folder)
         except LaunchError as error:
             raise LaunchError(f"job {job.name}: {error}") from error
         state.started = Started(process=process, at_ns=at_ns, cpus=cpus)
         self._channel.watch(job.index, process.pid)
+
+    def _argv(self, job: Job, output: Path) -> list[str]:
+        """The arguments of the interpreter, with what differs between the jobs filled in."""
+        values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
+        script = job.workload.script
+        return [word if word == script else placeholders.filled(word, values) for word in job.workload.argv]
 
     @property
     def _socket(self) -> Path:
@@ -209,6 +220,7 @@ class JobGroup:
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "CUDA_VISIBLE_DEVICES": slot.visible_devices,
             "COLLOCATION_JOB": str(state.folder),
+            "COLLOCATION_OUTPUT_DIR": str(state.folder / layout.OUTPUT),
             processes.MARK_VARIABLE: self._files.mark,
         }
 

@@ -41,9 +41,17 @@ class Starter(Protocol):
         """What they run with."""
 
     def start(
-        self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        cpus: Sequence[int],
+        folder: Path | None = None,
     ) -> Process:
-        """Start a program in a session of its own, with this whole environment, on these CPUs or, without, on all.
+        """Start a program in a session of its own, with this whole environment.
+
+        It gets these CPUs or, without, all of them, and starts in this folder or, without, where we are.
 
         Raises:
             LaunchError: it could not be started.
@@ -58,13 +66,25 @@ class Spawn:
     prefix: tuple[str, ...] = ()
 
     def start(
-        self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        cpus: Sequence[int],
+        folder: Path | None = None,
     ) -> Process:
         command = [*self.prefix, str(self.interpreter.python), *argv]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=environ,
+                    cwd=folder,
+                    start_new_session=True,
                 )
             except OSError as error:
                 raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error

@@ -145,11 +145,22 @@ class ForkServer:
         self._is_ready = True
 
     def start(
-        self, argv: Sequence[str], environ: Mapping[str, str], stdout: Path, stderr: Path, cpus: Sequence[int]
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        cpus: Sequence[int],
+        folder: Path | None = None,
     ) -> Process:
         assert len(environ[processes.MARK_VARIABLE]) == len(_NO_MARK)
         answer = self._ask(
-            argv=list(argv), environ=dict(environ), stdout=str(stdout), stderr=str(stderr), cpus=list(cpus)
+            argv=list(argv),
+            environ=dict(environ),
+            stdout=str(stdout),
+            stderr=str(stderr),
+            cpus=list(cpus),
+            folder=None if folder is None else str(folder),
         )
         if "reason" in answer:
             raise LaunchError(f"cannot fork a job: {answer['reason']}")

@@ -87,7 +87,7 @@ def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s
 
     Args:
         row: of the group.
-        solo: by workload digest: samples/s alone in a steady window, seconds alone in a work window.
+        solo: by workload digest: seconds alone in a work window, else samples/s alone.
         serial_makespan_s: of the same jobs really executed one after another, if that was measured.
     """
     rate = rate_name(row.group.window.kind)
@@ -116,7 +116,7 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
 
 
 def _means(baselines: Sequence[GroupResult]) -> dict[str, float]:
-    """By workload digest: the mean of its jobs in all of the baselines; samples/s (steady) or seconds (work)."""
+    """By workload digest: the mean of its jobs in all of the baselines: seconds (work window) or samples/s."""
     values: dict[str, list[float]] = defaultdict(list)
     for baseline in baselines:
         name = rate_name(baseline.group.window.kind)

@@ -11,17 +11,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.base import layout
-from pipeline.base.records import Group, Result, WindowKind
+from pipeline.base.records import Group, Job, Result, WindowKind
 from pipeline.base.tags import Tag
+from pipeline.base.words import counted
 from pipeline.launch import events
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
-from pipeline.observe import endings, host, phases, sampled, throughput
+from pipeline.observe import changed_files, endings, host, phases, sampled, throughput
 from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.observe.logged import metric
+from pipeline.observe.logged.metric import Logged
 from pipeline.observe.observation import Observation
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
 MIN_OVERLAP_RATIO = 0.95
+FIRST_GPU_USE = "first_gpu_use_s"
 COMPARED = ("throughput_samples_per_s", "makespan_s")
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
@@ -32,13 +36,17 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     windows: list[sampled.Window] = []
     flags: list[str] = []
     read = sampled.readings(seen.samples)
+    every = [state for batch in seen.batches for state in batch]
+    log_of = {state.job.index: events.read(state.folder / layout.EVENTS) for state in every}
+    whose = changed_files.owners(seen.changed, every, log_of, seen.wall_offset_ns)
     for batch in seen.batches:
-        logs = [events.read(state.folder / layout.EVENTS) for state in batch]
-        window = _window(group, batch, logs)
+        logs = [log_of[state.job.index] for state in batch]
+        said = [metric.read(state, log, whose, seen.wall_offset_ns) for state, log in zip(batch, logs, strict=True)]
+        window = _window(group, batch, logs, said)
         if window is not None:
             windows.append(window)
             flags += _stalls(group, batch, logs, window)
-        jobs += [_job(group, state, log, window, seen, read) for state, log in zip(batch, logs, strict=True)]
+        jobs += [_job(group, *each, window, seen, read) for each in zip(batch, logs, said, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
     of_device = sampled.figures(read.get(None, {}), seen.fields, windows)
@@ -49,6 +57,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
     tags = dict(seen.tags) | _first_losses(jobs)
+    if not group.sequential and (shared := changed_files.shared(whose, every)):
+        tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):
         tags[Tag.FIGURES] = titled
     if windows:
@@ -70,8 +80,14 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     )
 
 
-def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sampled.Window | None:
-    """The measured interval of jobs that ran together: steady, or from the first start to the last end."""
+def _window(
+    group: Group, states: Sequence[JobState], logs: Sequence[Events], said: Sequence[Logged | None]
+) -> sampled.Window | None:
+    """The measured interval of jobs that ran together: steady, while all logged, or from first start to last end."""
+    if group.window.kind is WindowKind.LOGGED:
+        common = throughput.common_window([each.points if each else () for each in said])
+        if common is not None:
+            return common
     starts = [log.started_ns for log in logs if log.started_ns is not None]
     if len(starts) < len(logs):
         return None
@@ -109,6 +125,7 @@ def _job(
     group: Group,
     state: JobState,
     log: Events,
+    said: Logged | None,
     window: sampled.Window | None,
     seen: Observation,
     read: Mapping[int | None, sampled.Readings],
@@ -119,6 +136,10 @@ def _job(
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
     if window is not None:
         metrics |= throughput.figures(group.window.kind, log, window)
+    metrics |= _of_script(group, state.job, metrics, said, window)
+    if state.job.workload.ends_by_itself and log.started_ns is not None:
+        use_ns = sampled.first_gpu_use_ns(read.get(state.job.index, {}), seen.fields, log.started_ns)
+        metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
     metrics |= sampled.figures(read.get(state.job.index, {}), seen.fields, [window] if window is not None else [])
@@ -127,7 +148,7 @@ def _job(
     cpus = state.started.cpus if state.started is not None else ()
     ending = endings.of_job(state, log, interrupted=seen.interrupted)
     if ending.result is Result.OK:
-        ending = endings.of_measurement(group, state.job, log, metrics)
+        ending = endings.of_measurement(group, state.job, log, metrics, said)
     return JobResult(
         job=state.job,
         result=ending.result,
@@ -137,10 +158,32 @@ def _job(
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=_series(log),
+        series=_series(log) | _logged_series(said),
         spans=tuple(spans),
-        params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}),
+        params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}) | _source(said),
     )
+
+
+def _of_script(
+    group: Group, job: Job, metrics: Mapping[str, float], said: Logged | None, window: sampled.Window | None
+) -> dict[str, float]:
+    """The rate of a program that reports no steps: what it logged, or the samples of its run over its time."""
+    samples = job.workload.rate.samples
+    if samples is not None and metrics.get("makespan_s"):
+        return {"throughput_samples_per_s": samples / metrics["makespan_s"], "num_samples": float(samples)}
+    if said is not None and said.points:
+        is_common = group.window.kind is WindowKind.LOGGED
+        return {"throughput_samples_per_s": throughput.logged_rate(said.points, window if is_common else None)}
+    return {}
+
+
+def _logged_series(said: Logged | None) -> dict[str, list[tuple[int, int, float]]]:
+    points = said.points if said is not None else ()
+    return {"logged_samples_per_s": [(step, *point) for step, point in enumerate(points)]} if points else {}
+
+
+def _source(said: Logged | None) -> dict[str, str]:
+    return {"throughput_from": f"{said.source}, {counted(len(said.points), 'value')}"} if said and said.points else {}
 
 
 def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
@@ -178,11 +221,15 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
     rates = [job.metrics["throughput_samples_per_s"] for job in jobs if "throughput_samples_per_s" in job.metrics]
     if len(rates) == len(jobs):
+        samples = [job.metrics["num_samples"] for job in jobs if "num_samples" in job.metrics]
         if group.window.kind is WindowKind.WORK:
-            samples = sum(job.metrics["num_samples"] for job in jobs)
-            metrics["throughput_total_samples_per_s"] = samples / metrics["makespan_s"]
+            if len(samples) == len(jobs):
+                metrics["throughput_total_samples_per_s"] = sum(samples) / metrics["makespan_s"]
         elif len(jobs) == 1 or not group.sequential:
             metrics["throughput_total_samples_per_s"] = sum(rates)
+    uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
+    if len(uses) == len(jobs):
+        metrics[FIRST_GPU_USE] = max(uses)
     epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)

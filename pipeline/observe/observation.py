@@ -10,6 +10,7 @@ from pipeline.base.records import Device, Slot
 from pipeline.base.samples import Sample
 from pipeline.launch.jobs import JobGroup
 from pipeline.launch.state import JobState
+from pipeline.observe.changed_files import Changed
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import Span
 
@@ -37,6 +38,8 @@ class Observation:
         batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
         reason: why the group ended early, in words, if that was no job.
         idle_w: power of the device with nothing on it, if it was read.
+        changed: files below the working directory that changed meanwhile, if it was looked for them.
+        wall_offset_ns: what is added to a monotonic instant for the wall clock.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 
@@ -50,3 +53,5 @@ class Observation:
     idle_w: float | None = None
     spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
+    changed: Changed | None = None
+    wall_offset_ns: int = 0

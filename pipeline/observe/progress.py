@@ -116,7 +116,7 @@ def _kinds(group: Group) -> Iterable[Hashable]:
 
 def _window_s(group: Group) -> float:
     """The part of a group's time that is known before it runs, in seconds."""
-    if group.skip_reason is not None or group.window.kind is WindowKind.WORK:
+    if group.skip_reason is not None or group.window.kind is not WindowKind.STEADY:
         return 0.0
     turns = len(group.jobs) if group.sequential else 1
     return turns * (group.window.settle_s + group.window.seconds)

@@ -39,6 +39,16 @@ def figures(read: Readings, fields: Fields, windows: Sequence[Window]) -> dict[s
     return found
 
 
+def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | None:
+    """When a job was first seen on the GPU after an instant, to the interval of sampling; `None` if it never was."""
+    first = [
+        next((t_ns for t_ns, _ in read.get((source, field.name), ()) if t_ns >= start_ns), None)
+        for source, field in fields
+        if field.is_live and fields.is_of_device(source, None)
+    ]
+    return min((t_ns for t_ns in first if t_ns is not None), default=None)
+
+
 def energy(
     found: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rate: float | None
 ) -> dict[str, float]:

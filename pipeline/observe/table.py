@@ -15,6 +15,7 @@ _COLUMNS = (
     ("samples/s", "throughput_total_samples_per_s", "{:.1f}"),
     ("epoch s", "epoch_time_mean_s", "{:.2f}"),
     ("makespan s", "makespan_s", "{:.1f}"),
+    ("on GPU after s", "first_gpu_use_s", "{:.1f}"),
     ("speed-up", "speedup_vs_serial_ratio", "{:.2f}"),
     ("slowdown", "slowdown_worst_ratio", "{:.2f}"),
     ("fairness", "fairness_jain_ratio", "{:.3f}"),

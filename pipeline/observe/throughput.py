@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pipeline.base.records import WindowKind
 from pipeline.launch.events import Events, Steps
+from pipeline.observe.logged.metric import Points
 from pipeline.observe.sampled import Window
 
 STALL_STEPS = 5
@@ -37,6 +39,32 @@ def figures(kind: WindowKind, log: Events, window: Window) -> dict[str, float]:
         if times_ms:
             metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
     return metrics
+
+
+def common_window(jobs: Sequence[Points]) -> Window | None:
+    """While all jobs log how fast they are: from the first value of the last of them to the last of the first.
+
+    What a job does before its first value is its start-up, and part of that value. `None` if there is no such time.
+    """
+    if not all(jobs):
+        return None
+    begin, end = max(points[0][0] for points in jobs), min(points[-1][0] for points in jobs)
+    return (begin, end) if begin < end else None
+
+
+def logged_rate(points: Points, window: Window | None) -> float:
+    """The rate that a job logged: the mean over the window, each value for the time since the one before.
+
+    Without a window, its last value is that of its whole run, as the program understands it.
+    """
+    if window is None:
+        return points[-1][1]
+    begin, end = window
+    weighted = [
+        (max(0, min(now, end) - max(before, begin)), value) for (before, _), (now, value) in itertools.pairwise(points)
+    ]
+    total_ns = sum(ns for ns, _ in weighted)
+    return sum(ns * value for ns, value in weighted) / total_ns if total_ns else points[-1][1]
 
 
 def stall(log: Events, window: Window) -> str | None:

@@ -32,7 +32,7 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def _length(group: Group) -> str:
-    if group.window.kind is WindowKind.WORK and group.jobs[0].workload.ends_by_itself:
+    if group.window.kind is not WindowKind.STEADY and group.jobs[0].workload.ends_by_itself:
         return f"{group.window.kind.value}, until the jobs end"
     return group.window.words
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base import factory
+from pipeline.base import factory, placeholders
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import mode_of
 from pipeline.base.protocols import Profiler
@@ -77,7 +77,10 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
     yield from profiler.notes(group.device)
     if is_other_window:
         names = ", ".join(sorted({job.workload.name for job in group.jobs}))
-        yield f"{names} cannot be told to stop: measured from start to end (window=work)"
+        if group.window.kind is WindowKind.LOGGED:
+            yield f"{names} cannot be told to stop: measured while all jobs log their samples/s"
+        else:
+            yield f"{names} cannot be told to stop: measured from start to end, start-up included (window=work)"
     for env in dict.fromkeys(job.workload.env for job in group.jobs):
         if (to_build := inventory.interpreters[env].to_build) is not None:
             yield f"{to_build}; the digests of its groups are known when it is built"
@@ -93,10 +96,16 @@ def _distinct(jobs: Sequence[Job]) -> list[Job]:
 
 def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     window = Window(**vars(config.window))
-    if window.kind is WindowKind.WORK or not any(w.ends_by_itself for w in workloads):
+    all_log = all(w.rate().is_logged for w in workloads)
+    if window.kind is WindowKind.LOGGED and not all_log:
+        raise ConfigError(
+            "window.kind=LOGGED needs scripts that all log their samples/s; name it with workload.metric=NAME or "
+            "workload.metric_pattern=EXPRESSION, or choose window=work"
+        )
+    if window.kind is not WindowKind.STEADY or not any(w.ends_by_itself for w in workloads):
         return window
     if all(w.ends_by_itself for w in workloads):
-        return dataclasses.replace(window, kind=WindowKind.WORK)
+        return dataclasses.replace(window, kind=WindowKind.LOGGED if all_log else WindowKind.WORK)
     raise ConfigError(
         "window=steady needs jobs that can be told to stop, and a script in this mix cannot; use window=work"
     )
@@ -109,15 +118,17 @@ def _workload(
     env = env_of(config, workload)
     runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
     _, preload_content = inventory.scripts.get(workload.preload or "", (None, ""))
-    flags = workload.own_options()
+    flags, settings = workload.own_options(), workload.settings()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
         flags["epochs"] = 0 if window.kind is WindowKind.STEADY else window.epochs
+    arguments = (*_flags(flags), *workload.args)
+    placeholders.check(workload.name, arguments)
     return Workload(
         name=workload.name,
         script=str(path),
-        argv=(*([str(runner)] if runner else []), str(path), *_flags(flags), *workload.args),
+        argv=(*([str(runner)] if runner else []), str(path), *arguments),
         ends_by_itself=workload.ends_by_itself,
         env=env,
         digest=digest_of(
@@ -126,16 +137,18 @@ def _workload(
                 runner_content,
                 preload_content,  # a forked job has executed it
                 workload.name,
-                {k: v for k, v in flags.items() if k not in workload.PATHS},
+                {k: v for k, v in (flags | settings).items() if k not in workload.PATHS},
                 workload.args,
                 workload.environ,
                 inventory.interpreters[env].lock_digest,
             ]
         ),
-        params=tuple((key, _text(value)) for key, value in flags.items() if value is not None),
+        params=tuple((key, _text(value)) for key, value in (flags | settings).items() if value is not None),
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
         script_digest=digest_of(content, runner_content),
+        is_in_own_folder=workload.is_in_own_folder(),
+        rate=workload.rate(),
     )
 
 

@@ -8,6 +8,7 @@ refuses some combinations itself; the checks here say so before minutes are spen
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from omegaconf import MISSING
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
-from pipeline.base.records import Device
+from pipeline.base.records import Device, RateSource
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
 """`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are
@@ -33,6 +34,9 @@ Recipe = enum.Enum("Recipe", "plain timm", start=0)
 Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 """Arithmetic of the step: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in
 both, or autocast to bf16 or fp16."""
+
+RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
+"""Where the jobs of a script start: in the directory that the user called from, or each in its output folder."""
 
 Autotune = enum.Enum("Autotune", "auto in_turn together off", start=0)
 """When cuDNN tries its algorithms: one job after another, all at once, or not at all. `auto` is `in_turn` in strict
@@ -61,6 +65,7 @@ class WorkloadConfig:
     Attributes:
         NODE: what the YAML files extend it by.
         PATHS: the options that are paths: they say where things lie on this machine, not what is computed.
+        NOT_FLAGS: the options that are for us and not for the program.
         script: path of the script, from the working directory or from the project's own folder.
         args: further arguments, verbatim.
         runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
@@ -72,6 +77,7 @@ class WorkloadConfig:
 
     NODE: ClassVar[str] = "workload"
     PATHS: ClassVar[frozenset[str]] = frozenset()
+    NOT_FLAGS: ClassVar[frozenset[str]] = frozenset()
 
     name: str = MISSING
     script: str = MISSING
@@ -83,13 +89,25 @@ class WorkloadConfig:
     env_file: str | None = None
 
     def own_options(self) -> dict[str, Any]:
-        """The options that this kind adds, with whole paths: a job's current folder is another one."""
-        common = {each.name for each in fields(WorkloadConfig)}
+        """The program's options that this kind adds, with whole paths: a job's current folder is another one."""
+        common = {each.name for each in fields(WorkloadConfig)} | self.NOT_FLAGS
         options = {key: value for key, value in vars(self).items() if key not in common}
         for key in self.PATHS:
             if options[key] is not None:
                 options[key] = str(expanded(f"workload.{key}", options[key]).resolve())
         return options
+
+    def settings(self) -> dict[str, Any]:
+        """The options that are for us and not for the program."""
+        return {key: getattr(self, key) for key in sorted(self.NOT_FLAGS)}
+
+    def rate(self) -> RateSource:
+        """Where its samples/s come from, if it does not report its steps."""
+        return RateSource()
+
+    def is_in_own_folder(self) -> bool:
+        """Whether each job starts in its output folder, and not where the user called from."""
+        return False
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
@@ -226,10 +244,50 @@ class TrainTimmConfig(WorkloadConfig):
 
 @dataclass
 class ScriptConfig(WorkloadConfig):
-    """Any training script, unchanged. `script` is the user's; it is measured from its start to its exit."""
+    """Any training script, unchanged. `script` is the user's; it is measured from its start to its exit.
+
+    Attributes:
+        run_in: where each job starts: the caller's directory, or a folder of its own.
+        samples: the samples that a whole run of it works off.
+        metric: the metric by which it logs its samples/s, through MLflow or in TensorBoard files.
+        metric_pattern: a regular expression for the lines of its output that say its samples/s, which is its group.
+    """
 
     NODE: ClassVar[str] = "script"
+    NOT_FLAGS: ClassVar[frozenset[str]] = frozenset({"run_in", "samples", "metric", "metric_pattern"})
 
     name: str = "script"
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
+    run_in: RunIn = RunIn.caller
+    samples: int | None = None
+    metric: str | None = None
+    metric_pattern: str | None = None
+
+    def rate(self) -> RateSource:
+        return RateSource(samples=self.samples, metric=self.metric, pattern=self.metric_pattern)
+
+    def is_in_own_folder(self) -> bool:
+        return self.run_in is RunIn.job_folder
+
+    def check(self, device: Device, *, device_was_chosen: bool) -> None:
+        super().check(device, device_was_chosen=device_was_chosen)
+        given = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise self._refused(f"{' and '.join(given)} each say where its samples/s come from; give one of them")
+        if self.samples is not None and self.samples < 1:
+            raise self._refused(f"samples={self.samples} must be at least 1: the samples of a whole run")
+        if self.metric is not None and not self.metric.strip():
+            raise self._refused("metric is empty; give the name of a metric that the script logs")
+        if self.metric_pattern is not None:
+            try:
+                num_groups = re.compile(self.metric_pattern).groups
+            except re.error as error:
+                raise self._refused(
+                    f"metric_pattern={self.metric_pattern} is no regular expression: {error}"
+                ) from error
+            if num_groups != 1:
+                raise self._refused(
+                    f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
+                    "the number, as in '([0-9.]+) samples/s', and write (?:...) for others"
+                )

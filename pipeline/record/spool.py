@@ -103,7 +103,8 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._uri = interpreters or {}, uri
-        self._folder = _new_folder(root.resolve() / layout.SPOOL)
+        self.root = root.resolve()
+        self._folder = _new_folder(self.root / layout.SPOOL)
         self.study = self._folder.name
 
     @contextmanager

@@ -187,7 +187,7 @@ def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
     seen = []
 
     class Noting(Spawn):
-        def start(self, argv, environ, stdout, stderr, cpus):
+        def start(self, argv, environ, stdout, stderr, cpus, folder=None):
             seen.append(cpus)
             return super().start(argv, environ, stdout, stderr, [])
 
@@ -210,7 +210,7 @@ class NotStarted:
 
     interpreter = dataclasses.replace(PYTHON, environ=tuple(BROUGHT.items()))
 
-    def start(self, argv, environ, stdout, stderr, cpus):
+    def start(self, argv, environ, stdout, stderr, cpus, folder=None):
         self.environ = dict(environ)
         raise LaunchError("not started")
 

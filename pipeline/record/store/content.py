@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pipeline.base.layout import LONG_VALUES
 from pipeline.base.tags import Tag
-from pipeline.record.store.script_runs import ScriptRun
+from pipeline.observe.logged.script_runs import ScriptRun
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 MAX_ENTITIES, MAX_PARAMS, MAX_TAGS = 1000, 100, 100

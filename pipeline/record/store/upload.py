@@ -22,12 +22,12 @@ from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
+from pipeline.observe.logged.script_runs import read_script_runs
 from pipeline.record import group_folder, series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
 from pipeline.record.series import Series, SeriesKey
 from pipeline.record.store.content import RunContent
 from pipeline.record.store.local import Store
-from pipeline.record.store.script_runs import read_script_runs
 
 
 @dataclass(frozen=True, slots=True)

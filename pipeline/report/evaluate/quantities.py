@@ -112,7 +112,7 @@ def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dic
     kept = [name for name in RECORDED if name not in ("makespan_s", "overlap_ratio")]
     kept += ["energy_above_idle_per_sample_j", SPEEDUP, BEST_SOLO, *sampled(solo)]
     found = {name: alone[name] for name in kept if name in alone}
-    if solo.window is WindowKind.WORK and "makespan_s" in alone:
+    if solo.window is not WindowKind.STEADY and "makespan_s" in alone:
         found["makespan_s"] = degree * alone["makespan_s"]
     return found
 
@@ -157,7 +157,7 @@ def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window)
     candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
-    choose = max if row.window is WindowKind.STEADY else min
+    choose = min if row.window is WindowKind.WORK else max
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 
 

@@ -1,0 +1,110 @@
+"""Files below the working directory that were changed while jobs ran, and which job wrote one where that is known.
+
+The kernel does not keep who wrote a file. So it is looked for what changed, once the jobs are gone: only a TensorBoard
+file, which has the number of its process in its name, and a file changed when one job ran alone, are known to be one
+job's. No more than some thousand entries are looked at, the nearest first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.launch.events import Events
+from pipeline.launch.state import JobState
+
+_MAX_ENTRIES = 20_000
+# What nobody means by a file of a job: caches, and folders of packages, which are large and read only.
+_PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
+_MAX_NAMES = 8
+_CLOCK_NS = 10_000_000  # a file system's clock may lag behind by as much
+_EVENT_FILE = "events.out.tfevents."
+_NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What changed below a folder.
+
+    Attributes:
+        files: each with the time of its last change, in ns since the epoch.
+        is_whole: whether all files were looked at.
+    """
+
+    files: Mapping[Path, int]
+    is_whole: bool
+
+
+def since(folder: Path, wall_ns: int, *, without: Path) -> Changed:
+    """What changed below a folder since an instant; hidden entries, links, other disks and `without` are left out."""
+    files: dict[Path, int] = {}
+    left, seen, device = deque([folder]), 0, folder.stat().st_dev
+    while left:
+        for entry in _entries(left.popleft()):
+            seen += 1
+            if seen > _MAX_ENTRIES:
+                return Changed(files=files, is_whole=False)
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            path = Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                if path != without and entry.name not in _PASSED_OVER and status.st_dev == device:
+                    left.append(path)
+            elif entry.is_file(follow_symlinks=False) and status.st_mtime_ns >= wall_ns:
+                files[path] = status.st_mtime_ns
+    return Changed(files=files, is_whole=True)
+
+
+def owners(
+    changed: Changed | None, states: Sequence[JobState], logs: Mapping[int, Events], wall_offset_ns: int
+) -> dict[Path, int | None]:
+    """Each file with the index of the job that wrote it, if only one can have.
+
+    `logs` goes by the index of the job, `wall_offset_ns` is added to a monotonic instant for the wall clock.
+    """
+    return {
+        path: _owner(path, wall_ns - wall_offset_ns, states, logs)
+        for path, wall_ns in (changed.files.items() if changed is not None else ())
+    }
+
+
+def shared(whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
+    """In words, the files that any of several jobs may have written; empty if there is none."""
+    num_jobs = sum(not state.job.workload.is_in_own_folder for state in states)
+    found = sorted(str(path) for path, index in whose.items() if index is None)
+    if not found or num_jobs < 2:
+        return ""
+    here = Path.cwd()
+    names = [str(Path(name).relative_to(here)) if Path(name).is_relative_to(here) else name for name in found]
+    further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"changed while {num_jobs} jobs ran: {', '.join(names[:_MAX_NAMES])}{further}"
+
+
+def _owner(path: Path, t_ns: int, states: Sequence[JobState], logs: Mapping[int, Events]) -> int | None:
+    """The job that changed a file at an instant; `None` if several can have."""
+    if path.name.startswith(_EVENT_FILE):
+        numbers = set(map(int, _NUMBER.findall(path.name)))
+        named = [state for state in states if numbers & {state.working_pid, *logs[state.job.index].processes}]
+        if len(named) == 1:
+            return named[0].job.index
+    ran = [state.job.index for state in states if _ran(state, t_ns)]
+    return ran[0] if len(ran) == 1 else None
+
+
+def _ran(state: JobState, t_ns: int) -> bool:
+    is_over = state.ended.at_ns is not None and t_ns > state.ended.at_ns
+    return state.started is not None and t_ns >= state.started.at_ns - _CLOCK_NS and not is_over
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (entry for entry in entries if not entry.name.startswith("."))
+    except OSError:
+        return

@@ -1,0 +1,108 @@
+"""The samples/s that a program logged, or in words what it logged instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base import layout
+from pipeline.launch.events import Events, last_lines
+from pipeline.launch.state import JobState
+from pipeline.observe.logged import output, tensorboard
+from pipeline.observe.logged.script_runs import read_script_runs
+
+Points = Sequence[tuple[int, float]]
+"""Monotonic instants with values, in order."""
+_MAX_NAMES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What came of the samples/s that a program was to log.
+
+    Attributes:
+        points: what came; none if nothing did.
+        source: where they came from, in words.
+        absence: what came instead, in words, if nothing did.
+    """
+
+    points: Points = ()
+    source: str = ""
+    absence: str = ""
+
+
+def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_offset_ns: int) -> Logged | None:
+    """What a job logged; `None` if it was not told that it does.
+
+    Args:
+        state: of the job, which has ended.
+        log: what it reported itself.
+        whose: files that changed in the working directory, each with the job that wrote it, if that is known.
+        wall_offset_ns: what is added to a monotonic instant for the wall clock.
+    """
+    rate = state.job.workload.rate
+    if rate.pattern is not None:
+        return _in_output(state, log, rate.pattern)
+    if rate.metric is None:
+        return None
+    through_mlflow = _through_mlflow(state.folder)
+    own = [*(state.folder / layout.OUTPUT).rglob(tensorboard.PATTERN)]
+    in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
+    own += [path for path, index in in_directory.items() if index == state.job.index]
+    in_files = _in_files(own)
+    for source, found in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
+        if points := _finite(found.get(rate.metric, ())):
+            return Logged(points=[(t_ns - wall_offset_ns, value) for t_ns, value in points], source=source)
+    came = [
+        f"{source}: {_names(found)}"
+        for source, found in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
+        if found
+    ]
+    if unknown := [path for path, index in in_directory.items() if index is None]:
+        came.append(f"nobody knows which job wrote {unknown[0].name}: write to {{output_dir}}")
+    said = "; ".join(came) or "no metric came, through MLflow or in TensorBoard files"
+    return Logged(absence=f"workload.metric={rate.metric} never came; {said}")
+
+
+def _in_output(state: JobState, log: Events, pattern: str) -> Logged:
+    end_ns = state.ended.at_ns or 0
+    found: list[tuple[int, float]] = []
+    for name, sizes in (
+        (layout.STDOUT, [(t_ns, size) for t_ns, size, _ in log.written]),
+        (layout.STDERR, [(t_ns, size) for t_ns, _, size in log.written]),
+    ):
+        found += output.points(state.folder / name, pattern, sizes, end_ns)
+    if points := _finite(found):
+        return Logged(points=points, source="its output")
+    lines = [line.decode(errors="replace").strip() for line in last_lines(state.folder / layout.STDOUT)]
+    last = next((f"the last one is: {line[:200]}" for line in reversed(lines) if line), "it wrote none")
+    return Logged(absence=f"workload.metric_pattern={pattern} matched no line of its output with a number; {last}")
+
+
+def _through_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """By name, of all runs of the program."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for run in read_script_runs(folder / layout.SCRIPT_STORE):
+        for name, points in run.metrics.items():
+            found.setdefault(name, []).extend((t_ms * 1_000_000, value) for _, t_ms, value in points)
+    return found
+
+
+def _in_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in files:
+        for name, points in tensorboard.scalars(file).items():
+            found.setdefault(name, []).extend((int(seconds * 1e9), value) for seconds, value in points)
+    return found
+
+
+def _finite(points: Points) -> list[tuple[int, float]]:
+    return sorted(point for point in points if math.isfinite(point[1]))
+
+
+def _names(found: Mapping[str, object]) -> str:
+    names = sorted(found)
+    further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + further

@@ -1,0 +1,40 @@
+"""Numbers in the lines of a program's output, and when they were written (`Events.written`)."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_LINE = re.compile(rb"[^\r\n]+")  # a progress bar writes over its line
+
+
+def points(path: Path, pattern: str, written: Sequence[tuple[int, int]], end_ns: int) -> Iterator[tuple[int, float]]:
+    """`(instant, number)` of every line that matches and has a number in the group of the pattern.
+
+    Args:
+        path: of the output.
+        pattern: a regular expression with one group.
+        written: instants, each with the bytes that there were.
+        end_ns: when the program ended, for what came after the last of them.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return
+    sizes = [size for _, size in written]
+    wanted = re.compile(pattern)
+    for line in _LINE.finditer(data):
+        found = wanted.search(line[0].decode(errors="replace"))
+        number = _number(found[1]) if found else None
+        if number is not None:
+            at = bisect_left(sizes, line.end())
+            yield (written[at][0] if at < len(written) else end_ns), number
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None

@@ -1,0 +1,103 @@
+"""Scalars of TensorBoard's event files, read as what they are: TFRecords of protocol buffers (`Event`, `Summary`).
+
+TensorBoard's own reader comes with a package that jobs may have and we need not. Checksums are not looked at: a torn
+end, which a killed job leaves, is told by its length. Records with images and the like are passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PATTERN = "events.out.tfevents.*"
+_MAX_RECORD_BYTES = 1 << 16
+_FLOAT, _DOUBLE = 1, 2
+"""Types of a tensor; Source: tensorflow/core/framework/types.proto, as the numbers of the other messages are."""
+
+Message = dict[int, list[int | bytes]]
+"""A protocol buffer: the values by the number of their field. Numbers of fixed length stay bytes."""
+
+
+def scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Every scalar of a file: tag to `(seconds since the epoch, value)`; what can be read, if it is damaged."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    try:
+        for record in _records(path):
+            event = _message(record)
+            for summary in _all(event, 5):
+                for value in map(_message, _all(_message(summary), 1)):
+                    number = _scalar(value)
+                    if number is not None:
+                        tag = _first(value, 1).decode(errors="replace")
+                        found[tag].append((struct.unpack("<d", _first(event, 1))[0], number))
+    except (OSError, ValueError, struct.error):
+        pass
+    return dict(found)
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while len(head := file.read(12)) == 12:
+            (length,) = struct.unpack("<Q", head[:8])
+            if length > _MAX_RECORD_BYTES:
+                file.seek(length + 4, 1)
+            elif len(record := file.read(length + 4)) == length + 4:
+                yield record[:-4]
+            else:
+                return
+
+
+def _scalar(value: Message) -> float | None:
+    """The number of a `Summary.Value`: a plain one, or a tensor with one element."""
+    if plain := _all(value, 2):
+        return float(struct.unpack("<f", plain[0])[0])
+    for tensor in map(_message, _all(value, 8)):
+        kind = tensor.get(1, [0])[0]
+        form, field = {_FLOAT: ("<f", 5), _DOUBLE: ("<d", 6)}.get(kind if isinstance(kind, int) else 0, ("", 0))
+        content = _all(tensor, 4) or _all(tensor, field)
+        if form and content and len(content[0]) == struct.calcsize(form):
+            return float(struct.unpack(form, content[0])[0])
+    return None
+
+
+def _message(data: bytes) -> Message:
+    """The fields of a message; ValueError if it is none."""
+    found: Message = defaultdict(list)
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            found[key >> 3].append(value)
+            continue
+        if kind == 2:
+            length, at = _varint(data, at)
+        else:
+            length = {1: 8, 5: 4}.get(kind, -1)
+        if length < 0 or at + length > len(data):
+            raise ValueError("no protocol buffer")
+        found[key >> 3].append(data[at : at + length])
+        at += length
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at == len(data):
+            raise ValueError("no protocol buffer")
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def _all(message: Message, number: int) -> list[bytes]:
+    return [value for value in message.get(number, ()) if isinstance(value, bytes)]
+
+
+def _first(message: Message, number: int) -> bytes:
+    return next(iter(_all(message, number)), b"")
