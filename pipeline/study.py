@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal
 from pipeline.base import factory, host, interrupts, layout, programs, words
-from pipeline.base.errors import CollocationError, ConfigError, TrackingError
+from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device, Group, Plan, Result
@@ -34,6 +34,7 @@ from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
+from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
 from pipeline.record.original import FinishedGroup
 from pipeline.record.sender import Sender
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
+    *("wait", "wait_limit_s"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
 
@@ -74,18 +76,40 @@ def _execute(composed: Sequence[DictConfig], *, is_sweep: bool) -> int:
     try:
         with UndoStack() as stack:
             asked = _read(composed, stack, is_sweep=is_sweep)
-            inventory = _take_stock(asked)
-            plan = asked.plan(inventory)
             if asked.config.dry_run:
-                return _preview(asked, plan)
-            if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
-                # The first plan showed that the study can run at all, before minutes are spent on its environments.
-                inventory = inventory.with_environments()
-                plan = asked.plan(inventory)
-            return _Study(asked, inventory, plan).run(stack)
+                return _preview(asked, asked.plan(_take_stock(asked)))
+            return _begun(asked, stack).run(stack)
     except CollocationError as error:
         words.say(f"error: {error}")
         return 1 if outcome.has_started else 2
+
+
+def _begun(asked: _Asked, stack: UndoStack) -> _Study:
+    """The study, planned, with its environments and its devices, which are its own until the stack is left.
+
+    Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
+    """
+    patience = Patience(is_wanted=asked.config.wait, limit_s=asked.config.wait_limit_s)
+    while True:
+        try:
+            with UndoStack() as taken:
+                study = _planned(asked)
+                study.take_devices(taken)
+                with interrupts.held():
+                    stack.enter_context(taken.pop_all())
+                return study
+        except InUseError as error:
+            patience.wait(error)
+
+
+def _planned(asked: _Asked) -> _Study:
+    inventory = _take_stock(asked)
+    plan = asked.plan(inventory)
+    if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
+        # The first plan showed that the study can run at all, before minutes are spent on its environments.
+        inventory = inventory.with_environments()
+        plan = asked.plan(inventory)
+    return _Study(asked, inventory, plan)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,10 +245,25 @@ class _Study:
         self.config, self.sender, self.root = asked.config, asked.sender, asked.root
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
+        self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
+
+    def take_devices(self, stack: UndoStack) -> None:
+        """Hold the devices, and clear what killed orchestrators left.
+
+        Raises:
+            InUseError: somebody else uses one of them.
+        """
+        gpu = self.config.gpu
+        for device in self.plan.devices:
+            stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
+        # What a killed orchestrator left is cleared before anybody is called a stranger.
+        self.unsent = group_folder.survey(self.root / layout.SPOOL).ready
+        for device in self.plan.devices:
+            _undo(device, gpu)
+            lease.refuse_strangers(device, gpu.tolerate)
 
     def run(self, stack: UndoStack) -> int:
-        """Take the devices, open the store, run what is to run, show what was found."""
-        waiting = self._take_devices(stack)
+        """Open the store, run what is to run, show what was found."""
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
@@ -232,7 +271,7 @@ class _Study:
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
         if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
             self.sender.store()  # else the jobs are started while MLflow is imported
-        self._send_what_others_left(waiting)
+        self._send_what_others_left()
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume:
             groups, known = _what_is_left(self.plan, self.sender.finished(self.plan.experiment))
@@ -253,18 +292,6 @@ class _Study:
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_whole and all(row.result.is_finding for row in self.rows) else 1
 
-    def _take_devices(self, stack: UndoStack) -> tuple[Path, ...]:
-        """Returns the folders of groups that earlier starts could not send."""
-        gpu = self.config.gpu
-        for device in self.plan.devices:
-            stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
-        # What a killed orchestrator left is cleared before anybody is called a stranger.
-        waiting = group_folder.survey(self.root / layout.SPOOL).ready
-        for device in self.plan.devices:
-            _undo(device, gpu)
-            lease.refuse_strangers(device, gpu.tolerate)
-        return waiting
-
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
         facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
@@ -272,13 +299,13 @@ class _Study:
             facts["reproduces"] = self.asked.reproduction.original.run_id
         return facts
 
-    def _send_what_others_left(self, waiting: Sequence[Path]) -> None:
-        for folder in waiting:
+    def _send_what_others_left(self) -> None:
+        for folder in self.unsent:
             self.sender.send(folder)
         late = group_folder.amendments(self.root / layout.SPOOL)
         for file in late:
             self.sender.amend(file)
-        if waiting or late:
+        if self.unsent or late:
             self.sender.rest()
 
     def _warm_start(self, groups: Sequence[Group], stack: UndoStack) -> WarmStart:

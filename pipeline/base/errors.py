@@ -1,5 +1,7 @@
 """The exceptions of the project. Each message says what was attempted, what was seen and what to do."""
 
+from collections.abc import Callable
+
 
 class CollocationError(Exception):
     """Base of every error that this project raises on purpose."""
@@ -11,6 +13,19 @@ class ConfigError(CollocationError, ValueError):
 
 class GpuBusyError(CollocationError):
     """Somebody else uses the device: another orchestrator, or processes that are not ours."""
+
+
+class InUseError(GpuBusyError):
+    """Somebody else uses the device now, and it will be free when they are done.
+
+    Attributes:
+        whom: the device and who uses it, in words.
+        is_over: looks whether they are done.
+    """
+
+    def __init__(self, message: str, whom: str, is_over: Callable[[], bool]) -> None:
+        self.whom, self.is_over = whom, is_over
+        super().__init__(message)
 
 
 class SharingError(CollocationError):

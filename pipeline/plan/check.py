@@ -23,6 +23,7 @@ def settings(config: Config) -> None:
         "limits.stop_s": config.limits.stop_s,
         "tracking.series_points": config.tracking.series_points,
         "time_limit_s": config.time_limit_s,
+        "wait_limit_s": config.wait_limit_s,
     }
     for key, value in positive.items():
         if value is not None and not 0 < value < math.inf:

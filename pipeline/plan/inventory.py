@@ -81,17 +81,22 @@ def chosen_workloads(config: Config) -> list[WorkloadConfig]:
 
 
 def env_of(config: Config, workload: WorkloadConfig) -> Spec:
-    """The environment of a workload's jobs; ConfigError if it is not built from files and the workload has one."""
+    """The environment of a workload's jobs; ConfigError if it has one of its own that is of another kind than `env`."""
     spec = factory.spec_of(config.env)
-    if workload.env_file is None:
-        return spec
     options = dict(spec.options)
-    if "file" not in options:
+    if workload.env_file is not None and "file" not in options:
         raise ConfigError(
             f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but the kind of "
             "environment that is chosen is built from no file; choose env=conda or env=venv"
         )
-    return dataclasses.replace(spec, options=tuple((options | {"file": workload.env_file}).items()))
+    if workload.env_prefix is not None and "prefix" not in options:
+        raise ConfigError(
+            f"workload {workload.name}: env_prefix={workload.env_prefix} names an environment that is there, but the "
+            "kind of environment that is chosen is another; choose env=existing"
+        )
+    own = {"file": workload.env_file, "prefix": workload.env_prefix}
+    options |= {key: value for key, value in own.items() if value is not None}
+    return dataclasses.replace(spec, options=tuple(options.items()))
 
 
 def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:

@@ -143,6 +143,15 @@ class CondaConfig(EnvConfig):
 
 
 @dataclass
+class ExistingConfig(EnvConfig):
+    """An environment, or an interpreter, that is there already."""
+
+    NODE: ClassVar[str] = "existing"
+
+    prefix: str | None = None
+
+
+@dataclass
 class TrackingConfig:
     """Where results go."""
 
@@ -215,6 +224,8 @@ class Config:
     resume: bool = False
     dry_run: bool = False
     time_limit_s: float | None = None
+    wait: bool = False
+    wait_limit_s: float = 86400.0
     reproduce: str | None = None
     reproduce_strict: bool = False
 

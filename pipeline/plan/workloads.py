@@ -73,6 +73,7 @@ class WorkloadConfig:
         environ: further environment variables.
         preload: module that imports what the program imports, for a warm start; `null` starts each job from nothing.
         env_file: the file of this program's environment, instead of `env.file`.
+        env_prefix: this program's environment, instead of `env.prefix`.
     """
 
     NODE: ClassVar[str] = "workload"
@@ -87,6 +88,7 @@ class WorkloadConfig:
     environ: dict[str, str] = field(default_factory=dict)
     preload: str | None = None
     env_file: str | None = None
+    env_prefix: str | None = None
 
     def own_options(self) -> dict[str, Any]:
         """The program's options that this kind adds, with whole paths: a job's current folder is another one."""

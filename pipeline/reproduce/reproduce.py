@@ -27,7 +27,12 @@ from pipeline.reproduce import config as recorded_config
 from pipeline.reproduce import differences
 
 # What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
-_MAY_BE_GIVEN = ("gpu", "tracking", "listeners", "limits", "data.root", "dry_run", "reproduce", "reproduce_strict")
+_MAY_BE_GIVEN = (
+    *("gpu", "tracking", "listeners", "limits", "data.root", "dry_run", "wait", "wait_limit_s"),
+    *("reproduce", "reproduce_strict"),
+)
+# What says nothing of the group.
+_OF_THE_START = ("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict")
 _SUFFIX = "-reproductions"
 
 
@@ -107,13 +112,13 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
         whole.tracking = composed.tracking
         if "tracking.experiment" not in given:
             whole.tracking.experiment = original.experiment.removesuffix(_SUFFIX) + _SUFFIX
-        for key in ("dry_run", "resume", "time_limit_s", "reproduce", "reproduce_strict"):
+        for key in _OF_THE_START:
             whole[key] = composed[key]
         for key in given:
             _take_over(whole, composed, key)
         _build_from_locks(whole, original, stack)
     (typed,) = read.read([whole])
-    unrecorded = [key for key in unrecorded if key not in ("reproduce", "reproduce_strict")]
+    unrecorded = [key for key in unrecorded if key not in _OF_THE_START]
     return Reproduction(original=original, config=typed, unrecorded=unrecorded)
 
 

@@ -226,7 +226,9 @@ def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["env=conda"], "env=conda needs a file"),
+        (["env=existing"], "env=existing needs an environment that is there"),
+        (["env=existing", "env.prefix=wheels"], "there is no interpreter in it"),
+        (["workload.env_prefix=wheels"], "choose env=existing"),
         (["env=venv", "env.file=gone.txt"], "there is no such file"),
         (["workload.env_file=environment.yml"], "choose env=conda or env=venv"),
         (["env=conda", "env.file=environment.yml", "window.seconds=-1"], "window.seconds"),
@@ -234,6 +236,7 @@ def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel,
 )
 def test_what_cannot_be_is_refused_before_an_environment_is_built(run, channel, tmp_path, arguments, words):
     channel.environment_yml(tmp_path / "environment.yml")
+    (tmp_path / "wheels").mkdir()
     status, _, err = run(*TOY, *arguments)
     assert status == 2 and words in err and "builds it" not in err
     assert not (tmp_path / "cache").exists()

@@ -22,6 +22,7 @@ from pipeline.base.records import Slot
 from pipeline.launch.state import JobState, Started
 from pipeline.plan import describe, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
+from pipeline.prepare.device import lease
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, StateFile
@@ -52,8 +53,8 @@ def decoys(tmp_path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path, template_store, decoys) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py on a simulated A100, with the decoys first on PATH: exit status, output, errors."""
+def start(tmp_path, template_store, decoys) -> Callable[..., forks.Fork]:
+    """Start run.py on a simulated A100, with the decoys first on PATH."""
     shutil.copytree(template_store, tmp_path / "mlruns")
     (tmp_path / "tmp").mkdir()
     environ = {
@@ -62,9 +63,19 @@ def run(tmp_path, template_store, decoys) -> Callable[..., tuple[int, str, str]]
         "CUDA_VISIBLE_DEVICES": "0",
     }
 
-    def to_the_end(*arguments: str, killed_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
+    def begin(*arguments: str) -> forks.Fork:
         argv = [PROJECT_DIR / "run.py", *arguments, "gpu=simulated_a100_40gb", f"gpu.lock_dir={tmp_path}"]
-        process = forks.start(*argv, cwd=tmp_path, env=os.environ | environ)
+        return forks.start(*argv, cwd=tmp_path, env=os.environ | environ)
+
+    return begin
+
+
+@pytest.fixture
+def run(start) -> Callable[..., tuple[int, str, str]]:
+    """Run run.py to its end: exit status, output, errors."""
+
+    def to_the_end(*arguments: str, killed_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
+        process = start(*arguments)
         try:
             while killed_when is not None and process.poll() is None:
                 if killed_when():
@@ -336,6 +347,37 @@ def test_a_stranger_on_another_gpu_does_not_matter(run, tmp_path):
     assert stored(tmp_path)[0][0].data.metrics["memory_peak_mib"] == 512
     status, _, err = run(*study, "gpu.device=1")
     assert status == 2 and f"({uuids[1]}) is in use by stranger" in err
+
+
+def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_gone(start, run, tmp_path):
+    kept = StateFile(tmp_path / "kept.json")
+    (gpu,) = kept.keep(["a100_40gb"]).gpus
+    study = [*TOY, *SHORT, "scenario=mig", "degree=1", f"gpu.machine={kept.path}", "listeners=[host]"]
+    clients = Clients(kept)
+    with lease.hold(dataclasses.replace(GPU, uuid=gpu.uuid), tmp_path):
+        status, out, err = run(*study)
+        assert (status, out) == (2, "") and "held by another orchestrator" in err and "with wait=true" in err
+        status, out, err = run(*study, "wait=true", "wait_limit_s=0.2")
+        assert (status, out) == (2, "") and "waited 0 s (wait_limit_s) in vain" in err
+        waiting = start(*study, "wait=true")
+        assert f"({gpu.uuid}), which is held by " in next(waiting.stderr)
+        clients.hold(gpu.uuid, os.getpid(), "stranger", 100)
+    assert f"({gpu.uuid}), which is in use by stranger" in next(waiting.stderr)
+    clients.release(os.getpid())
+    _, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0 and "; 1 ok)" in err and "waiting for" not in err
+
+
+def test_ctrl_c_ends_the_waiting(start, tmp_path):
+    kept = StateFile(tmp_path / "kept.json")
+    (gpu,) = kept.keep(["a100_40gb"]).gpus
+    before = kept.read()
+    with lease.hold(dataclasses.replace(GPU, uuid=gpu.uuid), tmp_path):
+        waiting = start(*TOY, *SHORT, f"gpu.machine={kept.path}", "wait=true")
+        assert next(waiting.stderr).startswith("waiting for ")
+        waiting.send_signal(signal.SIGINT)
+        waiting.communicate(timeout=20)
+    assert waiting.returncode == 130 and kept.read() == before
 
 
 def test_the_gpus_of_kept_machines_are_different_ones(temporary, tmp_path):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import host, locks
-from pipeline.base.errors import GpuBusyError
+from pipeline.base.errors import GpuBusyError, InUseError
 from pipeline.base.records import Device
 
 # Whoever only asks who holds a device locks the file for a moment. Unit: s.
@@ -44,7 +44,8 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
     """Hold the device for this process. The folder is the same for all users, or they would not see each other.
 
     Raises:
-        GpuBusyError: another orchestrator holds the device, or the lock file cannot be used.
+        InUseError: another orchestrator holds the device.
+        GpuBusyError: the lock file cannot be used.
     """
     _check_folder(folder)
     descriptor = _lock(_path(folder, device.uuid), device)
@@ -72,17 +73,21 @@ def holder(device_uuid: str, folder: Path) -> Holder | None:
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
-    """Raise GpuBusyError if a process that is not tolerated is on a GPU: it would be part of what is measured."""
+    """Raise InUseError if a process that is not tolerated is on a GPU: it would be part of what is measured."""
     if not device.is_gpu:
         return
     from pipeline.prepare.device import nvml
 
-    strangers = nvml.staying_processes(device.uuid, lambda process: process.name not in tolerate)
-    if strangers:
-        listed = ", ".join(map(str, strangers))
-        raise GpuBusyError(
-            f"{device.name} ({device.uuid}) is in use by {listed}; end them, choose another GPU with gpu.device, "
-            "or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'"
+    def strangers() -> Sequence[nvml.GpuProcess]:
+        return nvml.staying_processes(device.uuid, lambda process: process.name not in tolerate)
+
+    if found := strangers():
+        listed = ", ".join(map(str, found))
+        raise InUseError(
+            f"{device.name} ({device.uuid}) is in use by {listed}; end them, wait for their end with wait=true, choose "
+            "another GPU with gpu.device, or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'",
+            f"{device.name} ({device.uuid}), which is in use by {listed}",
+            lambda: not strangers(),
         )
 
 
@@ -109,9 +114,11 @@ def _lock(path: Path, device: Device) -> int:
             if time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
                 continue
-            raise GpuBusyError(
+            raise InUseError(
                 f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
-                "wait for it, or choose another device with gpu.device"
+                "wait for it with wait=true, or choose another device with gpu.device",
+                f"{device.name} ({device.uuid}), which is held by {other}",
+                lambda: holder(device.uuid, path.parent) is None,
             )
         try:
             if os.path.samestat(os.fstat(descriptor), path.stat()):

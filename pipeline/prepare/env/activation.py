@@ -33,7 +33,7 @@ def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
         "CONDA_PREFIX": str(prefix),
         "CONDA_DEFAULT_ENV": str(prefix),
         "CONDA_SHLVL": "1",
-        **_state(prefix),
+        **state(prefix),
     }
     # The scripts are written for bash; where there is none, most of them do with any shell.
     shell = shutil.which("bash") or "/bin/sh"
@@ -52,8 +52,8 @@ def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(changed.items()))
 
 
-def _state(prefix: Path) -> dict[str, str]:
-    """The variables that the environment's file sets."""
+def state(prefix: Path) -> dict[str, str]:
+    """The variables that the environment itself sets, as `conda env config vars` lists them."""
     try:
         state = json.loads((prefix / "conda-meta" / "state").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import expanded, find_file
+from pipeline.base.paths import PROJECT_DIR, expanded, find_file
 from pipeline.base.records import Interpreter
 from pipeline.prepare.env.cache import Cache, default_root
 from pipeline.prepare.env.recipe import Recipe, python_of
 
 
 class BuiltEnv(Recipe):
-    """Jobs run in an environment of their own, kept below `cache_root`. A kind of it says how that is built."""
+    """Jobs run in an environment of their own, kept below `cache_root`. A kind of it says how that is built.
 
-    example: str
+    Without `file` it is built from the project's own, which has what the networks of `conf/workload/` need.
+    """
+
+    default: str
 
     def __init__(self, file: str | None, cache_root: str | None) -> None:
-        if file is None:
-            raise ConfigError(
-                f"env={self.kind} needs a file to build the environment from: env.file={self.example} for all jobs, or "
-                "workload.env_file (sizes.S.env_file, ...) for those of one workload"
-            )
-        self.file = find_file("env.file", file)
+        self.file = PROJECT_DIR / "workloads" / self.default if file is None else find_file("env.file", file)
         self.cache = Cache(expanded("env.cache_root", cache_root).resolve() if cache_root else default_root())
 
     def preview(self) -> Interpreter:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import graphlib
 import importlib.util
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import EnvTool
-from pipeline.prepare.env import activation, conda_file, lock, rattler, uv
+from pipeline.prepare.env import activation, conda_file, conda_meta, lock, rattler, uv
 from pipeline.prepare.env.built import BuiltEnv
 from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, probe_new
@@ -32,7 +29,7 @@ class CondaEnv(BuiltEnv):
     The packages of py-rattler are kept below `cache_root` as well, and linked into environments on that disk.
     """
 
-    kind, example = "conda", "environment.yml"
+    kind, default = "conda", "environment.yml"
 
     def __init__(self, file: str | None, tool: EnvTool = EnvTool.rattler, cache_root: str | None = None) -> None:
         super().__init__(file, cache_root)
@@ -77,7 +74,7 @@ class CondaEnv(BuiltEnv):
             (prefix / "conda-meta" / "state").write_text(state, encoding="utf-8")
         probed = probe_new(prefix, self.title)
         pip = self._install_pip(prefix, builder, probed) if self._content.pip else []
-        return conda_file.explicit_lock(probed.python, list(_records(prefix)), self._content, pip)
+        return conda_file.explicit_lock(probed.python, conda_meta.records(prefix), self._content, pip)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
         return activation.variables(prefix, self.title)
@@ -114,19 +111,3 @@ class CondaEnv(BuiltEnv):
         takes_both = self._content.packages or self._tool is EnvTool.micromamba
         create = ["create", "--yes"] if takes_both else ["env", "create"]
         return [self._program(), *create, "--prefix", str(prefix), "--file", str(asked)]
-
-
-def _records(prefix: Path) -> Iterator[dict[str, Any]]:
-    """What is installed, each after what it depends on: some tools install a list in its order."""
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted((prefix / "conda-meta").glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        found[record["name"]] = record
-    needs = {name: [spec.split()[0] for spec in record.get("depends", ())] for name, record in found.items()}
-    graph = {name: [each for each in sorted(needs[name]) if each in found] for name in sorted(found)}
-    try:
-        ordered = list(graphlib.TopologicalSorter(graph).static_order())
-    except graphlib.CycleError:  # pip and python, for one, may name each other
-        ordered = sorted(found, key=lambda name: (name != "python", name))
-    for name in ordered:
-        yield found[name]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import without_secrets
@@ -50,7 +50,8 @@ class Distribution:
     """An installed Python package.
 
     Attributes:
-        direct_url: content of `direct_url.json` (PEP 610) if it was installed from a place rather than by its name.
+        direct_url: content of `direct_url.json` (PEP 610) if it was installed from a place rather than by its name;
+            with a key `state` of ours (`editable.py`) if it was installed from a folder that can be edited.
     """
 
     name: str
@@ -69,12 +70,16 @@ class Distribution:
             vcs = origin["vcs_info"]
             return f"{self.name} @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
         hashes = origin.get("archive_info", {}).get("hashes", {})
+        if state := origin.get("state"):
+            return f"{self.name} @ {url}#{urlencode(state)}"
         if url:
             return f"{self.name} @ {url}" + (f"#sha256={hashes['sha256']}" if "sha256" in hashes else "")
         return f"{self.name}=={self.version}"
 
     def identity(self) -> str:
         """Name, version and, if it was not installed by its name, what tells its content."""
+        if state := self.origin.get("state"):  # a commit that leaves the code as it was changes nothing
+            return f"{self.name}=={self.version} content={state['content']}"
         _, _, fragment = self.requirement().partition("#")
         commit = self.origin.get("vcs_info", {}).get("commit_id", "")
         return " ".join(filter(None, (f"{self.name}=={self.version}", fragment, commit)))

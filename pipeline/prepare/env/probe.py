@@ -17,41 +17,62 @@ import json, sys
 if sys.version_info < (3, 8):
     sys.exit("Python %d.%d: jobs need 3.8 or newer" % sys.version_info[:2])
 from importlib import metadata
-found = {d.metadata["Name"]: [d.metadata["Name"], d.version, d.read_text("direct_url.json")]
+found = {d.metadata["Name"]: [d.metadata["Name"], d.version, d.read_text("direct_url.json"), str(d._path)]
          for d in reversed(list(metadata.distributions())) if d.metadata["Name"]}
-print(json.dumps({"prefix": sys.prefix, "python": sys.version.split()[0], "packages": sorted(found.values())}))
+print(json.dumps({"prefix": sys.prefix, "executable": sys.executable, "python": sys.version.split()[0],
+                  "packages": sorted(found.values(), key=lambda each: each[0])}))
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """An interpreter that starts: its version, and what is installed, by name."""
+    """An interpreter that starts.
+
+    Attributes:
+        python: its version.
+        executable: its path, as it knows it itself.
+        prefix: folder of its environment.
+        packages: what is installed, by name.
+        places: where the metadata of each package lies, by its name.
+    """
 
     python: str
+    executable: Path
+    prefix: Path
     packages: tuple[Distribution, ...]
+    places: dict[str, str]
 
 
-def probe(prefix: Path) -> Probe:
-    """Start the interpreter of an environment and ask it what is installed.
+def ask(python: Path) -> Probe:
+    """Start an interpreter and ask it what is installed. Writes nothing, not even compiled modules.
 
     Raises:
-        CommandError: it does not start, is too old, or belongs to another environment.
+        CommandError: it does not start, is too old, or is no Python.
     """
     # Isolated, as jobs are: neither PYTHONPATH nor the user's own packages count.
-    python = str(python_of(prefix))
-    argv = [python, "-I", "-c", _PROGRAM]
+    argv = [str(python), "-I", "-B", "-c", _PROGRAM]
     try:
         answer = command.run(argv, timeout_s=_LIMIT_S).stdout
     except CommandError as error:
-        raise CommandError([python], error.status, error.stderr) from error  # without the program's text
+        raise CommandError([str(python)], error.status, error.stderr) from error  # without the program's text
     try:
         facts = json.loads(answer)
-        packages = tuple(Distribution(name=n, version=v, direct_url=url) for n, v, url in facts["packages"])
-        found = Probe(python=facts["python"], packages=packages)
+        return Probe(
+            python=facts["python"],
+            executable=Path(facts["executable"]),
+            prefix=Path(facts["prefix"]),
+            packages=tuple(Distribution(name=n, version=v, direct_url=url) for n, v, url, _ in facts["packages"]),
+            places={name: place for name, _, _, place in facts["packages"]},
+        )
     except (ValueError, KeyError, TypeError) as error:
-        raise CommandError([python], 0, f"answered {answer[:200]!r}") from error
-    if Path(facts["prefix"]).resolve() != prefix.resolve():
-        raise CommandError([python], 0, f"belongs to {facts['prefix']}, not to {prefix}")
+        raise CommandError([str(python)], 0, f"answered {answer[:200]!r}") from error
+
+
+def probe(prefix: Path) -> Probe:
+    """The same of the interpreter of an environment; CommandError also if it belongs to another one."""
+    found = ask(python_of(prefix))
+    if found.prefix.resolve() != prefix.resolve():
+        raise CommandError([str(python_of(prefix))], 0, f"belongs to {found.prefix}, not to {prefix}")
     return found
 
 

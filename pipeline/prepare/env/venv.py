@@ -23,7 +23,7 @@ class VenvEnv(BuiltEnv):
     Without `python`, its version is that of the lock, or of the orchestrator.
     """
 
-    kind, tool, example = "venv", "uv", "requirements.txt"
+    kind, tool, default = "venv", "uv", "requirements.txt"
 
     def __init__(self, file: str | None, python: str | None = None, cache_root: str | None = None) -> None:
         super().__init__(file, cache_root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -252,6 +253,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
     (tmp_path / "requirements.txt").write_text("numpy")
     extra = {
         "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
+        "env=existing": [f"env.prefix={sys.executable}"],
         "env=venv": [f"env.file={tmp_path}/requirements.txt", f"env.cache_root={tmp_path}/cache"],
         "workload=script": [f"workload.script={script}"],
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],

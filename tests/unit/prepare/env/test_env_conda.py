@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from pipeline.base.records import EnvTool, Interpreter
 from pipeline.prepare.env import conda_file
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.conda import CondaEnv
+from pipeline.prepare.env.venv import VenvEnv
 from tests.packages import VERSION, Channel, project, wheel
 
 pytest.importorskip("rattler")
@@ -196,9 +199,23 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path
     assert not (tmp_path / "cache").exists()
 
 
-def test_no_file_and_no_such_file_are_refused_with_the_key(tmp_path):
-    with pytest.raises(ConfigError, match=r"env\.file=environment\.yml"):
-        CondaEnv(None).preview()
+def test_without_a_file_the_environment_is_the_one_that_the_networks_need(tmp_path):
+    preview = CondaEnv(None, cache_root=str(tmp_path)).preview()
+    assert f"the conda environment of {PROJECT_DIR}/workloads/environment.yml is not built" in str(preview.to_build)
+    preview = VenvEnv(None, cache_root=str(tmp_path)).preview()
+    assert f"of {PROJECT_DIR}/workloads/requirements.txt is not built" in str(preview.to_build)
+    (own,) = [conda_file.read(PROJECT_DIR / "workloads/environment.yml")]
+    assert own.channels == ("conda-forge",) and own.pip == ()
+    lines = (PROJECT_DIR / "workloads/requirements.txt").read_text().splitlines()
+    wanted = {line for line in lines if not line.startswith("#")}
+    python, *packages = own.specs
+    assert python.startswith("python=")
+    assert {re.sub("^pytorch>", "torch>", spec) for spec in packages} == wanted
+    project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
+    assert wanted <= set(project["dependencies"]), "what runs in the orchestrator's environment runs there"
+
+
+def test_no_such_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no such file"):
         CondaEnv(str(tmp_path / "gone.yml")).preview()
 

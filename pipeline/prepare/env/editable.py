@@ -1,0 +1,69 @@
+"""Packages that are installed from a folder which can be edited: their commit, and what their code is now."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pipeline.base import git
+from pipeline.prepare.env.lock import Distribution
+
+# What an import can execute.
+_SUFFIXES = (".py", ".so", ".pyd")
+_READ_BYTES = 1 << 24  # of a longer file, such as a library that was compiled here, its time stands for its content
+_NO_SOURCES = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+
+def with_state(package: Distribution, place: str) -> Distribution:
+    """The package; one that can be edited with its commit and a digest of its code, which its version does not tell.
+
+    `place` is where its metadata lies: an old `setup.py develop` leaves nothing else.
+    """
+    folder = _folder(package, place)
+    if folder is None or not folder.is_dir():
+        return package
+    repository = git.read(folder)
+    state = {"content": _content(folder)}
+    if repository is not None:
+        state |= {"commit": repository.commit} | ({"changed": "true"} if repository.is_changed else {})
+    return dataclasses.replace(
+        package, direct_url=json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}, "state": state})
+    )
+
+
+def _folder(package: Distribution, place: str) -> Path | None:
+    origin = package.origin
+    if "dir_info" in origin:
+        is_editable = origin["dir_info"].get("editable", False)
+        return Path(unquote(urlsplit(str(origin["url"])).path)) if is_editable else None
+    beside = Path(place).parent
+    is_project = any((beside / name).is_file() for name in ("setup.py", "pyproject.toml"))
+    return beside if place.endswith(".egg-info") and is_project else None
+
+
+def _content(folder: Path) -> str:
+    """Digest of every module below the folder, by its place there."""
+    digest = hashlib.sha256()
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            each
+            for each in folders
+            if not each.startswith(".")
+            and each not in _NO_SOURCES
+            and not (Path(parent) / each / "pyvenv.cfg").exists()
+        )
+        for name in sorted(files):
+            if name.endswith(_SUFFIXES):
+                path = Path(parent) / name
+                try:
+                    status = path.stat()
+                    content = path.read_bytes() if status.st_size <= _READ_BYTES else str(status.st_mtime_ns).encode()
+                except OSError:
+                    continue  # a link that leads nowhere
+                digest.update(f"{path.relative_to(folder)}\0{status.st_size}\0".encode())
+                digest.update(content)
+    return digest.hexdigest()

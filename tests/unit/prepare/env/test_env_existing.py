@@ -1,0 +1,146 @@
+"""An environment that is there: what is recorded of it, what makes it another one, and that it stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Interpreter
+from pipeline.prepare.env import existing
+from pipeline.prepare.env.existing import ExistingEnv
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """A virtual environment with one package."""
+    venv.create(tmp_path / "mine", symlinks=True)
+    install(tmp_path / "mine", "tiny", "1.0")
+    return tmp_path / "mine"
+
+
+def site(prefix: Path) -> Path:
+    (found,) = prefix.glob("lib/python*/site-packages")
+    return found
+
+
+def install(prefix: Path, name: str, version: str, **files: str) -> Path:
+    info = site(prefix) / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for file, text in files.items():
+        (info / f"{file}.json").write_text(text)
+    return info
+
+
+def described(prefix: Path | str) -> Interpreter:
+    existing._described.cache_clear()
+    return ExistingEnv(str(prefix)).resolve()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    argv = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", *arguments]
+    return subprocess.run(argv, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_virtual_environment_by_folder_or_by_interpreter_is_used_as_it_is(prefix, monkeypatch):
+    before = sorted((path, path.lstat().st_mtime_ns) for path in prefix.rglob("*"))
+    monkeypatch.setenv("HOME", str(prefix.parent))
+    found = [described(given) for given in (prefix, prefix / "bin/python", "~/mine")]
+    assert found[0] == found[1] == found[2]
+    assert "tiny==1.0" in found[0].lock and found[0].python == prefix / "bin/python"
+    program = "import sys; print(sys.prefix)"
+    environ = os.environ | dict(found[0].environ)
+    done = subprocess.run(["python", "-B", "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(prefix)
+    assert sorted((path, path.lstat().st_mtime_ns) for path in prefix.rglob("*")) == before
+
+
+def test_a_changed_package_is_another_environment_and_the_folder_is_not(prefix, tmp_path):
+    first = described(prefix)
+    install(prefix, "more", "2.0")
+    second = described(prefix)
+    assert first.lock_digest != second.lock_digest and "more==2.0" in second.lock
+    prefix.rename(tmp_path / "moved")
+    assert described(tmp_path / "moved").lock_digest == second.lock_digest
+
+
+def test_a_package_that_can_be_edited_is_recorded_with_its_commit_and_decides_by_its_code(prefix, tmp_path):
+    folder = tmp_path / "ours"
+    folder.mkdir()
+    (folder / "ours.py").write_text("VERSION = 1\n")
+    (folder / "README").write_text("ours")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "first")
+    origin = json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}})
+    install(prefix, "ours", "0.1", direct_url=origin)
+
+    def line(found: Interpreter) -> str:
+        (one,) = (line for line in found.lock if line.startswith("ours @ "))
+        return one
+
+    clean = described(prefix)
+    assert f"commit={git(folder, 'rev-parse', 'HEAD').strip()}" in line(clean) and "changed" not in line(clean)
+    (folder / "README").write_text("ours!")
+    readme = described(prefix)
+    assert readme.lock_digest == clean.lock_digest and "changed=true" in line(readme)
+    (folder / "ours.py").write_text("VERSION = 2\n")
+    edited = described(prefix)
+    assert edited.lock_digest != clean.lock_digest
+    git(folder, "commit", "-qam", "second")
+    assert described(prefix).lock_digest == edited.lock_digest, "a commit leaves the code as it was"
+
+
+def test_a_conda_environment_is_recorded_by_its_packages_and_what_pip_added(prefix):
+    python = {"name": "python", "version": "3.12.1", "build": "h1", "depends": [], "files": ["bin/python"]}
+    files = [f"{site(prefix).relative_to(prefix)}/tiny-1.0.dist-info/METADATA"]
+    tiny = {"name": "tiny", "version": "1.0", "build": "0", "depends": ["python"], "files": files}
+    (prefix / "conda-meta").mkdir()
+    for record in (tiny, python):
+        record |= {"url": f"https://me:s3cret@conda.example.org/{record['name']}.conda", "sha256": "0" * 64}
+        (prefix / f"conda-meta/{record['name']}.json").write_text(json.dumps(record))
+    (prefix / "conda-meta/state").write_text(json.dumps({"env_vars": {"TOKEN": "s3cret"}}))
+    (prefix / "etc/conda/activate.d").mkdir(parents=True)
+    (prefix / "etc/conda/activate.d/tiny.sh").write_text("export TINY=yes\n")
+    install(prefix, "added", "3.0")
+    found = described(prefix)
+    assert found.lock[0] == "# environment lock: conda"
+    assert "# pip added==3.0" in found.lock and not any("pip tiny" in line for line in found.lock)
+    assert "https://conda.example.org/tiny.conda" in found.lock
+    assert "s3cret" not in str(found.lock) and any("TOKEN" in line for line in found.lock)
+    variables = dict(found.environ)
+    assert (variables["CONDA_PREFIX"], variables["TINY"], variables["TOKEN"]) == (str(prefix), "yes", "s3cret")
+
+
+def test_an_interpreter_of_the_system_is_one(tmp_path):
+    found = described(Path(sys.executable).resolve())
+    assert found.python.exists() and found.lock[0] == "# environment lock: venv"
+    assert dict(found.environ)["VIRTUAL_ENV"] == ""
+
+
+@pytest.mark.parametrize(
+    ("make", "seen"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), r"there is no interpreter in it: .*/bin/python does not exist"),
+        (lambda path: path.write_text(""), "cannot be executed"),
+        (lambda path: (path.write_text("#!/bin/sh\necho hello\n"), path.chmod(0o755)), "answered 'hello"),
+        (lambda path: (path.write_text("#!/bin/sh\nexit 3\n"), path.chmod(0o755)), "ended with status 3"),
+    ],
+)
+def test_a_prefix_without_an_interpreter_is_refused(tmp_path, make, seen):
+    make(tmp_path / "prefix")
+    with pytest.raises(ConfigError, match=rf"env\.prefix={tmp_path}/prefix: .*{seen}.*; give the folder of"):
+        described(tmp_path / "prefix")
+
+
+def test_without_a_prefix_the_error_says_what_to_give():
+    with pytest.raises(ConfigError, match=r"env\.prefix=~/miniconda3/envs/NAME .* workload\.env_prefix"):
+        ExistingEnv()
