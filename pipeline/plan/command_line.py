@@ -7,6 +7,7 @@ import difflib
 import itertools
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from pipeline.base import words
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
 
+_IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
 _NO_FILE = re.compile(r"In '.*': Could not load '(.*)/(.*)'")
@@ -30,6 +32,7 @@ _SEARCH_PATH = "Config search path"
 def run(main: Callable[[], None]) -> int:
     """Run a program of Hydra to its exit status; says what is wrong where its configuration cannot be composed."""
     try:
+        sys.argv[1:] = map(readable, sys.argv[1:])
         main()
     except Interrupted as interrupted:
         return interrupted.exit_status
@@ -41,6 +44,11 @@ def run(main: Callable[[], None]) -> int:
         words.say(f"error: {explain(error)}")
         return 2
     return outcome.exit_status
+
+
+def readable(argument: str) -> str:
+    """An override as Hydra can read it: `KEY=~/folder`, which it refuses without quotes, with them."""
+    return _IN_A_HOME.sub(r"\1'\2'", argument)
 
 
 def explain(error: Exception) -> str:

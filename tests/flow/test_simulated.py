@@ -352,7 +352,7 @@ def test_a_stranger_on_another_gpu_does_not_matter(run, tmp_path):
 def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_gone(start, run, tmp_path):
     kept = StateFile(tmp_path / "kept.json")
     (gpu,) = kept.keep(["a100_40gb"]).gpus
-    study = [*TOY, *SHORT, "scenario=mig", "degree=1", f"gpu.machine={kept.path}", "listeners=[host]"]
+    study = [*TOY, *SHORT, "scenario=mig", "degree=1", f"gpu.machine={kept.path}"]
     clients = Clients(kept)
     with lease.hold(dataclasses.replace(GPU, uuid=gpu.uuid), tmp_path):
         status, out, err = run(*study)

@@ -7,11 +7,13 @@ import itertools
 import os
 import re
 import shlex
+import sys
 
 import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan.command_line import readable
 from tests.conftest import GPU
 
 README = PROJECT_DIR / "README.md"
@@ -93,6 +95,9 @@ def test_the_readme_shows_commands():
 def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, monkeypatch):
     """Those of the README in every combination of a sweep, those of a guide so that each value occurs."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "miniconda3/envs/mine/bin").mkdir(parents=True)
+    (tmp_path / "miniconda3/envs/mine/bin/python").symlink_to(sys.executable)
     for name, text in {
         "train.py": "",
         "environment.yml": "{channels: [conda-forge], dependencies: [python]}",
@@ -113,7 +118,7 @@ def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, 
 def values_of(argument):
     """Each value of an override, as an override of its own."""
     key, value = argument.split("=", 1)
-    return [argument] if value.startswith("[") else [f"{key}={each}" for each in value.split(",")]
+    return [argument] if value.startswith("[") else [readable(f"{key}={each}") for each in value.split(",")]
 
 
 def test_the_test_command_is_what_continuous_integration_runs():
@@ -154,7 +159,7 @@ def test_the_page_of_configuration_has_every_key_with_its_default(compose):
     options = {
         "scenario": ["naive", "serial", "mps", "mps_percent", "mig", "mig_mps"],
         "workload": ["tiny", "resnet26_cifar10", "script"],
-        "env": ["current", "conda", "venv"],
+        "env": ["current", "conda", "venv", "existing"],
         "window": ["steady", "work"],
         "gpu": ["auto"],
         "profiler": ["none", "nsys", "ncu"],
