@@ -32,7 +32,8 @@ class Tag(StrEnum):
     RESULT = f"{PREFIX}result"
     REASON = f"{PREFIX}reason"
     FLAG = f"{PREFIX}flag"
-    FIRST_LOSSES = f"{PREFIX}first_losses"
+    FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: of each job, by its index
+    RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
     SHARED_FILES = f"{PREFIX}shared_files"
     NOT_FINITE = f"{PREFIX}not_finite"
@@ -50,6 +51,7 @@ class Tag(StrEnum):
     SOURCE = "mlflow.source.name"
     GIT_COMMIT = "mlflow.source.git.commit"
     USER = "mlflow.user"
+    DESCRIPTION = "mlflow.note.content"
 
 
 def fact_tag(name: str) -> str:

@@ -56,7 +56,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
-    tags = dict(seen.tags) | _first_losses(jobs)
+    tags = dict(seen.tags) | _for_comparisons(jobs)
     if not group.sequential and (shared := changed_files.shared(whose, every)):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):
@@ -196,18 +196,20 @@ def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
     return dict(series)
 
 
-def _first_losses(jobs: Sequence[JobResult]) -> dict[str, str]:
-    """The losses of the first steps by index of the job, as a tag of the row: comparisons need them after a resume."""
-    losses = {job.job.index: [value for _, _, value in sorted(job.series.get("first_loss", ()))] for job in jobs}
-    known = {index: values for index, values in losses.items() if values}
-    return {Tag.FIRST_LOSSES: json.dumps(known)} if known else {}
+def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
+    """What comparisons need of each job, by its index, as tags of the row: a resumed study reads no runs of jobs."""
+    losses = {
+        job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get("first_loss", ()))]
+        for job in jobs
+    }
+    rates = {job.job.index: {name: job.metrics[name] for name in COMPARED if name in job.metrics} for job in jobs}
+    told: dict[str, Mapping[int, object]] = {Tag.FIRST_LOSSES: losses, Tag.RATES: rates}
+    known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in told.items()}
+    return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
 
 
 def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
-    # What comparisons need of each job stays with the row, so that a resumed study need not read the children.
-    metrics = {
-        f"job_{job.job.index}_{name}": job.metrics[name] for job in jobs for name in COMPARED if name in job.metrics
-    }
+    metrics: dict[str, float] = {}
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):
         lengths = [end - start for start, end in spans]
@@ -233,4 +235,5 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
     epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
-    return metrics
+    # MLflow's page that compares runs opens on the metric that was logged first.
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "throughput_total_samples_per_s")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag
@@ -26,7 +26,19 @@ _LAST_COLUMNS = (
     ("J/sample", "energy_per_sample_j", "{:.4f}"),
     ("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),
 )
+_RATES = (
+    ("throughput_total_samples_per_s", "{:.1f}", "samples/s"),  # of a group
+    ("throughput_samples_per_s", "{:.1f}", "samples/s"),  # of a job
+)
+_RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown"))
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
+
+
+def in_one_line(result: Result, reason: str, metrics: Mapping[str, float]) -> str:
+    """How a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `skipped: REASON`."""
+    figures = [f"{form.format(metrics[key])} {unit}" for key, form, unit in _RATES if key in metrics]
+    figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
+    return ", ".join([result.value, *figures]) + (f": {reason}" if reason else "")
 
 
 def table(rows: Sequence[GroupResult], fields: Fields) -> str:

@@ -15,6 +15,7 @@ from pipeline.launch import events
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
 from pipeline.observe.progress import Progress
+from pipeline.observe.table import in_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,10 +37,7 @@ class PlainView:
 
     def done(self, row: GroupResult) -> None:
         self.progress.done(row.result)
-        rate = row.metrics.get("throughput_total_samples_per_s")
-        figure = f", {rate:.1f} samples/s" if rate is not None else ""
-        reason = f": {row.reason}" if row.reason else ""
-        say(f"    {row.result.value}{figure}{reason} ({self.progress.summary()})")
+        say(f"    {in_one_line(row.result, row.reason, row.metrics)} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
         say(f"{self.progress.position(group)} {group.name}")

@@ -251,7 +251,7 @@ def _closed(folder: Path) -> Record:
 
 def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
     result = endings.without_owner().result
-    tags = {**run.tags, Tag.RESULT: result.value}
+    tags = {**run.tags, Tag.RESULT: result.value, Tag.DESCRIPTION: result.value}
     return dataclasses.replace(run, status=result.mlflow_status, end_ns=max(end_ns, run.start_ns), tags=tags)
 
 

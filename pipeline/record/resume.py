@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from pipeline.base.records import Group, Plan
+from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.measure import COMPARED
 from pipeline.record.original import FinishedGroup
 
 
@@ -55,17 +56,14 @@ def num_of_other_plans(plan: Plan, finished: Sequence[FinishedGroup]) -> int:
 
 def _row(group: Group, stored: FinishedGroup) -> GroupResult:
     """A stored row, as far as comparisons and the table need it."""
-
-    def compared(index: int) -> dict[str, float]:
-        names = {name: f"job_{index}_{name}" for name in COMPARED}
-        return {name: stored.metrics[key] for name, key in names.items() if key in stored.metrics}
-
+    rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
     return GroupResult(
         group=group,
         result=stored.result,
         reason=stored.reason or "",
         jobs=tuple(
-            JobResult(job=job, result=stored.result, reason="", metrics=compared(job.index)) for job in group.jobs
+            JobResult(job=job, result=stored.result, reason="", metrics=rates.get(str(job.index), {}))
+            for job in group.jobs
         ),
         metrics=stored.metrics,
         tags=stored.tags,

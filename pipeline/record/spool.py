@@ -24,6 +24,7 @@ from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.sinks import SampleLog
+from pipeline.observe.table import in_one_line
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
 from pipeline.record.original import script_files
@@ -66,7 +67,7 @@ class SpoolRun:
     def close(self, result: GroupResult) -> None:
         """Write the row; from here on, the folder can be sent."""
         now = time.monotonic_ns()
-        tags = {Tag.RESULT: result.result.value, Tag.REASON: result.reason, **result.tags}
+        tags = _ending(result) | result.tags
         parent = dataclasses.replace(
             self.record.parent,
             status=result.result.mlflow_status,
@@ -260,14 +261,21 @@ def _group_json(group: Group) -> str:
     )
 
 
+def _ending(row: GroupResult | JobResult) -> dict[str, str]:
+    return {
+        Tag.RESULT: row.result.value,
+        Tag.REASON: row.reason,
+        Tag.DESCRIPTION: in_one_line(row.result, row.reason, row.metrics),
+    }
+
+
 def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
     if job is None:
         ending = endings.of_absent_job(group.result)
         tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
         return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
     facts: dict[str, object] = {
-        Tag.RESULT: job.result.value,
-        Tag.REASON: job.reason,
+        **_ending(job),
         Tag.EXIT_STATUS: job.exit_status,
         Tag.PID: job.pid,
         # Monotonic, so that spans of one boot can be compared to the nanosecond.

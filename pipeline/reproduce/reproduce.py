@@ -84,7 +84,7 @@ class Reproduction:
     def side_by_side(self, row: GroupResult) -> str:
         """Metric, original, now and their ratio, as an aligned table; what one of them lacks is `-`."""
         before, now = self.original.metrics, row.metrics
-        names = [name for name in dict.fromkeys((*before, *now)) if not name.startswith("job_")]
+        names = {*before, *now}
         lines = [("metric", "original", "now", "ratio")]
         lines.append(("result", self.original.fact("result") or "-", row.result.value, ""))
         for name in sorted(names):

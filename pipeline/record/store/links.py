@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 from pipeline.base.layout import DATABASE
+from pipeline.record.store import shared_view
 
 _UI = "http://127.0.0.1:5000"
 
 
 def ui_link(base_url: str, experiment_id: str) -> str:
-    """The page of an experiment's runs. Without the parameter, MLflow 3 opens its GenAI view, which is empty here."""
-    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    """The page of an experiment's runs, in our view; by itself, MLflow 3 opens an empty GenAI view."""
+    page = f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs"
+    return f"{page}?workflowType=machine_learning&viewStateShareKey={shared_view.KEY}"
 
 
 def ui_hint(root: Path, experiment_id: str) -> str:

@@ -26,6 +26,7 @@ import psutil
 from pipeline.base import locks
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
+from pipeline.record.store import shared_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -99,8 +100,9 @@ class Store:
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             location = None if self.root is None else (self.root / STORE_ARTIFACTS / _folder_name(name)).as_uri()
+            tags = {shared_view.TAG: shared_view.as_json()}
             try:
-                return str(self.client.create_experiment(name, artifact_location=location))
+                return str(self.client.create_experiment(name, artifact_location=location, tags=tags))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -115,6 +117,8 @@ class Store:
                 f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
                 f"{self.root}; run `python -m pipeline.tracking relocate --root {self.root}` first"
             )
+        if experiment.tags.get(shared_view.TAG) != shared_view.as_json():
+            self.client.set_experiment_tag(experiment.experiment_id, shared_view.TAG, shared_view.as_json())
         return str(experiment.experiment_id)
 
 

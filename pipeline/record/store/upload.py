@@ -23,6 +23,7 @@ from pipeline.base.tags import GROUP, Tag
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.observe.logged.script_runs import read_script_runs
+from pipeline.observe.table import in_one_line
 from pipeline.record import group_folder, series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
 from pipeline.record.series import Series, SeriesKey
@@ -116,6 +117,8 @@ def amend(store: Store, file: Path) -> None:
     run_id, result = runs[0].info.run_id, Result(amendment.result)
     for name, value in amendment.metrics.items():
         store.client.log_metric(run_id, name, value)
+    description = in_one_line(result, amendment.reason, runs[0].data.metrics | amendment.metrics)
+    store.client.set_tag(run_id, Tag.DESCRIPTION, description)
     if runs[0].data.tags.get(Tag.RESULT) != result:
         store.client.set_tag(run_id, Tag.RESULT, result.value)
         store.client.set_tag(run_id, Tag.REASON, amendment.reason)

@@ -49,13 +49,15 @@ def test_a_failed_baseline_is_none():
 HERE = "boot-now"
 
 
-def entry(the_group, *, result="ok", boot=HERE, gpu=None, **metrics):
+def entry(the_group, *rates, result="ok", boot=HERE, gpu=None):
+    """A group in the store, with the samples/s of its jobs."""
+    of_each = {index: {"throughput_samples_per_s": rate} for index, rate in enumerate(rates)}
     return FinishedGroup(
         digest=the_group.digest,
         result=Result(result),
         gpu_uuid=gpu or the_group.device.uuid,
         boot_id=boot,
-        metrics=metrics,
+        tags={"collocation.rates": json.dumps(of_each)},
     )
 
 
@@ -92,8 +94,7 @@ def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
 
 
 def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):
-    rates = {"job_0_throughput_samples_per_s": 60.0, "job_1_throughput_samples_per_s": 60.0}
-    _, (earlier,) = resume.remaining(plan, [entry(plan.groups[1], **rates)], HERE)
+    _, (earlier,) = resume.remaining(plan, [entry(plan.groups[1], 60.0, 60.0)], HERE)
     comparison = Comparison()
     assert comparison.add(earlier) == []
     changed = {c.group.number: c.metrics["speedup_vs_serial_ratio"] for c in comparison.add(row(plan.groups[0], 100))}
@@ -108,7 +109,7 @@ def test_a_baseline_of_another_length_does_not_count():
 
 
 def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
-    _, known = resume.remaining(plan, [entry(plan.groups[0], job_0_throughput_samples_per_s=100.0)], HERE)
+    _, known = resume.remaining(plan, [entry(plan.groups[0], 100.0)], HERE)
     comparison = Comparison()
     for earlier in known:
         comparison.add(earlier)
@@ -119,7 +120,8 @@ def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
 def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
     flagged = {"collocation.flag": "job 0-a made no step in the last 3 s of the window"}
     stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
-    stored = dataclasses.replace(entry(plan.groups[0], job_0_throughput_samples_per_s=100.0), tags=flagged)
+    good = entry(plan.groups[0], 100.0)
+    stored = dataclasses.replace(good, tags=good.tags | flagged)
     for baseline in (stood_still, *resume.remaining(plan, [stored], HERE)[1]):
         comparison = Comparison()
         assert comparison.add(baseline) == []

@@ -74,6 +74,7 @@ def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
     assert (record.state, record.parent.status, record.parent.metrics) == ("closed", "FINISHED", {"makespan_s": 2.0})
     assert record.parent.tags["collocation.host"] == "h" and record.parent.tags["mlflow.source.name"] == "run.py"
     assert [(c.status, c.start_ns, c.end_ns) for c in record.children] == [("FINISHED", 7, 9)] * 2
+    assert [c.tags["mlflow.note.content"] for c in record.children] == ["ok"] * 2
     assert json.loads((folder / "samples.jsonl").read_text())["values"] == {"load_1min": 1.5}
     assert {p.name for p in (folder / "artifacts").iterdir()} == {"plan.txt", "group.json", "config.yaml"}
 
@@ -94,4 +95,7 @@ def test_jobs_that_never_ran_are_told_apart(tmp_path, a_group):
         folder = run.folder
     record = group_folder.read(folder)
     assert record.parent.tags["collocation.reason"] == "no partition holds this mix"
+    assert record.parent.tags["mlflow.note.content"] == "skipped: no partition holds this mix"
     assert [c.tags["collocation.reason"] for c in record.children] == ["did not run"] * 2
+    # In MLflow, what did not run must not look failed.
+    assert [run.status for run in (record.parent, *record.children)] == ["FINISHED"] * 3

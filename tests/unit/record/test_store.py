@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -81,6 +82,17 @@ def test_four_processes_open_a_fresh_root_at_once(tmp_path: Path, serve) -> None
     answers = [process.ask("open", experiment=EXPERIMENT) for process in processes]
     assert [answer["experiment_id"] for answer in answers] == ["1"] * 4
     assert query(tmp_path / "mlruns" / DATABASE, "SELECT count(*) FROM alembic_version") == [(1,)]
+
+
+def test_an_experiment_has_the_view_that_links_open_whoever_made_it(root: Path) -> None:
+    store = open_store(root)
+    store.client.create_experiment("made by hand")
+    for name in ("made by hand", "ours"):
+        store.experiment_id(name)
+        tags = store.client.get_experiment_by_name(name).tags
+        view = json.loads(tags["mlflow.sharedViewState.collocation"])
+        assert "metrics.`speedup_vs_serial_ratio`" in view["selectedColumns"]
+        assert len(tags["mlflow.sharedViewState.collocation"]) <= 5000  # what MLflow takes
 
 
 def test_a_deleted_experiment_is_refused_with_the_way_out(root: Path) -> None:

@@ -101,19 +101,26 @@ def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_
     folder = make_spool(root, tagged := of_a_group(record(())))
     sender = serve("--root", root)
 
-    def amend(**metrics: float) -> bool:
-        amendment = Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics=metrics, result="ok", reason="")
+    def amend(result: str = "ok", reason: str = "", **metrics: float) -> bool:
+        known = {"metrics": metrics, "result": result, "reason": reason}
+        amendment = Amendment(experiment=EXPERIMENT, spool_id=tagged.spool_id, **known)
         file = write_amendment(root / "spool", amendment)
         is_added = bool(sender.ask("amend", spool=file)["ok"])
         assert file.exists() != is_added  # it waits until the store has it
         return is_added
 
-    assert not amend(early_ratio=1.5)
+    def description() -> str:
+        [run] = runs_of(client(root))
+        return run.data.tags["mlflow.note.content"]
+
+    assert not amend(speedup_vs_serial_ratio=1.5)
     sender.ask("send", spool=folder)
-    assert amend(early_ratio=1.5)
-    assert amend(late_ratio=2.5)
+    assert amend(speedup_vs_serial_ratio=1.5)
+    assert description() == "ok, speed-up 1.50"
+    assert amend("wrong_results", "the losses differ", late_ratio=2.5)
+    assert description() == "wrong_results, speed-up 1.50: the losses differ"
     [run] = runs_of(client(root))
-    assert run.data.metrics == {"makespan_s": 60.25, "early_ratio": 1.5, "late_ratio": 2.5}
+    assert run.data.metrics == {"makespan_s": 60.25, "speedup_vs_serial_ratio": 1.5, "late_ratio": 2.5}
 
 
 def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root: Path) -> None:
@@ -264,7 +271,7 @@ def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_im
 
 def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
-    page = "#/experiments/3/runs?workflowType=machine_learning"
+    page = "#/experiments/3/runs?workflowType=machine_learning&viewStateShareKey=collocation"
     assert ui_link("http://host:80/", "3") == f"http://host:80/{page}"
     monkeypatch.chdir(tmp_path)
     assert ui_hint(Path("mlruns"), "3") == (

@@ -1,0 +1,66 @@
+"""What the link that a study prints shows in MLflow's UI: the columns of its table of runs, and its charts.
+
+MLflow keeps a view that somebody shares as a tag of the experiment, and the link names it. It is the JSON of the
+page's state. Source: `experiment-page/models/ExperimentPageUIState` of MLflow's UI, 3.17.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from pipeline.base.tags import Tag
+
+KEY = "collocation"
+TAG = f"mlflow.sharedViewState.{KEY}"
+
+_FIGURES = (
+    *("throughput_total_samples_per_s", "speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib"),
+    "energy_per_sample_j",
+)
+# Widths of the columns in pixels, in their order. The first and the last are always there.
+_WIDTHS = {
+    "attributes.`Run Name`": 230,
+    f"tags.`{Tag.RESULT}`": 120,
+    "params.`scenario`": 90,
+    "params.`degree`": 70,
+    **{f"metrics.`{name}`": 140 for name in _FIGURES},
+    "attributes.`Description`": 420,
+    "duration": 90,
+}
+_GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "System metrics")
+
+
+@functools.cache
+def as_json() -> str:
+    """The state of the page, as the tag has it."""
+    return json.dumps(
+        {
+            "selectedColumns": list(_WIDTHS)[1:-1],
+            "columnOrder": list(_WIDTHS),
+            "columnWidths": _WIDTHS,
+            "runsHiddenMode": "SHOW_ALL",
+            "hideEmptyCharts": True,
+            "compareRunCharts": [*_by_number_of_jobs(), *map(_bars, _FIGURES)],
+            "compareRunSections": [_section(_GROUPS, is_open=True), *(_section(name) for name in _OTHERS)],
+            "isAccordionReordered": True,  # else the sections stand in the order of the alphabet
+        }
+    )
+
+
+def _by_number_of_jobs() -> list[dict[str, object]]:
+    y = {"type": "METRIC", "key": "speedup_vs_serial_ratio"}
+    x = {"type": "PARAM", "key": "degree"}
+    return [_card("SCATTER", "by_degree") | {"xaxis": x, "yaxis": y}]
+
+
+def _bars(metric: str) -> dict[str, object]:
+    return _card("BAR", metric) | {"metricKey": metric}
+
+
+def _card(kind: str, name: str) -> dict[str, object]:
+    return {"type": kind, "uuid": name, "metricSectionId": _GROUPS, "deleted": False, "isGenerated": False}
+
+
+def _section(name: str, *, is_open: bool = False) -> dict[str, object]:
+    return {"uuid": name, "name": name, "display": is_open, "isReordered": True}
