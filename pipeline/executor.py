@@ -110,6 +110,7 @@ class _Execution:
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
         self.fields = Fields()
+        self.places: list[dict[str, str]] = []
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
         self.tool_cpu_s = self.tool_wall_s = 0.0
@@ -149,6 +150,7 @@ class _Execution:
             batches=self.batches,
             samples=self.record.sink.samples,
             fields=self.fields,
+            places=self.places,
             reason=self.reason,
             interrupted=interrupted,
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
@@ -209,6 +211,7 @@ class _Execution:
         sharing: Sharing = factory.instance(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
         self.record.place(slots.slots)
+        self.places = [slot.place for slot in slots.slots]
         listeners: list[tuple[ListenerSpec, Listener]] = [
             (spec, factory.instance(spec.build, interval_ms=spec.interval_ms))
             for spec in group.listeners

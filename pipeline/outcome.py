@@ -25,10 +25,10 @@ def command_to_resume(arguments: Sequence[str] | None = None) -> str:
     """The command line that runs the groups which have no result yet; from `sys.argv` if not given."""
     program, *options = list(sys.argv if arguments is None else arguments)
     kept = [option for option in options if option.partition("=")[0].lstrip("+") != "resume"]
-    return shlex.join([_python(), program, *kept, "resume=true"])
+    return shlex.join([python(), program, *kept, "resume=true"])
 
 
-def _python() -> str:
+def python() -> str:
     """The interpreter as a user types it: `python` where that is this one."""
     found = shutil.which("python")
     # By folder: the interpreters of two environments may be links to one file.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import operator
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -32,7 +34,7 @@ from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import describe, feasible, read
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory, take
-from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
@@ -44,6 +46,9 @@ from pipeline.record.store import links, local
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import reproduce
 from pipeline.reproduce.reproduce import Reproduction
+
+if TYPE_CHECKING:
+    from pipeline.report.closing import Closing
 
 log = logging.getLogger(__name__)
 
@@ -355,7 +360,7 @@ class _Study:
         late = self.spool.unsent_amendments()
         self.spool.remove_if_empty()
         if self.rows:
-            sys.stdout.write(f"{self._how_to_open()}\n")
+            sys.stdout.write(f"{self._how_to_report()}\n{self._how_to_open()}\n")
         self._say_how_to_resume()
         if self.sender.unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
@@ -368,9 +373,25 @@ class _Study:
         specs = dict.fromkeys(spec for group in self.plan.groups for spec in group.listeners)
         fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
         rows = [self.comparison.latest(row) for row in self.rows]
-        sys.stdout.write(f"{table(rows, fields)}\n")
+        found = self._found(rows)
+        sys.stdout.write("".join(f"{line}\n" for line in (table(rows, fields, found.fastest), *found.sentences)))
         if self.asked.reproduction is not None:
             sys.stdout.write(f"{self.asked.reproduction.side_by_side(rows[0])}\n")
+
+    def _found(self, rows: Sequence[GroupResult]) -> Closing:
+        from pipeline.report.closing import Closing, closing  # what makes a report, of which a help text has no need
+
+        if self.asked.reproduction is not None:
+            return Closing()  # one group without its block
+        return closing(self.plan.experiment, rows)
+
+    def _how_to_report(self) -> str:
+        """The command that writes the report."""
+        tracking = self.config.tracking
+        where = ["--uri", tracking.uri] if tracking.uri else ["--root", tracking.root]
+        where = [] if where == ["--root", TrackingConfig().root] else where
+        command = [outcome.python(), "-m", "pipeline.report", "--experiment", self.plan.experiment, *where]
+        return f"report: {shlex.join(command)}"
 
     def _how_to_open(self) -> str:
         try:

@@ -60,6 +60,7 @@ def group(
         "listeners": (),
         "pin_cpus": False,
         "digest": f"{block}-{sequential}-{names}-{kind}",
+        "key": f"{sequential}-{names}-{kind}",
         "gpu": gpu_settings(),
         "config_text": lambda: "",
     }

@@ -258,6 +258,12 @@ class Slot:
     ci_id: int | None = None
     facts: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def place(self) -> dict[str, str]:
+        """Where its job runs, as the record and the report have it; only what there is."""
+        every = {"device": self.visible_devices, "gi_id": self.gi_id, "ci_id": self.ci_id} | dict(self.facts)
+        return {key: str(value) for key, value in every.items() if value not in (None, "")}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
@@ -285,7 +291,8 @@ class Group:
         number: position in the plan, from 1.
         block: the repeat, from 1; each block holds every group of the study once.
         sequential: run the jobs one after another (the serial baseline of a mix).
-        digest: of workloads, scenario, options, settings and block.
+        key: of workloads, scenario, options and settings: the same for this group in every block.
+        digest: of the key and the block.
         skip_reason: why this group is recorded as `skipped` instead of run.
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
         settings_digest: of the settings and the packages.
@@ -311,6 +318,7 @@ class Group:
     skip_reason: str | None = None
     profiler: ProfilerSpec = ProfilerSpec()
     settings_digest: str = ""
+    key: str = ""
 
     @property
     def degree(self) -> int:

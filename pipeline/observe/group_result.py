@@ -29,6 +29,7 @@ class JobResult:
         metrics: name to value (units in names).
         series: name to points `(step, monotonic ns, value)`.
         params: what the job said of itself (torch version, parameters of the model, ...).
+        place: where it ran.
         spans: its phases.
         start_ns, end_ns: first and last instant of its measured work, if it got there.
     """
@@ -43,6 +44,7 @@ class JobResult:
     metrics: dict[str, float] = field(default_factory=dict)
     series: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
+    place: dict[str, str] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
 
 

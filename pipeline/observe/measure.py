@@ -160,6 +160,7 @@ def _job(
         metrics=metrics,
         series=_series(log) | _logged_series(said),
         spans=tuple(spans),
+        place=seen.places[state.job.index] if seen.places else {},
         params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}) | _source(said),
     )
 

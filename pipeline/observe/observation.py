@@ -36,6 +36,7 @@ class Observation:
 
     Attributes:
         batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
+        places: where each job ran, if it got that far.
         reason: why the group ended early, in words, if that was no job.
         idle_w: power of the device with nothing on it, if it was read.
         changed: files below the working directory that changed meanwhile, if it was looked for them.
@@ -46,6 +47,7 @@ class Observation:
     batches: Sequence[Sequence[JobState]]
     samples: Sequence[Sample]
     fields: Fields = field(default_factory=Fields)
+    places: Sequence[dict[str, str]] = ()
     reason: str | None = None
     interrupted: bool = False
     tool_cpu_s: float | None = None

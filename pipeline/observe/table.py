@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 
-from pipeline.base.records import Result
+from pipeline.base.modes import mode_of
+from pipeline.base.records import Group, Result
 from pipeline.base.tags import Tag
 from pipeline.base.words import aligned
 from pipeline.observe.fields import Fields, figure_of
@@ -31,6 +34,7 @@ _RATES = (
     ("throughput_samples_per_s", "{:.1f}", "samples/s"),  # of a job
 )
 _RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown"))
+_MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
 
@@ -41,29 +45,86 @@ def in_one_line(result: Result, reason: str, metrics: Mapping[str, float]) -> st
     return ", ".join([result.value, *figures]) + (f": {reason}" if reason else "")
 
 
-def table(rows: Sequence[GroupResult], fields: Fields) -> str:
-    """The rows as an aligned text table; a column without any value is left out, a missing value is `-`."""
+def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] = ()) -> str:
+    """The groups as an aligned text table, one line each, the case by case; what there is to know of them below.
+
+    Figures are medians over the blocks. A column without any value is left out, a missing value is `-`.
+
+    Args:
+        rows: one of each group and block.
+        fields: of the listeners.
+        fastest: the `key` of the groups to be marked as the fastest of their case.
+    """
+    by_key: dict[str, list[GroupResult]] = defaultdict(list)
+    for row in rows:
+        by_key[row.group.key].append(row)
+    groups = sorted(by_key.values(), key=lambda found: _place(found[0].group))
     every = (*_COLUMNS, *_sampled(fields), *_LAST_COLUMNS)
     shown = [column for column in every if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.
     facts = {
-        "window": [row.group.window.words for row in rows],
-        "device": [row.group.device.name for row in rows],
+        "window": [found[0].group.window.words for found in groups],
+        "device": [found[0].group.device.name for found in groups],
     }
     facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
-    lines = [["group", *facts, "block", "result", *(title for title, _, _ in shown)]]
-    for row, *said in zip(rows, *facts.values(), strict=True):
-        figures = [form.format(row.metrics[key]) if key in row.metrics else "-" for _, key, form in shown]
-        flag = "*" if Tag.FLAG in row.tags else ""
-        lines.append([row.group.name, *said, str(row.group.block), row.result.value + flag, *figures])
-    text = aligned(lines, left={*range(1 + len(facts)), 2 + len(facts)})
-    notes = [f"* {row.group.name}: {row.tags[Tag.FLAG]}" for row in rows if Tag.FLAG in row.tags]
-    notes += [f"{row.group.name}: {row.reason}" for row in rows if row.result is not Result.OK and row.reason]
-    simulated = dict.fromkeys(row.group.device.name for row in rows if row.group.device.is_simulated)
+    if any(found[0].group.key in fastest for found in groups):
+        facts[""] = ["fastest" if found[0].group.key in fastest else "" for found in groups]
+    has_blocks = len({row.group.block for row in rows}) > 1
+    lines = [["group", *facts, *(["blocks"] if has_blocks else []), "result", *(title for title, _, _ in shown)]]
+    for found, *said in zip(groups, *facts.values(), strict=True):
+        blocks = [str(len(found))] if has_blocks else []
+        figures = [_median(found, key, form) for _, key, form in shown]
+        lines.append([found[0].group.name, *said, *blocks, _results(found), *figures])
+    text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
+    return "\n".join([*text, *_notes(groups, is_of_blocks=has_blocks)])
+
+
+def _place(group: Group) -> tuple[object, ...]:
+    """Where a group stands in the table: beside those of the same jobs, in the order of modes."""
+    workloads = sorted(job.workload.name for job in group.jobs)
+    case = (len({job.workload.digest for job in group.jobs}) > 1, sorted(set(workloads)), group.window.words)
+    return (group.device.name, *case, group.degree, workloads, mode_of(group.scenario).order, group.name)
+
+
+def _median(found: Sequence[GroupResult], key: str, form: str) -> str:
+    """The median of a figure over the blocks that ended well, or else over those that have it."""
+    having = [row for row in found if key in row.metrics]
+    used = [row for row in having if row.result is Result.OK] or having
+    return form.format(statistics.median(row.metrics[key] for row in used)) if used else "-"
+
+
+def _results(found: Sequence[GroupResult]) -> str:
+    results = Counter(row.result for row in found)
+    flag = "*" if any(Tag.FLAG in row.tags for row in found) else ""
+    if len(results) == 1:
+        return found[0].result.value + flag
+    return ", ".join(f"{results[result]} {result.value}" for result in Result if results[result]) + flag
+
+
+def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> list[str]:
+    """What is doubtful and what went wrong, each once with all the groups that it concerns."""
+    flags: dict[str, list[str]] = defaultdict(list)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for found in groups:
+        of_flags = Counter(row.tags[Tag.FLAG] for row in found if Tag.FLAG in row.tags)
+        of_reasons = Counter(row.reason for row in found if row.result is not Result.OK and row.reason)
+        for into, texts in ((flags, of_flags), (reasons, of_reasons)):
+            for text, number in texts.items():
+                blocks = f" ({number} of {len(found)} blocks)" if number < len(found) else ""
+                into[text].append(found[0].group.name + blocks)
+    notes = ["figures are medians over the blocks"] if is_of_blocks else []
+    notes += [f"* {_listed(names)}: {text}" for text, names in flags.items()]
+    notes += [f"{_listed(names)}: {text}" for text, names in reasons.items()]
+    simulated = dict.fromkeys(found[0].group.device.name for found in groups if found[0].group.device.is_simulated)
     if simulated:
         names = ", ".join(simulated)
         notes.append(f"simulated: {names}; the jobs ran on the CPU, so these figures say nothing about a real GPU")
-    return "\n".join([*text, *notes])
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sampled(fields: Fields) -> Iterator[tuple[str, str, str]]:

@@ -237,7 +237,7 @@ def _identified(group: Group, inventory: Inventory) -> Group:
     return dataclasses.replace(
         group,
         name="-".join([group.scenario, label, *options, *([] if group.profiler.is_none else [group.profiler.name])]),
-        digest=digest_of(workloads, group.scenario, group.settings, group.options),
+        key=digest_of(workloads, group.scenario, group.settings, group.options),
         settings_digest=digest_of(group.settings, packages),
     )
 

@@ -66,6 +66,6 @@ def _row(group: Group, stored: FinishedGroup) -> GroupResult:
             for job in group.jobs
         ),
         metrics=stored.metrics,
-        tags=stored.tags,
+        tags=stored.tags | ({Tag.GPU_UUID: stored.gpu_uuid} if stored.gpu_uuid else {}),
         spool_id=stored.spool_id,
     )

@@ -55,8 +55,7 @@ class SpoolRun:
         children = []
         for child in self.record.children:
             slot = slots[child.index]
-            facts = {"device": slot.visible_devices, "gi_id": slot.gi_id, "ci_id": slot.ci_id} | dict(slot.facts)
-            params = {f"place.{key}": str(value) for key, value in facts.items() if value not in (None, "")}
+            params = {f"place.{key}": value for key, value in slot.place.items()}
             children.append(dataclasses.replace(child, gi_id=slot.gi_id, params=child.params | params))
         self.record = dataclasses.replace(self.record, children=tuple(children))
 

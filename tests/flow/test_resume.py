@@ -17,7 +17,7 @@ pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=0.4", "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
 BLOCK = ["-m", *TOY, *SHORT]
 # Of a run, what no two starts share.
-PASSING = ("study", "spool_id", "command_line", "first_losses", "pid")
+PASSING = ("study", "spool_id", "command_line", "first_losses", "rates", "pid")
 
 
 def facts(run):
@@ -68,7 +68,10 @@ def test_a_killed_and_resumed_study_has_the_rows_of_an_uninterrupted_one(start, 
     assert "[3/4] block 2 of 2" in err and "; 4 ok)" in err
     assert rows(client, "cut") == rows(client, "whole")
     assert len(rows(client, "whole")) == 4
-    assert sum("naive" in line or "serial" in line for line in out.splitlines()) == 4
+    in_table = [line.split() for line in out.splitlines() if line.startswith(("naive-2x-toy ", "serial-1x-toy "))]
+    assert [[word for word in words if word == "2"] for words in in_table] == [["2"], ["2"]]  # blocks
+    # The gain is taken from the blocks of both starts.
+    assert "naive runs 2 toy" in out and ", 2 blocks; an interval needs 3, a verdict 5." in out
 
 
 def test_after_a_reboot_the_block_that_was_begun_starts_again(start, run, client, tmp_path):

@@ -133,15 +133,20 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     places = by_place(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
+    judged = _judged(tested) if tested else {}  # without, the end of a short study need not wait for numpy
+    num_tests = sum(pair.test is not None for pair in pairs)
+    undecided = _Judged(Decision.NO_VERDICT)
+    return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
+
+
+def _judged(tested: Sequence[Test]) -> dict[int, _Judged]:
+    """What the tests come to, each by its `id`."""
     p_different = [test.p_different for test in tested if test.p_different is not None]
     p_equal = [test.p_equal for test in tested if test.p_equal is not None]
     different, equal = corrected(p_different, p_equal)
     decisions = decided([test.ratio.median for test in tested], different, equal)
     outcomes = map(_Judged, decisions, different.tolist(), equal.tolist())
-    judged = dict(zip(map(id, tested), outcomes, strict=True))
-    num_tests = sum(pair.test is not None for pair in pairs)
-    undecided = _Judged(Decision.NO_VERDICT)
-    return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
+    return dict(zip(map(id, tested), outcomes, strict=True))
 
 
 def decided(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
@@ -263,6 +268,8 @@ def _more_blocks(verdict: Verdict) -> str:
         return f"each GPU counts once, and a verdict {few}"
     if verdict.blocks_needed is not None:
         return f"about {verdict.blocks_needed} would give one"
+    if verdict.num_blocks < statistics.MIN_FOR_INTERVAL:
+        return f"an interval needs {statistics.MIN_FOR_INTERVAL}, a verdict {MIN_BLOCKS}"
     if verdict.num_blocks < MIN_BLOCKS:
         return f"a verdict needs {MIN_BLOCKS} at least"
     return f"more than {statistics.MOST_BLOCKS} would be needed"

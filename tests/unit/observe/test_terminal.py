@@ -39,23 +39,51 @@ def test_the_table_shows_what_there_is():
     flagged = dataclasses.replace(good, tags={"collocation.flag": "overlap 0.900 is below 0.95"})
     failed = GroupResult(group=group("b"), result=Result.FAILED, reason="job 0-b: ended with status 3")
     lines = table([flagged, failed], FIELDS).splitlines()
-    assert lines[0].split() == ["group", "block", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
-    assert lines[1].split() == ["naive-a+a", "1", "ok*", "1234.6", "0.900", "512", "0.12", "0.5000"]
-    assert lines[2].split() == ["naive-b", "1", "failed", "-", "-", "-", "-", "-"]
+    assert lines[0].split() == ["group", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
+    assert lines[1].split() == ["naive-a+a", "ok*", "1234.6", "0.900", "512", "0.12", "0.5000"]
+    assert lines[2].split() == ["naive-b", "failed", "-", "-", "-", "-", "-"]
     assert lines[3] == "* naive-a+a: overlap 0.900 is below 0.95"
     assert lines[4] == "naive-b: job 0-b: ended with status 3"
+
+
+def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case():
+    def block(number, *rates):
+        groups = [group(*"aaa", block=number), group("a", "a", block=number), group("a", block=number, sequential=True)]
+        for each, rate in zip(groups, rates, strict=True):
+            yield GroupResult(group=each, result=Result.OK, reason="", metrics={"throughput_total_samples_per_s": rate})
+
+    rows = [*block(1, 30, 20, 10), *block(2, 31, 26, 12), *block(3, 90, 22, 11)]
+    rows[3] = dataclasses.replace(rows[3], result=Result.FAILED, reason="lost", metrics={})
+    lines = [re.split("  +", line) for line in table(rows, FIELDS, {rows[1].group.key}).splitlines()]
+    assert lines == [
+        ["group", "blocks", "result", "samples/s"],
+        ["naive-a", "3", "ok", "11.0"],
+        ["naive-a+a", "fastest", "3", "ok", "22.0"],
+        ["naive-a+a+a", "3", "2 ok, 1 failed", "60.0"],
+        ["figures are medians over the blocks"],
+        ["naive-a+a+a (1 of 3 blocks): lost"],
+    ]
+
+
+def test_a_reason_that_many_groups_share_is_said_once():
+    groups = [group(*"a" * number) for number in range(2, 8)]
+    rows = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in groups]
+    *_, last = lines = table(rows, FIELDS).splitlines()
+    assert len(lines) == 1 + 6 + 1
+    assert last == "naive-a+a, naive-a+a+a, naive-a+a+a+a, naive-a+a+a+a+a and 2 more: needs MIG"
 
 
 def test_groups_of_one_name_are_told_apart_by_window_and_device():
     pair = group("a", "a")
     other = dataclasses.replace(pair.device, name="NVIDIA A30")
-    groups = [pair, dataclasses.replace(pair, device=other), group("a", "a", kind=WindowKind.WORK)]
+    elsewhere = dataclasses.replace(pair, device=other, key="elsewhere")
+    groups = [pair, elsewhere, group("a", "a", kind=WindowKind.WORK)]
     rows = [GroupResult(group=each, result=Result.OK, reason="") for each in groups]
     assert [re.split("  +", line) for line in table(rows, FIELDS).splitlines()] == [
-        ["group", "window", "device", "block", "result"],
-        ["naive-a+a", "steady, 10 s after 1 s", pair.device.name, "1", "ok"],
-        ["naive-a+a", "steady, 10 s after 1 s", "NVIDIA A30", "1", "ok"],
-        ["naive-a+a", "work, 2 epochs", pair.device.name, "1", "ok"],
+        ["group", "window", "device", "result"],
+        ["naive-a+a", "steady, 10 s after 1 s", "NVIDIA A30", "ok"],
+        ["naive-a+a", "steady, 10 s after 1 s", pair.device.name, "ok"],
+        ["naive-a+a", "work, 2 epochs", pair.device.name, "ok"],
     ]
 
 

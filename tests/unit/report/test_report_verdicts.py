@@ -84,7 +84,7 @@ def test_less_than_five_blocks_give_no_verdict_and_say_what_would() -> None:
         for v in judged(collocation_study(num_blocks=1))
         if (v.mode, v.against, v.degree) == ("MPS", "naive", 2) and v.case.label.startswith("resnet26")
     ]
-    assert "1 block; a verdict needs 5 at least." in single.sentence
+    assert "1 block; an interval needs 3, a verdict 5." in single.sentence
     assert single.ratio is not None and single.ratio.low is None
 
 

@@ -1,0 +1,66 @@
+"""The rows of a study that has just ended as those of its report, before MLflow has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from pipeline.base.modes import mode_of
+from pipeline.base.records import Job
+from pipeline.base.tags import Tag
+from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.rows import study_of
+
+
+def study_that_ended(experiment: str, rows: Iterable[GroupResult]) -> Study:
+    """The study that these rows make."""
+    return study_of(experiment, map(_row, rows))
+
+
+def _row(ended: GroupResult) -> Row:
+    group, ran = ended.group, {job.job.index: job for job in ended.jobs}
+    jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
+    return Row(
+        run_id=group.digest,
+        key=group.key,
+        name=group.name,
+        scenario=group.scenario,
+        sharing=mode_of(group.scenario),
+        options=json.loads(json.dumps(group.options)),  # as a store gives them back
+        workloads=tuple(job.label for job in jobs),
+        sizes=tuple(job.size for job in jobs),
+        settings=tuple(group.settings.items()),
+        block=group.block,
+        result=ended.result,
+        reason=ended.reason,
+        flag=ended.tags.get(Tag.FLAG, ""),
+        metrics=ended.metrics,
+        params={},
+        window=group.window.kind,
+        device=group.device.name,
+        gpu_uuid=ended.tags.get(Tag.GPU_UUID, group.device.uuid),  # of a resumed block, another one perhaps
+        boot_id="",
+        is_simulated=group.device.is_simulated,
+        start_ms=group.number,
+        end_ms=None,
+        start="",
+        jobs=jobs,
+        facts={} if group.profiler.is_none else {"profiler": group.profiler.name},
+    )
+
+
+def _job(job: Job, ran: JobResult | None) -> JobRow:
+    said = {} if ran is None else {f"job.{key}": value for key, value in ran.params.items()}
+    return JobRow(
+        index=job.index,
+        label=job.workload.name,
+        digest=job.workload.digest,
+        size=job.size,
+        result=None if ran is None else ran.result,
+        metrics={} if ran is None else ran.metrics,
+        params={"workload": job.workload.name, **dict(job.workload.params), **said},
+        place={} if ran is None else ran.place,
+        start_ns=None if ran is None else ran.start_ns,
+        end_ns=None if ran is None else ran.end_ns,
+    )

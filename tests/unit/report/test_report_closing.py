@@ -1,0 +1,71 @@
+"""What the terminal says when a study ends: the sentences of its report, from rows that MLflow does not have yet."""
+
+from __future__ import annotations
+
+import sys
+
+from pipeline.base.records import Result, Spec
+from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.report.closing import closing
+from tests.rows import group
+
+MPS = {"scenario": "mps", "sharing": Spec(target="pipeline.prepare.sharing.mps.Mps"), "name": "mps-2x-a", "key": "mps"}
+
+
+def ended(the_group, rate, result=Result.OK) -> GroupResult:
+    """A group of which each job has this rate."""
+    metrics = {"throughput_samples_per_s": rate}
+    jobs = tuple(JobResult(job=job, result=result, reason="", metrics=metrics) for job in the_group.jobs)
+    total = {"throughput_total_samples_per_s": rate * len(jobs)}
+    return GroupResult(group=the_group, result=result, reason="", jobs=jobs, metrics=total)
+
+
+def study(blocks, noise=(1.0,)):
+    """Alone 100 samples/s; two together 60 each, under MPS 90 each."""
+    for block in range(1, blocks + 1):
+        factor = noise[block % len(noise)]
+        yield ended(group("a", sequential=True, block=block), 100.0)
+        yield ended(group("a", "a", block=block), 60.0 * factor)
+        yield ended(group("a", "a", block=block, **MPS), 90.0 * factor)
+
+
+def test_one_block_says_the_gain_and_that_it_has_no_interval_without_waiting_for_numpy(monkeypatch):
+    for module in ("numpy", "scipy", "mlflow", "pandas"):
+        monkeypatch.setitem(sys.modules, module, None)
+    found = closing("test", list(study(1)))
+    (sentence,) = found.sentences
+    assert sentence == (
+        "No verdict: MPS runs 2 a 1.80 times as fast as one after another, 1 block; an interval needs 3, a verdict 5."
+    )
+    assert found.fastest == {"mps"}
+
+
+def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
+    found = closing("test", list(study(6, noise=(1.0, 1.01, 0.99))))
+    (sentence,) = found.sentences
+    assert sentence.startswith("2 a: MPS is fastest, 1.80 times (1.7")
+    assert found.fastest == {"mps"}
+
+
+def test_a_group_that_failed_and_jobs_alone_have_no_sentence():
+    pair = group("a", "a")
+    rows = [ended(group("a", sequential=True), 100.0), ended(group("a"), 101.0), ended(pair, 60.0, Result.FAILED)]
+    found = closing("test", rows)
+    assert (found.sentences, found.fastest) == ((), frozenset())
+
+
+def test_without_a_baseline_modes_are_compared_with_each_other():
+    rows = [ended(group("a", "a"), 60.0), ended(group("a", "a", **MPS), 90.0)]
+    (sentence,) = closing("test", rows).sentences
+    assert "MPS runs 2 a 1.50 times as fast as naive sharing" in sentence
+
+
+def test_where_sharing_loses_it_says_by_how_much():
+    rows = []
+    for block in range(1, 6):
+        rows += [ended(group("a", sequential=True, block=block), 100.0 + block % 2)]
+        rows += [ended(group("a", "a", block=block), 40.0)]
+    found = closing("test", rows)
+    (sentence,) = found.sentences
+    assert sentence.startswith("2 a: one after another is fastest. naive runs 2 a 0.79 times (0.79 to 0.80)")
+    assert found.fastest == frozenset()  # one after another is no group of its own
