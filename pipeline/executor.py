@@ -87,11 +87,7 @@ def run(group: Group, shared: Shared) -> GroupResult:
             execution.go()
         except Interrupted as error:
             interrupted = error
-        row = measure.judge(group, execution.observation(interrupted is not None))
-        row = dataclasses.replace(row, spool_id=record.spool_id)
-        record.add_artifact(layout.PHASES, phases.as_json(row.spans, _wall_offset_ns()))
-        execution.warn_of_shared_files(row)
-        trace.write(record, row, record.sink.samples, execution.fields)
+        row = dataclasses.replace(execution.judged(interrupted is not None), spool_id=record.spool_id)
         record.close(row)
     if interrupted is not None:
         raise interrupted
@@ -135,6 +131,19 @@ class _Execution:
             self._undo_again()
             self.phases.finish()
 
+    def judged(self, interrupted: bool) -> GroupResult:
+        """The row, and the artifacts that are made of it. What jobs wrote may be anything: it never ends the study."""
+        try:
+            row = measure.judge(self.group, self._observation(interrupted))
+            self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, _wall_offset_ns()))
+            self._warn_of_shared_files(row)
+            trace.write(self.record, row, self.record.sink.samples, self.fields)
+        except Exception as error:
+            self.record.add_artifact(layout.ORCHESTRATOR_ERROR, traceback.format_exc())
+            log.exception("%s: its figures could not be computed", self.group.name)
+            return endings.not_judged(self.group, error, interrupted=interrupted)
+        return row
+
     def _undo_again(self) -> None:
         """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
         device = self.group.device
@@ -145,7 +154,7 @@ class _Execution:
                 except Exception as error:  # noqa: BLE001  the row of the group is known, and the study goes on
                     log.warning("%s was not restored: %s", device.name, error)
 
-    def observation(self, interrupted: bool) -> Observation:
+    def _observation(self, interrupted: bool) -> Observation:
         return Observation(
             batches=self.batches,
             samples=self.record.sink.samples,
@@ -185,7 +194,7 @@ class _Execution:
             self.shared.warned.add(said)
             log.warning("%s", said)
 
-    def warn_of_shared_files(self, row: GroupResult) -> None:
+    def _warn_of_shared_files(self, row: GroupResult) -> None:
         """Say which files several jobs may have written."""
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
             remedy = "workload.run_in=job_folder, or {output_dir} in the arguments, gives each job files of its own"

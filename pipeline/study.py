@@ -287,15 +287,15 @@ class _Study:
         warm_start = self._warm_start(groups, stack)
         begin_s = time.monotonic()
         try:
-            for row in known:
-                self._take_in(row)
+            self._take_in(known)
             self._run(groups, view, warm_start)
         finally:
             with interrupts.held():
                 self._finish()
                 self._say_where_time_went(time.monotonic() - begin_s, known)
+                is_sent = self._say_what_waits()
         is_whole = len(self.rows) == len(self.plan.groups)
-        return 0 if is_whole and all(row.result.is_finding for row in self.rows) else 1
+        return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
@@ -338,11 +338,21 @@ class _Study:
             view.begin(group)
             row = executor.run(group, shared)
             view.done(row)
-            self._take_in(row)
+            self._take_in([row])
 
-    def _take_in(self, row: GroupResult) -> None:
-        self.rows.append(row)
-        for changed in self.comparison.add(row):
+    def _take_in(self, rows: Sequence[GroupResult]) -> None:
+        """Compare rows with the others, and have the store told what is new by that."""
+        self.rows += rows
+        told = {row.group.digest: row for row in rows}
+        found = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
+        for digest, changed in found.items():
+            known = told.get(digest)
+            if (
+                known is not None
+                and changed.result is known.result
+                and changed.metrics.items() <= known.metrics.items()
+            ):
+                continue  # of a resumed study: the store has it
             self.spool.amend(changed)
             if changed.result is not Result.OK:
                 words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
@@ -357,17 +367,22 @@ class _Study:
         for file in self.spool.unsent_amendments():
             self.sender.amend(file)
         self.sender.rest()
-        late = self.spool.unsent_amendments()
         self.spool.remove_if_empty()
         if self.rows:
             sys.stdout.write(f"{self._how_to_report()}\n{self._how_to_open()}\n")
         self._say_how_to_resume()
-        if self.sender.unsent or late:
+
+    def _say_what_waits(self) -> bool:
+        """Say what is not in the store yet, and how it gets there; returns whether all of this study is."""
+        unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
+        of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
+        if unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
             words.say(
-                f"warning: {len(self.sender.unsent)} groups, and figures of {len(late)} more, could not be sent; "
+                f"warning: {unsent} groups, and figures of {late} more, could not be sent; "
                 f"they wait in {self.root / layout.SPOOL} until the next start, or: {command}"
             )
+        return unsent == len(of_others) and not late
 
     def _show_results(self) -> None:
         specs = dict.fromkeys(spec for group in self.plan.groups for spec in group.listeners)

@@ -76,7 +76,6 @@ def child(index: int, num_series: int = 1, num_points: int = 3, **changes: Any) 
         "index": index,
         "gi_id": None,
         "is_gpu": True,
-        "folder": f"jobs/{index}",
         "series": series,
     }
     return ChildRecord(**fields | changes)

@@ -13,6 +13,8 @@ STORE_LOCK = ".init.lock"
 STORE_ARTIFACTS = "artifacts"
 SPOOL = "spool"
 AMENDMENTS = "amendments"
+LEFT_OUT = "left_out"
+"""Files of jobs that were too many or too large for artifacts."""
 
 # In the folder of a group.
 LOCK = "lock"

@@ -41,6 +41,17 @@ def drop(descriptor: int) -> None:
 
 
 @contextmanager
+def folder_held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which needs no file in it, and wait for it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        take(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold the lock of a file, and wait for it."""
     descriptor = opened(path)

@@ -36,6 +36,8 @@ class Tag(StrEnum):
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
     SHARED_FILES = f"{PREFIX}shared_files"
+    LEFT_OUT = f"{PREFIX}left_out"
+    DAMAGED = f"{PREFIX}damaged_events"
     NOT_FINITE = f"{PREFIX}not_finite"
     NO_REPORT = f"{PREFIX}no_report"
     EXIT_STATUS = f"{PREFIX}exit_status"

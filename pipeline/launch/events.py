@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pipeline.base import regular_files
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class Events:
         wrong: results that the job found to be wrong, in words.
         processes: those that did the work, if they were children of the job's own.
         written: instants, with the bytes of output and of error output that there were.
-        damaged: number of lines that are no event (a torn last line is normal).
+        damaged: number of whole lines that are no event, or one that cannot be: they are left out.
     """
 
     started_ns: int | None = None
@@ -72,14 +75,17 @@ def read(path: Path) -> Events:
     """All events of a job; a job that wrote none has an empty record."""
     events = Events()
     try:
-        lines = path.read_bytes().splitlines()
+        data = regular_files.read_bytes(path)
     except FileNotFoundError:
         return events
-    for line in lines:
+    except OSError as error:
+        events.errors.append({"type": "EventFileError", "message": f"{path.name} cannot be read: {error.strerror}"})
+        return events
+    for line in data.splitlines(keepends=True):
         try:
             _add(events, json.loads(line))
-        except (ValueError, KeyError, TypeError):
-            events.damaged += 1
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            events.damaged += line.endswith(b"\n")  # a job that is killed leaves a torn last line
     return events
 
 
@@ -92,10 +98,11 @@ def read_progress(path: Path) -> JobProgress:
         try:
             event = json.loads(line)
             if event["event"] == "phase":
-                phase = event["name"]
+                phase = str(event["name"])
             elif event["event"] == "step":
-                epoch, total, t_ns = event["epoch"], event["total"], event["t_ns"]
-        except (ValueError, KeyError, TypeError):
+                _add_step(step := Steps(), _count(event["t_ns"]), _count(event["total"]), event["epoch"])
+                epoch, total, t_ns = step.epoch[0], step.total[0], step.t_ns[0]
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return JobProgress(phase, epoch, total, t_ns)
 
@@ -103,7 +110,7 @@ def read_progress(path: Path) -> JobProgress:
 def last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
     """The lines in the last bytes of a file, the first of which may be cut; none of a file that cannot be read."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(regular_files.opened(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
             return file.read().splitlines()
     except OSError:
@@ -111,26 +118,65 @@ def last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
 
 
 def _add(events: Events, event: dict[str, Any]) -> None:
+    """Add one event.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is none, or says what cannot be, as fewer samples than before. A job may
+            write whatever it likes.
+    """
     kind = event["event"]
     if kind == "step":
-        events.steps.t_ns.append(event["t_ns"])
-        events.steps.total.append(event["total"])
-        events.steps.epoch.append(event["epoch"])
+        _add_step(events.steps, _count(event["t_ns"]), _count(event["total"]), event["epoch"])
     elif kind == "epoch":
-        events.epochs.append(Epoch(event["epoch"], event["t_ns"], event["seconds"], event["metrics"]))
+        seconds = _finite(event["seconds"])
+        if seconds < 0:
+            raise ValueError(seconds)
+        figures = {str(name): float(value) for name, value in event["metrics"].items()}
+        events.epochs.append(Epoch(_whole(event["epoch"]), _count(event["t_ns"]), seconds, figures))
     elif kind == "metric":
-        events.metrics.append((event["name"], event["step"], event["t_ns"], event["value"]))
+        point = _whole(event["step"]), _count(event["t_ns"]), float(event["value"])
+        events.metrics.append((str(event["name"]), *point))
     elif kind == "param":
-        events.params.update(event["params"])
+        events.params.update({str(name): str(value) for name, value in event["params"].items()})
     elif kind == "error":
-        events.errors.append(event)
+        events.errors.append({str(name): str(value) for name, value in event.items()})
     elif kind == "phase":
-        events.phases.append((str(event["name"]), event["t_ns"]))
+        events.phases.append((str(event["name"]), _count(event["t_ns"])))
     elif kind == "wrong":
         events.wrong.append(str(event["what"]))
     elif kind == "process":
-        events.processes.append(event["pid"])
+        events.processes.append(_count(event["pid"]))
     elif kind == "written":
-        events.written.append((event["t_ns"], event["stdout"], event["stderr"]))
+        events.written.append((_count(event["t_ns"]), _count(event["stdout"]), _count(event["stderr"])))
     elif kind == "started":
-        events.started_ns = event["t_ns"]
+        events.started_ns = _count(event["t_ns"])
+    else:
+        raise ValueError(kind)
+
+
+def _add_step(steps: Steps, t_ns: int, total: int, epoch: Any) -> None:
+    if steps.t_ns and (t_ns < steps.t_ns[-1] or total < steps.total[-1]):
+        raise ValueError("an earlier step, or fewer samples")
+    number = None if epoch is None else _whole(epoch)
+    steps.t_ns.append(t_ns)
+    steps.total.append(total)
+    steps.epoch.append(number)
+
+
+def _whole(value: Any) -> int:
+    """A whole number, of a size that a database takes."""
+    if type(value) is not int or abs(value) >= 2**63:
+        raise TypeError(value)
+    return value
+
+
+def _count(value: Any) -> int:
+    if _whole(value) < 0:
+        raise ValueError(value)
+    return int(value)
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(value)
+    return number

@@ -81,6 +81,12 @@ def skipped(group: Group) -> GroupResult | None:
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
+def not_judged(group: Group, error: Exception, *, interrupted: bool) -> GroupResult:
+    """The row of a group whose figures could not be computed from what its jobs wrote."""
+    ending = _BY_USER if interrupted else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
+    return GroupResult(group=group, result=ending.result, reason=ending.reason)
+
+
 def with_wrong_results(row: GroupResult, difference: str) -> GroupResult:
     """The row of a group that ended well, after a comparison found its results wrong."""
     return dataclasses.replace(row, result=Result.WRONG_RESULTS, reason=difference)

@@ -57,6 +57,10 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
     tags = dict(seen.tags) | _for_comparisons(jobs)
+    if damaged := {
+        state.job.name: log_of[state.job.index].damaged for state in every if log_of[state.job.index].damaged
+    }:
+        tags[Tag.DAMAGED] = ", ".join(f"{counted(number, 'line')} of job {name}" for name, number in damaged.items())
     if not group.sequential and (shared := changed_files.shared(whose, every)):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):

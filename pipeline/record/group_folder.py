@@ -23,7 +23,7 @@ from pipeline.clean import leftovers
 from pipeline.launch.events import last_lines
 from pipeline.observe import endings
 
-VERSION = 2
+VERSION = 3
 TAIL_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -65,15 +65,18 @@ class ChildRecord(RunRecord):
 
     Attributes:
         gi_id: its GPU instance; `None` without MIG.
-        folder: relative to the spool folder.
         series: name to points `(step, monotonic ns, value)`.
     """
 
     index: int
     gi_id: int | None
     is_gpu: bool
-    folder: str
     series: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Relative to the spool folder."""
+        return layout.job_path(self.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +158,22 @@ def read(folder: Path) -> Record:
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
-    """Keep an amendment until the store has it; gives its file."""
+    """Keep an amendment until the store has it, with the figures of one that still waits; gives its file."""
     folder = spool_root / layout.AMENDMENTS
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{amendment.spool_id}.json"
-    write_json(file, amendment)
+    with locks.folder_held(folder):
+        with suppress(TrackingError):
+            amendment = dataclasses.replace(amendment, metrics=read_amendment(file).metrics | amendment.metrics)
+        write_json(file, amendment)
     return file
+
+
+def remove_amendment(file: Path, sent: Amendment) -> None:
+    """Remove an amendment that the store has, unless more was added to it meanwhile."""
+    with locks.folder_held(file.parent), suppress(TrackingError):
+        if read_amendment(file) == sent:
+            file.unlink()
 
 
 def read_amendment(file: Path) -> Amendment:
@@ -207,7 +220,7 @@ def survey(spool_root: Path) -> Survey:
 
 def _child(raw: dict[str, Any]) -> ChildRecord:
     series = {name: [(step, t_ns, value) for step, t_ns, value in points] for name, points in raw["series"].items()}
-    return ChildRecord(**{**raw, "series": series})
+    return ChildRecord(**{**raw, "index": int(raw["index"]), "series": series})
 
 
 def fields_of(record: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ sampler. The orchestrator asks it to send only between windows, and waits until 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -44,7 +45,8 @@ class Sender:
         self._pending: deque[dict[str, Any]] = deque()
         self._buffer = b""
         self._store: dict[str, Any] | None = None
-        self._was_asked = False
+        self._was_asked = self._was_restarted = False
+        self._opening: dict[str, Any] | None = None
         self.unsent: dict[Path, str] = {}
 
     def start(self) -> None:
@@ -86,7 +88,8 @@ class Sender:
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
         """Have the server at `uri`, else the store in `root`, opened. Does not wait: `store` says what came of it."""
         where = {"root": str(root), "uri": uri, "series_points": series_points}
-        self._ask({"op": "open", "experiment": experiment, **where})
+        self._opening = {"op": "open", "experiment": experiment, **where}
+        self._ask(self._opening)
 
     def store(self) -> dict[str, Any]:
         """What the sender says of the store that it opened (experiment_id, uri, kind). Waits until it rests.
@@ -147,9 +150,12 @@ class Sender:
         return _checked(reply)
 
     def _ask(self, request: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
         self._pending.append(request)
         self._was_asked = True
+        self._write(request)
+
+    def _write(self, request: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
         try:
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
@@ -171,21 +177,48 @@ class Sender:
             log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
 
     def _reply(self, deadline: float) -> dict[str, Any]:
-        """The next reply; one that says so if the process is gone or silent."""
+        """The next reply. A process that is gone or silent is started again once; then a reply says so."""
+        while (wrong := self._read(deadline)) is not None:
+            if self._was_restarted:
+                return {"ok": False, "error": wrong}
+            log.warning("%s; it is started again", wrong)
+            self._restart()
+            deadline = time.monotonic() + _LIMIT_S
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _read(self, deadline: float) -> str | None:
+        """Wait until a whole reply is there; if none comes, why."""
         assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self._process.kill()  # its late reply would be taken for the answer to another question
-                    return {"ok": False, "error": "the tracking process did not answer in time"}
+                    return "the tracking process did not answer in time"
                 data = os.read(self._process.stdout.fileno(), 65536)
                 if not data:
-                    return {"ok": False, "error": "the tracking process has ended (its messages are above)"}
+                    return "the tracking process has ended (its messages are above)"
                 self._buffer += data
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        return None
+
+    def _restart(self) -> None:
+        """Have another process do what is not answered yet: each request may be carried out twice."""
+        self._was_restarted = True
+        process, self._process, self._buffer = self._process, None, b""
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self.start()
+        if self._opening is not None and self._opening not in self._pending:
+            self._write(self._opening)
+            self._store = self._reply(time.monotonic() + _LIMIT_S)
+        for request in self._pending:
+            self._write(request)
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:

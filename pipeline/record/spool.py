@@ -103,6 +103,7 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._uri = interpreters or {}, uri
+        self._amendments: set[Path] = set()
         self.root = root.resolve()
         self._folder = _new_folder(self.root / layout.SPOOL)
         self.study = self._folder.name
@@ -160,11 +161,13 @@ class Spool:
                 reason=row.reason,
                 uri=self._uri,
             )
-            self._sender.amend(group_folder.write_amendment(self._folder.parent, amendment))
+            file = group_folder.write_amendment(self._folder.parent, amendment)
+            self._amendments.add(file)
+            self._sender.amend(file)
 
     def unsent_amendments(self) -> list[Path]:
-        """Figures that the store does not have yet."""
-        return group_folder.amendments(self._folder.parent)
+        """Figures of this study that the store does not have yet."""
+        return sorted(file for file in self._amendments if file.exists())
 
     def remove_if_empty(self) -> None:
         """Remove the study's folder once everything was sent."""
@@ -218,7 +221,6 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
             index=job.index,
             gi_id=None,
             is_gpu=group.device.is_gpu,
-            folder=layout.job_path(job.index),
         )
         for job in group.jobs
     )

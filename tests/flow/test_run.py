@@ -206,6 +206,23 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
 
 
+@pytest.mark.parametrize("is_store_gone", [False, True])
+def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(start, client, tmp_path, is_store_gone):
+    process = start(*TOY, "window.seconds=1", *SHORT[1:])
+    with when_training(tmp_path, process):
+        os.kill(process.sender_pid, signal.SIGKILL)
+        if is_store_gone:
+            (tmp_path / "mlruns/mlflow.db").write_bytes(b"no database")
+        _, err = process.communicate(timeout=60)
+    assert "it is started again" in err
+    assert process.returncode == int(is_store_gone), err
+    if is_store_gone:
+        assert "pipeline.tracking flush --root" in err.splitlines()[-1]
+        assert len(list(tmp_path.glob("mlruns/spool/*/*/record.json"))) == 1
+    else:
+        assert [run.data.tags["collocation.result"] for run, _ in groups(client)] == ["ok"]
+
+
 def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(run, client, tmp_path):
     (tmp_path / "train.py").write_text(
         "import sys, mlflow\n"

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pipeline.base import regular_files
+
 _LINE = re.compile(rb"[^\r\n]+")  # a progress bar writes over its line
 
 
@@ -20,7 +22,7 @@ def points(path: Path, pattern: str, written: Sequence[tuple[int, int]], end_ns:
         end_ns: when the program ended, for what came after the last of them.
     """
     try:
-        data = path.read_bytes()
+        data = regular_files.read_bytes(path)
     except OSError:
         return
     sizes = [size for _, size in written]

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from pipeline.base import regular_files
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
@@ -38,7 +40,7 @@ def read_script_runs(store: Path) -> list[ScriptRun]:
     for meta_file in store.glob("[!.]*/*/meta.yaml"):
         meta = _meta(meta_file)
         if meta is not None and "run_id" in meta and meta.get("lifecycle_stage") != "deleted":
-            found.append((int(meta.get("start_time") or 0), meta_file.parent))
+            found.append((_start(meta), meta_file.parent))
     runs = []
     for number, (_, folder) in enumerate(sorted(found), start=1):
         prefix = "" if number == 1 else f"run{number}/"
@@ -56,17 +58,22 @@ def read_script_runs(store: Path) -> list[ScriptRun]:
 
 def _meta(path: Path) -> dict[str, Any] | None:
     try:
-        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        meta = yaml.safe_load(regular_files.read_text(path))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return None
     return meta if isinstance(meta, dict) else None
 
 
+def _start(meta: dict[str, Any]) -> int:
+    start = meta.get("start_time")
+    return start if isinstance(start, int) else 0
+
+
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     """Key and content of each file below a folder; a slash in a key makes a folder there."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            yield path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8", errors="replace")
+    for path in regular_files.below(folder).files:
+        with suppress(OSError):
+            yield path.relative_to(folder).as_posix(), regular_files.read_text(path)
 
 
 def _points(text: str) -> list[tuple[int, int, float]]:
@@ -76,7 +83,9 @@ def _points(text: str) -> list[tuple[int, int, float]]:
         parts = line.split(" ")
         if len(parts) in (2, 3, 5):
             with suppress(ValueError):
-                points.append((int(parts[2]) if len(parts) > 2 else 0, int(parts[0]), float(parts[1])))
+                point = int(parts[2]) if len(parts) > 2 else 0, int(parts[0]), float(parts[1])
+                if max(map(abs, point[:2])) < 2**63:  # what a database takes
+                    points.append(point)
     return points
 
 

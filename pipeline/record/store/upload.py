@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base import layout, locks
+from pipeline.base import layout, locks, regular_files
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag
@@ -29,6 +30,12 @@ from pipeline.record.group_folder import ChildRecord, Record, RunRecord
 from pipeline.record.series import Series, SeriesKey
 from pipeline.record.store.content import RunContent
 from pipeline.record.store.local import Store
+
+MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
+"""Of one job, as artifacts. What is beyond that is kept in a folder beside the store."""
+MAX_NAMED = 10
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
                 upload.child(child, runs.children[child.index])
             upload.parent(runs.parent)
         store.sync()
+        upload.keep_what_was_left_out()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
     _remove(accepted, [accepted / child.folder for child in record.children])
@@ -116,7 +124,8 @@ def amend(store: Store, file: Path) -> None:
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
     for name, value in amendment.metrics.items():
-        store.client.log_metric(run_id, name, value)
+        if runs[0].data.metrics.get(name) != value:
+            store.client.log_metric(run_id, name, value)
     description = in_one_line(result, amendment.reason, runs[0].data.metrics | amendment.metrics)
     store.client.set_tag(run_id, Tag.DESCRIPTION, description)
     if runs[0].data.tags.get(Tag.RESULT) != result:
@@ -125,7 +134,7 @@ def amend(store: Store, file: Path) -> None:
         # The time of its end stays: MLflow would otherwise write down the present one.
         store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
     store.sync()
-    file.unlink(missing_ok=True)
+    group_folder.remove_amendment(file, amendment)
 
 
 def log_files(
@@ -175,6 +184,7 @@ class _Upload:
     scratch: Path
     series_points: int
     described: Mapping[str, RunContent]
+    too_many: list[Path] = field(default_factory=list)
 
     def child(self, child: ChildRecord, run_id: str) -> None:
         content = _described(child)
@@ -186,18 +196,18 @@ class _Upload:
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
         for script in scripts:
             content.add_script_run(script)
-        self._log_files(run_id, [path for path in _entries(folder) if path.name != layout.SCRIPT_STORE])
-        for local, target in (pair for script in scripts for pair in script.artifacts):
-            self.store.client.log_artifacts(run_id, str(local), target or None)
+        places = [(folder, ""), *(pair for script in scripts for pair in script.artifacts)]
+        self._log_below(run_id, content, places, without=folder / layout.SCRIPT_STORE)
         self._finish(run_id, child, content)
 
     def parent(self, run_id: str) -> None:
         content = _described(self.record.parent)
         self._add_metrics(content, self.record.parent, {})
         self._add_sampled(content, series.of_parent(self.samples))
-        self._log_files(run_id, _entries(self.folder / layout.ARTIFACTS))
+        self._log_below(run_id, content, [(self.folder / layout.ARTIFACTS, "")])
         if self.samples:
-            self._log_files(run_id, [series.write_table(self.samples, self.record.clock, self.scratch)])
+            table = series.write_table(self.samples, self.record.clock, self.scratch)
+            self.store.client.log_artifact(run_id, str(table))
         self._finish(run_id, self.record.parent, content)
 
     def _ms(self, t_ns: int) -> int:
@@ -216,16 +226,52 @@ class _Upload:
             points = [(step, self._ms(t_ns), value) for step, t_ns, value in one.thinned(self.series_points)]
             content.add_metric(name, points)
 
-    def _log_files(self, run_id: str, paths: list[Path]) -> None:
-        for path in paths:
-            self.store.client.log_artifact(run_id, str(path))
+    def keep_what_was_left_out(self) -> None:
+        """Move files that were too many or too large to a folder of their own: they may be what a job computed."""
+        for path in self.too_many:
+            place = self.folder.parents[2] / layout.LEFT_OUT / path.relative_to(self.folder.parents[1])
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(place)
+
+    def _log_below(
+        self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Path | None = None
+    ) -> None:
+        """Log what lies below folders, each with the folder that it becomes; a tag names what is no regular file.
+
+        A job may have put links and pipes there, and as many files as it likes.
+        """
+        others: list[Path] = []
+        too_many: list[Path] = []
+        num_bytes = num_files = 0
+        for folder, target in places:
+            found = regular_files.below(folder, without)
+            others += found.others
+            for path in found.files:
+                size = path.stat().st_size
+                if num_files == MAX_FILES or num_bytes + size > MAX_FILE_BYTES:
+                    too_many.append(path)
+                    continue
+                num_files, num_bytes = num_files + 1, num_bytes + size
+                parent = (Path(target) / path.relative_to(folder)).parent.as_posix()
+                self.store.client.log_artifact(run_id, str(path), None if parent == "." else parent)
+        said = [self._named("no regular file", others)] if others else []
+        said += [self._named("too many or too large, kept beside the store", too_many)] if too_many else []
+        if said:
+            content.add_tag(Tag.LEFT_OUT, "; ".join(said))
+            log.warning("%s: left out of the artifacts: %s", self.folder.name, "; ".join(said))
+        self.too_many.extend(too_many)
+
+    def _named(self, what: str, paths: Sequence[Path]) -> str:
+        names = [path.relative_to(self.folder).as_posix() for path in paths[:MAX_NAMED]]
+        more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
+        return f"{', '.join(names)}{more} ({what})"
 
     def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
         _log(self.store, run_id, content, self.described.get(run_id))
         if content.long_values:
             path = self.scratch / layout.LONG_VALUES
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
-            self._log_files(run_id, [path])
+            self.store.client.log_artifact(run_id, str(path))
         self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
 
 
@@ -236,11 +282,6 @@ def _described(run: RunRecord) -> RunContent:
     for key, value in run.tags.items():
         content.add_tag(key, value)
     return content
-
-
-def _entries(folder: Path) -> list[Path]:
-    """The files and folders in a folder that can be copied; sockets and the like cannot."""
-    return sorted(path for path in folder.iterdir() if path.is_file() or path.is_dir()) if folder.is_dir() else []
 
 
 def _log(store: Store, run_id: str, content: RunContent, known: RunContent | None = None) -> None:

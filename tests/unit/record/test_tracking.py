@@ -24,6 +24,7 @@ import pytest
 from pipeline.base import layout
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
+from pipeline.record.sender import Sender
 from pipeline.record.store.links import ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
@@ -147,6 +148,19 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
     make_spool(root, record(()))
     assert flush(root, "--uri", uri).returncode == 0
     assert len(runs_of(MlflowClient(uri))) == 2
+
+
+def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
+    folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2)]
+    with Sender() as sender:
+        sender.open(EXPERIMENT, root, None, 100)
+        assert sender.store()["ok"]
+        for folder in folders:
+            os.kill(sender.pid, signal.SIGKILL)
+            sender.send(folder)
+            sender.rest()
+        assert list(by_name(client(root))) == ["group 1"] and not folders[0].exists()
+        assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
 
 
 def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:

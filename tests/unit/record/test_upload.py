@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,12 +14,16 @@ from typing import Any
 import pytest
 
 from listeners.host import HostListener
+from pipeline.base.errors import TrackingError
 from pipeline.base.layout import DATABASE
 from pipeline.observe.fields import Fields
+from pipeline.record import group_folder
+from pipeline.record.group_folder import Amendment
 from pipeline.record.store import upload
 from pipeline.record.store.local import Store, open_store
 from tests.tracking_cases import (
     CLOCK,
+    EXPERIMENT,
     SECOND,
     START,
     by_name,
@@ -202,3 +207,100 @@ def test_what_a_script_logs_itself_lands_in_its_run(root: Path) -> None:
     assert [(m.step, m.value) for m in history] == [(0, 1.0), (1, 0.9), (2, 0.8)]
     assert Path(store.client.download_artifacts(run.info.run_id, "sub/note.txt")).read_text() == "text"
     assert "mlflow" not in {item.path for item in store.client.list_artifacts(run.info.run_id)}
+
+
+def test_only_regular_files_of_the_folder_become_artifacts_and_the_others_are_named(root: Path) -> None:
+    folder = make_spool(root, record((child(0),)))
+    job = folder / "jobs/0"
+    (root / "secret").mkdir()
+    (root / "secret/key").write_text("nobody is to read this")
+    (job / "output/deep").mkdir(parents=True)
+    (job / "output/deep/100% a:b#c \n?.txt").write_text("an odd name")
+    (job / "output/dir").symlink_to(root / "secret")
+    (job / "output/file").symlink_to(root / "secret/key")
+    os.mkfifo(job / "output/pipe")
+    (job / "mlflow/1/run/params").mkdir(parents=True)
+    (job / "mlflow/1/run/meta.yaml").write_text("{run_id: run, lifecycle_stage: active, start_time: soon}")
+    (job / "mlflow/1/run/params/key").symlink_to(root / "secret/key")
+    store = open_store(root)
+    upload.send(lambda uri: store, folder, series_points=10)
+    run = by_name(store.client)["0-toy"]
+    assert run.info.status == "FINISHED" and "key" not in run.data.params
+    assert [item.path for item in store.client.list_artifacts(run.info.run_id, "output")] == ["output/deep"]
+    assert len(store.client.list_artifacts(run.info.run_id, "output/deep")) == 1
+    assert run.data.tags["collocation.left_out"] == (
+        "jobs/0/output/dir, jobs/0/output/file, jobs/0/output/pipe (no regular file)"
+    )
+    assert not any("nobody" in path.read_text(errors="replace") for path in files_of(root / "artifacts"))
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_files_beyond_the_limits_are_kept_beside_the_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_spool(root, record((child(0),)))
+    (folder / "jobs/0/output").mkdir()
+    for number in range(8):
+        (folder / f"jobs/0/output/{number}").write_text(str(number))
+    monkeypatch.setattr(upload, "MAX_FILES", 10)  # four are the job's own
+    store = open_store(root)
+    upload.send(lambda uri: store, folder, series_points=10)
+    run = by_name(store.client)["0-toy"]
+    assert "(too many or too large, kept beside the store)" in run.data.tags["collocation.left_out"]
+    logged = [item.path for item in store.client.list_artifacts(run.info.run_id, "output")]
+    kept = files_of(root / "left_out/study/0001-mig")
+    assert len(kept) == 2 and len(logged) == 6
+    assert sorted(int(Path(path).name) for path in (*kept, *logged)) == list(range(8))
+
+
+def test_a_record_that_names_another_folder_reads_nothing_there(root: Path) -> None:
+    folder = make_spool(root, record((child(0),)))
+    raw = json.loads((folder / "record.json").read_text())
+    raw["children"][0]["index"] = "../../../../secret"
+    (folder / "record.json").write_text(json.dumps(raw))
+    with pytest.raises(TrackingError, match="could not read"):
+        upload.send(lambda uri: open_store(root), folder, series_points=10)
+
+
+def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> None:
+    plain = record(())
+    tags = {**plain.parent.tags, "collocation.role": "group"}
+    folder = make_spool(root, tagged := dataclasses.replace(plain, parent=dataclasses.replace(plain.parent, tags=tags)))
+    store = open_store(root)
+    upload.send(lambda uri: store, folder, series_points=10)
+
+    def late(**metrics: float) -> Path:
+        common = {"experiment": EXPERIMENT, "spool_id": tagged.spool_id, "result": "ok", "reason": ""}
+        return group_folder.write_amendment(root / "spool", Amendment(metrics=metrics, **common))
+
+    file = late(speedup=1.16)
+    really = store.client.log_metric
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store.client, name)
+
+        def log_metric(self, run_id: str, name: str, value: float) -> None:
+            really(run_id, name, value)
+            if value == 1.16:
+                late(speedup=1.46, slowdown=2.0)
+
+    upload.amend(dataclasses.replace(store, client=Slow()), file)
+    assert file.exists()
+    upload.amend(store, file)
+    assert not file.exists()
+    metrics = by_name(store.client)["group 1"].data.metrics
+    assert (metrics["speedup"], metrics["slowdown"]) == (1.46, 2.0)
+    upload.amend(store, late(speedup=1.46))  # the store has it
+    run_id = by_name(store.client)["group 1"].info.run_id
+    assert [point.value for point in store.client.get_metric_history(run_id, "speedup")] == [1.16, 1.46]
+
+
+def test_an_amendment_that_waits_keeps_its_figures_when_more_are_added(root: Path) -> None:
+    common = {"experiment": EXPERIMENT, "spool_id": "x", "reason": ""}
+    group_folder.write_amendment(root / "spool", Amendment(metrics={"speedup": 2.0}, result="ok", **common))
+    wrong = Amendment(metrics={}, result="wrong_results", **common)
+    file = group_folder.write_amendment(root / "spool", wrong)
+    found = group_folder.read_amendment(file)
+    assert (found.metrics, found.result) == ({"speedup": 2.0}, "wrong_results")

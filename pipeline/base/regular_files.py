@@ -1,0 +1,67 @@
+"""Files that a job may have made, or replaced: read without following links, and without waiting for a pipe."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies below a folder: regular files, the deepest last, and what is neither file nor folder."""
+
+    files: tuple[Path, ...]
+    others: tuple[Path, ...]
+
+
+def opened(path: Path) -> int:
+    """A descriptor to read a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is a link, a pipe or the like.
+    """
+    # Without waiting: to open a pipe would otherwise take until somebody writes to it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: as `opened`.
+    """
+    with os.fdopen(opened(path), "rb") as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """The same as text; what is no UTF-8 is replaced."""
+    return read_bytes(path).decode(errors="replace")
+
+
+def below(folder: Path, without: Path | None = None) -> Found:
+    """Everything below a folder but one path; nothing of what cannot be read, or of a folder that is a link."""
+    files: list[Path] = []
+    others: list[Path] = []
+    left = [] if folder.is_symlink() else [folder]
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    path = Path(entry.path)
+                    if path == without:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(path)
+                    else:
+                        (files if entry.is_file(follow_symlinks=False) else others).append(path)
+        except OSError:
+            continue  # gone, or not ours to read
+    return Found(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(others)))
