@@ -24,7 +24,7 @@ from pipeline.record.store.local import open_named, set_mlflow_defaults
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
-    """The trace of a whole experiment, and how many of its groups have no timeline (skipped, or killed).
+    """The trace of a whole experiment, and how many of its groups have none (skipped or killed, or it is damaged).
 
     Raises:
         ConfigError: there is no store in the folder.
@@ -42,10 +42,16 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 path = results.fetch(store, group.run_id, layout.TIMELINE, scratch)
-                if path is not None:
-                    traces.append(json.loads(path.read_text(encoding="utf-8")))
-            except (TrackingError, OSError, ValueError) as error:
+            except TrackingError as error:
                 raise TrackingError(f"cannot read {layout.TIMELINE} of run {group.run_id}: {error}") from error
+            if path is not None:
+                try:
+                    one = json.loads(path.read_text(encoding="utf-8"))
+                    trace.merged([one])
+                except Exception as error:  # noqa: BLE001  a damaged file may raise anything
+                    sys.stderr.write(f"left out: {layout.TIMELINE} of run {group.run_id} is damaged: {error}\n")
+                else:
+                    traces.append(one)
     if not traces:
         raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
     return trace.merged(traces), len(groups) - len(traces)
@@ -69,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"error: cannot write {options.out}: {error.strerror}; choose another file with --out\n")
         return 2
-    without = f" ({num_without} more have no timeline: skipped, or killed)" if num_without else ""
+    without = f" ({num_without} more have none that can be read)" if num_without else ""
     sys.stdout.write(
         f"{counted(content['otherData']['groups'], 'group')}{without} in {options.out}; open https://ui.perfetto.dev\n"
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import interrupts
-from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.plan.schema import TrackingConfig
 from pipeline.record.store.local import open_named, set_mlflow_defaults
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write one report; returns the exit status: 2 for a wrong option, 1 for a store that fails."""
+    """Write one report; returns the exit status: 2 for whatever it cannot be written for."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2
     return 0
 
 
@@ -74,9 +74,13 @@ def report(
             "name a study (its tracking.experiment) with --experiment"
         )
     row = samples.choose_group(study, group)
-    timeline = samples.read_group(row) if row is not None else None
-    if timeline is None and group is not None:
-        logger.warning("group %s has no samples, so it is not drawn over time", group)
+    timeline = None
+    try:
+        timeline = samples.read_group(row) if row is not None else None
+        if timeline is None and group is not None:
+            logger.warning("group %s has no samples, so it is not drawn over time", group)
+    except TrackingError as error:
+        logger.warning("%s; no group is drawn over time, --group chooses another", error)
     content = content_of(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -34,7 +35,12 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     text = group.files.get(CONFIG)
     if text is None:
         raise ConfigError(f"run {group.run_id} has no artifact {CONFIG}, so that it cannot be reproduced")
-    values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    try:
+        values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(_damaged(group, str(error).splitlines()[0])) from error
+    if not isinstance(values, dict):
+        raise ConfigError(_damaged(group, "it holds no settings"))
     if lacking := [key for key in (*_KINDS, "sizes") if key not in values]:
         raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))
     absent: list[str] = []
@@ -49,6 +55,8 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     except OmegaConfBaseException as error:
         first = str(error).splitlines()[0]
         raise ConfigError(_not_understood(group, f"{error.full_key}: {first}" if error.full_key else first)) from error
+    except (TypeError, AttributeError) as error:  # a value where settings should be
+        raise ConfigError(_damaged(group, str(error))) from error
     assert isinstance(whole, DictConfig)
     known = {each.name for each in dataclasses.fields(schema.Config)} - set(nodes)
     return whole, absent + sorted(known - set(values))
@@ -81,6 +89,10 @@ def _targets(group: str, node: type[Any]) -> set[str]:
     """The classes that the YAMLs of a config group name which extend the node."""
     yamls: list[Any] = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
     return {yaml["_target_"] for yaml in yamls if f"/schema/{node.NODE}@_here_" in yaml.get("defaults", ())}
+
+
+def _damaged(group: Original, why: str) -> str:
+    return f"the artifact {CONFIG} of run {group.run_id} is damaged, so that it cannot be reproduced: {why}"
 
 
 def _not_understood(group: Original, why: str) -> str:

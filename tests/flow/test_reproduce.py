@@ -97,6 +97,14 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
     again = [f"reproduce={original.info.run_id}", "dry_run=true"]
     _, _, err = run(*again)
     assert "train.py" not in err
+    (config,) = tmp_path.glob("mlruns/artifacts/**/config.yaml")
+    whole = config.read_bytes()
+    for damaged in (b"\xff\x00" + whole, b"- 3", b"workload: 3", b"{", whole.replace(b"script", b"scrip"), b""):
+        config.write_bytes(damaged)
+        status, _, err = run(*again)
+        assert status == 2 and "Traceback" not in err
+        assert "is damaged" in err or "cannot be used by this version" in err or "knows no kind of it" in err
+    config.write_bytes(whole)
     (tmp_path / "b/train.py").write_text("print('c')\n")
     _, _, err = run(*again)
     assert err.count("its content has changed") == 1

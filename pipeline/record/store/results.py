@@ -111,7 +111,7 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         return {
-            path: Path(store.client.download_artifacts(run_id, path, folder)).read_text(encoding="utf-8")
+            path: Path(store.client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
             for path in wanted
         }
 

@@ -133,7 +133,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
             return {}, Fields()
         known = fields.read(path_of_fields)
         samples = read_table(path, {field.name for _, field in known if field.chart is not None and field.chart.panel})
-    except (TrackingError, OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors, too
+    except Exception as error:  # a damaged file may raise anything
         raise TrackingError(f"could not read the samples of run {row.run_id} from {row.store}: {error}") from error
     of_device = {origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)}
     return of_device, known

@@ -16,9 +16,15 @@ from pipeline.base.samples import Sample
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.record import trace as traces
 from pipeline.record.group_folder import Clock, Record, RunRecord
+from pipeline.record.store import upload
+from pipeline.record.store.local import open_store
 from tests.rows import FIELDS, S
 from tests.rows import group as make_group
 from tests.trace_format import problems
+from tests.tracking_cases import EXPERIMENT, make_spool
+from tests.tracking_cases import record as stored
+
+pytest_plugins = ["tests.tracking_fixtures"]
 
 
 def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) -> Record:
@@ -173,3 +179,31 @@ def test_what_cannot_be_read_is_one_error_and_touches_nothing(tmp_path: Path, ca
         said = capsys.readouterr().err
         assert said.startswith("error: ") and said.count("\n") == 1 and words in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_timeline_is_named_and_left_out(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    store = open_store(root)
+    for number, change in enumerate(DAMAGED, start=1):
+        tags = {"collocation.role": "group", "collocation.digest": f"digest{number}", "collocation.result": "ok"}
+        whole = stored((), number=number)
+        parent = dataclasses.replace(whole.parent, tags=tags)
+        folder = make_spool(root, dataclasses.replace(whole, parent=parent), name=f"{number:04d}-mig")
+        (folder / "artifacts/timeline.json").write_bytes(change(json.dumps(trace_of({0: WHOLE})).encode()))
+        upload.send(lambda uri: store, folder, series_points=10)
+    out = tmp_path / "trace.json"
+    assert timeline.main(["--root", str(root), "--experiment", EXPERIMENT, "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"1 group ({len(DAMAGED) - 1} more have none that can be read)")
+    assert said.err.count("is damaged") == len(DAMAGED) - 1
+    assert problems(json.loads(out.read_text())) == []
+
+
+DAMAGED = [
+    lambda whole: whole,
+    lambda whole: whole[:-20],
+    lambda whole: b"\xff" + whole,
+    lambda whole: b"[]",
+    lambda whole: b"{}",
+    lambda whole: whole.replace(b"begin_wall_ns", b"x"),
+    lambda whole: whole.replace(b'"ph"', b'"p"'),
+]
