@@ -134,3 +134,20 @@ def test_an_overflow_of_fp16_is_no_fault():
     checked = Canary()
     assert checked.run(MM, (a, a.T.contiguous()), {}).isinf().all()
     assert (checked.num_checked, checked.wrong) == (1, [])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+def test_a_training_that_diverged_is_no_fault_of_the_gpu(value):
+    checked = Canary(limit_s=60)
+    factor = torch.full((64, 64), value)
+    checked.run(MM, (factor, factor), {})
+    images, weight = torch.full((4, 3, 8, 8), value), torch.full((5, 3, 3, 3), value)
+    checked.run(CONVOLUTION, (images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})
+    assert (checked.num_checked, checked.wrong) == (2, [])
+
+
+def test_large_numbers_are_checked_all_the_same(spoil):
+    checked = Canary(limit_s=60)
+    wrong = spoil(MM, lambda result: result[0].fill_(float("nan")))
+    checked.run(wrong, (torch.full((64, 64), 1e15), torch.full((64, 64), 1e15)), {})
+    assert len(checked.wrong) == 1
