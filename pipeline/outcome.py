@@ -24,8 +24,9 @@ exit_status = 0
 def command_to_resume(arguments: Sequence[str] | None = None) -> str:
     """The command line that runs the groups which have no result yet; from `sys.argv` if not given."""
     program, *options = list(sys.argv if arguments is None else arguments)
+    resume = next((option for option in options if option.lstrip("+") == "resume=accept_environment"), "resume=true")
     kept = [option for option in options if option.partition("=")[0].lstrip("+") != "resume"]
-    return shlex.join([python(), program, *kept, "resume=true"])
+    return shlex.join([python(), program, *kept, resume])
 
 
 def python() -> str:

@@ -20,7 +20,7 @@ from pipeline.base import factory, host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
-from pipeline.base.records import Device, Group, Plan, Result
+from pipeline.base.records import Device, Group, Plan, Result, Resume
 from pipeline.base.words import counted, duration
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.warm_start import WarmStart
@@ -38,13 +38,12 @@ from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
-from pipeline.record.original import FinishedGroup
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
 from pipeline.record.store import links, local
 from pipeline.rehearsal import Rehearsal
-from pipeline.reproduce import reproduce
+from pipeline.reproduce import reproduce, unused
 from pipeline.reproduce.reproduce import Reproduction
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def _execute(composed: Sequence[DictConfig], *, is_sweep: bool) -> int:
         with UndoStack() as stack:
             asked = _read(composed, stack, is_sweep=is_sweep)
             if asked.config.dry_run:
-                return _preview(asked, asked.plan(_take_stock(asked)))
+                return _preview(asked)
             return _begun(asked, stack).run(stack)
     except CollocationError as error:
         words.say(f"error: {error}")
@@ -164,7 +163,7 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
     _check_same(configs)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
     sender = reproduction = None
-    if not first.dry_run or first.resume or first.reproduce is not None:
+    if not first.dry_run or first.resume != Resume.NO or first.reproduce is not None:
         # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
         sender = stack.enter_context(take_sender())
         if first.reproduce is not None:
@@ -183,11 +182,12 @@ def _take_stock(asked: _Asked) -> Inventory:
     return inventory
 
 
-def _preview(asked: _Asked, plan: Plan) -> int:
+def _preview(asked: _Asked) -> int:
     """Print the plan, or with `resume` what is left of it."""
-    if asked.sender is not None and asked.config.resume:
-        finished = asked.sender.finished(plan.experiment, asked.config.tracking.uri or str(asked.root))
-        groups, _ = _what_is_left(plan, finished)
+    inventory = _take_stock(asked)
+    plan = asked.plan(inventory)
+    if asked.config.resume != Resume.NO:
+        groups, _ = _what_is_left(asked, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
     sys.stdout.write(f"{describe.as_text(plan)}\n")
     return 0
@@ -221,16 +221,16 @@ def _goes(gpu: GpuConfig) -> bool:
     return gpu.kind is GpuKind.simulated and gpu.machine is None
 
 
-def _what_is_left(plan: Plan, finished: Sequence[FinishedGroup]) -> tuple[tuple[Group, ...], list[GroupResult]]:
-    """The groups to run and the rows of the others; says how many there are."""
-    groups, known = resume.remaining(plan, finished, host.boot_id())
+def _what_is_left(asked: _Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    """The groups to run and the rows of the others; says how many there are, and why what is stored does not count."""
+    sender, store = asked.sender, asked.config.tracking.uri or str(asked.root)
+    assert sender is not None
+    finished = sender.finished(plan.experiment, store if asked.config.dry_run else None)
+    accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
+    groups, known = resume.remaining(plan, finished, host.boot_id(), accept_environment=accepts)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
-    if num_of_other_plans := resume.num_of_other_plans(plan, finished):
-        words.say(
-            f"resume: {counted(num_of_other_plans, 'result')} of another plan (another window, seed, device model or "
-            f"other packages) in the experiment {plan.experiment!r}: not used; "
-            "tracking.experiment=NAME keeps studies apart"
-        )
+    for line in unused.explain(plan, groups, finished, inventory, lambda run_id: sender.recall(run_id, store)):
+        words.say(line)
     return groups, known
 
 
@@ -271,6 +271,8 @@ class _Study:
         """Open the store, run what is to run, show what was found."""
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
+        programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
+        origins = {script: provenance.origin_of(workload) for script, workload in programs.items()}
         artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
@@ -278,9 +280,9 @@ class _Study:
             self.sender.store()  # else the jobs are started while MLflow is imported
         self._send_what_others_left()
         groups, known = self.plan.groups, list[GroupResult]()
-        if self.config.resume:
-            groups, known = _what_is_left(self.plan, self.sender.finished(self.plan.experiment))
-        self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri)
+        if self.config.resume != Resume.NO:
+            groups, known = _what_is_left(self.asked, self.plan, self.inventory)
+        self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
         for line in describe.remarks(self.plan):
             words.say(line)
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
@@ -300,6 +302,8 @@ class _Study:
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
         facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
+        if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
+            facts["accepts_environment"] = "true"
         if self.asked.reproduction is not None:
             facts["reproduces"] = self.asked.reproduction.original.run_id
         return facts

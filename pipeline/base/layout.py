@@ -46,6 +46,7 @@ TIMELINE = "timeline.json"
 FIELDS = "fields.json"
 ORCHESTRATOR_ERROR = "orchestrator_error.txt"
 SCRIPT_PREFIX = "script-"
+UNCOMMITTED = "uncommitted.diff"
 
 # Artifacts of any run.
 LONG_VALUES = "long_values.json"

@@ -58,6 +58,14 @@ class Required(enum.StrEnum):
     IF_GPU = "if_gpu"
 
 
+class Resume(enum.StrEnum):
+    """Whether groups that have a result are left out, and whether one counts that other packages were used for."""
+
+    NO = "false"
+    YES = "true"
+    ACCEPT_ENVIRONMENT = "accept_environment"
+
+
 EnvTool = enum.Enum("EnvTool", "rattler conda mamba micromamba", start=0)
 """What builds a conda environment: py-rattler, or a program of that name."""
 
@@ -154,6 +162,15 @@ class RateSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file that a program consists of: `name` from the program's own folder, of ours from the project's."""
+
+    name: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One program with its arguments, as every copy of it is started.
 
@@ -163,7 +180,8 @@ class Workload:
         ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
         preload: module that imports what the program does, for a warm start.
         digest: of everything that decides what the program computes, the packages of its environment among it.
-        script_digest: of the content of the program, and of the runner that starts it.
+        program_digest: of the same without the packages.
+        sources: the files of the program, and of the runner that starts it.
         is_in_own_folder: each job starts in its output folder, and not where the user called from.
     """
 
@@ -176,7 +194,8 @@ class Workload:
     params: tuple[tuple[str, str], ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
     preload: str | None = None
-    script_digest: str = ""
+    program_digest: str = ""
+    sources: tuple[Source, ...] = ()
     is_in_own_folder: bool = False
     rate: RateSource = RateSource()
 
@@ -293,6 +312,7 @@ class Group:
         sequential: run the jobs one after another (the serial baseline of a mix).
         key: of workloads, scenario, options and settings: the same for this group in every block.
         digest: of the key and the block.
+        program_digest: of the same without the packages.
         skip_reason: why this group is recorded as `skipped` instead of run.
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
         settings_digest: of the settings and the packages.
@@ -319,6 +339,7 @@ class Group:
     profiler: ProfilerSpec = ProfilerSpec()
     settings_digest: str = ""
     key: str = ""
+    program_digest: str = ""
 
     @property
     def degree(self) -> int:

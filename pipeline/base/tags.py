@@ -26,6 +26,10 @@ class Tag(StrEnum):
     BOOT_ID = f"{PREFIX}boot_id"
     SIMULATED = f"{PREFIX}simulated"
     DIGEST = f"{PREFIX}digest"
+    PROGRAM_DIGEST = f"{PREFIX}program_digest"
+    ACCEPTS_ENVIRONMENT = f"{PREFIX}accepts_environment"
+    PROGRAM_REPOSITORY = f"{PREFIX}program_repository"
+    PROGRAM_CHANGED = f"{PREFIX}program_changed"
     SETTINGS = f"{PREFIX}settings"
     PLANNED = f"{PREFIX}planned"  # JSON: `settings` and `options` of the group
     WORKLOAD_DIGEST = f"{PREFIX}workload_digest"

@@ -114,10 +114,14 @@ def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
 def _workload(
     workload: WorkloadConfig, config: Config, device: Device, window: Window, inventory: Inventory
 ) -> Workload:
-    path, content = inventory.scripts[workload.script]
+    path = inventory.scripts[workload.script].path
     env = env_of(config, workload)
-    runner, runner_content = inventory.scripts[workload.runner] if workload.runner else (None, "")
-    _, preload_content = inventory.scripts.get(workload.preload or "", (None, ""))
+    # A forked job has executed the module that was preloaded.
+    codes = [
+        inventory.scripts[each]
+        for each in (workload.script, workload.runner, workload.preload)
+        if each in inventory.scripts
+    ]
     flags, settings = workload.own_options(), workload.settings()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
@@ -125,28 +129,25 @@ def _workload(
         flags["epochs"] = 0 if window.kind is WindowKind.STEADY else window.epochs
     arguments = (*_flags(flags), *workload.args)
     placeholders.check(workload.name, arguments)
+    program_digest = digest_of(
+        [code.digest for code in codes],
+        workload.name,
+        {k: v for k, v in (flags | settings).items() if k not in workload.PATHS},
+        workload.args,
+        workload.environ,
+    )
     return Workload(
         name=workload.name,
         script=str(path),
-        argv=(*([str(runner)] if runner else []), str(path), *arguments),
+        argv=(*([str(inventory.scripts[workload.runner].path)] if workload.runner else []), str(path), *arguments),
         ends_by_itself=workload.ends_by_itself,
         env=env,
-        digest=digest_of(
-            [
-                content,
-                runner_content,
-                preload_content,  # a forked job has executed it
-                workload.name,
-                {k: v for k, v in (flags | settings).items() if k not in workload.PATHS},
-                workload.args,
-                workload.environ,
-                inventory.interpreters[env].lock_digest,
-            ]
-        ),
+        digest=digest_of(program_digest, inventory.interpreters[env].lock_digest),
+        program_digest=program_digest,
+        sources=tuple(dict.fromkeys(source for code in codes for source in code.sources)),
         params=tuple((key, _text(value)) for key, value in (flags | settings).items() if value is not None),
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
-        script_digest=digest_of(content, runner_content),
         is_in_own_folder=workload.is_in_own_folder(),
         rate=workload.rate(),
     )
@@ -233,11 +234,12 @@ def _identified(group: Group, inventory: Inventory) -> Group:
         for key, value in mode_of(group.scenario).naming(group.sharing.options)
         if value not in (None, "auto", ())
     ]
-    workloads = [job.workload.digest for job in group.jobs]
+    facts = (group.scenario, group.settings, group.options)
     return dataclasses.replace(
         group,
         name="-".join([group.scenario, label, *options, *([] if group.profiler.is_none else [group.profiler.name])]),
-        key=digest_of(workloads, group.scenario, group.settings, group.options),
+        key=digest_of([job.workload.digest for job in group.jobs], *facts),
+        program_digest=digest_of([job.workload.program_digest for job in group.jobs], *facts),
         settings_digest=digest_of(group.settings, packages),
     )
 

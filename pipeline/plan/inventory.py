@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.base import factory
 from pipeline.base.errors import ConfigError
@@ -13,7 +12,7 @@ from pipeline.base.paths import PROJECT_DIR, find_file
 from pipeline.base.protocols import Env
 from pipeline.base.records import Device, Interpreter, Spec
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
-from pipeline.plan.source_digest import module_file, source_digest
+from pipeline.plan.source_digest import Code, code_of, module_file
 from pipeline.plan.workloads import WorkloadConfig
 
 
@@ -24,13 +23,13 @@ class Inventory:
     Attributes:
         devices: by what was asked for (kind, selector and simulated model).
         interpreters: by the environment that was asked for; some may have to be built before a job can run.
-        scripts: absolute path and digest of the code of each script, by the path in the configuration; of a module to
-            preload as well, by its name, if it is ours.
+        scripts: the code of each script, by the path in the configuration; of a module to preload as well, by its
+            name, if it is ours.
     """
 
     devices: dict[tuple[GpuKind, str, str | None], Device]
     interpreters: dict[Spec, Interpreter]
-    scripts: dict[str, tuple[Path, str]]
+    scripts: dict[str, Code]
 
     def with_environments(self) -> Inventory:
         """The same, with every environment built that was not: slow, and best done for a plan that stands."""
@@ -51,14 +50,14 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
     devices = {asked: find_device(gpu) for asked, gpu in {_asked_for(c.gpu): c.gpu for c in every}.items()}
     workloads = [(config, workload) for config in every for workload in chosen_workloads(config)]
     envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
-    scripts: dict[str, tuple[Path, str]] = {}
+    scripts: dict[str, Code] = {}
     for _, workload in workloads:
         for script in filter(None, (workload.script, workload.runner)):
             if script not in scripts:
                 scripts[script] = _find_script(script)
         module = workload.preload
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
-            scripts[module] = file, source_digest(file, PROJECT_DIR)
+            scripts[module] = code_of(file, PROJECT_DIR)
         workload.check_data()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
@@ -103,10 +102,10 @@ def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
 
 
-def _find_script(script: str) -> tuple[Path, str]:
+def _find_script(script: str) -> Code:
     path = find_file("workload.script", script)
     try:
-        return path, source_digest(path, PROJECT_DIR)
+        return code_of(path, PROJECT_DIR)
     except SyntaxError as error:
         raise ConfigError(f"workload.script={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:

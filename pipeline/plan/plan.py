@@ -30,7 +30,12 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         groups = groups_of(config, inventory, notes, is_sweep=is_sweep)
         for block in range(1, config.repeats + 1):
             for group in groups:
-                placed = dataclasses.replace(group, block=block, digest=digest_of(group.key, block))
+                placed = dataclasses.replace(
+                    group,
+                    block=block,
+                    digest=digest_of(group.key, block),
+                    program_digest=digest_of(group.program_digest, block),
+                )
                 same = blocks.setdefault(block, {}).setdefault(placed.digest, placed)
                 _refuse_other(same, placed)
     first = configs[0]

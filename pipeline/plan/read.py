@@ -10,6 +10,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
+from pipeline.base.records import Resume
 from pipeline.plan import command_line
 from pipeline.plan.schema import Config, GpuKind
 
@@ -25,6 +26,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         try:
             each = OmegaConf.to_object(config)
             assert isinstance(each, Config)
+            each.resume = _resume(each.resume)
             each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
             each.env = _node("env", each.env)
             each.profiler = _node("profiler", each.profiler, name=MISSING)
@@ -38,6 +40,13 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
             each.gpu.admin = []  # whatever a file says that was written for a real GPU
     return typed
+
+
+def _resume(given: str) -> Resume:
+    try:
+        return Resume(given.lower())
+    except ValueError as error:
+        raise ConfigError(f"resume={given}: must be {', '.join(Resume)}") from error
 
 
 def _node(where: str, node: Any, **defaults: object) -> Any:

@@ -221,7 +221,7 @@ class Config:
     seed: int = 0
     pin_cpus: bool = False
     warm_start: bool = True
-    resume: bool = False
+    resume: str = "false"
     dry_run: bool = False
     time_limit_s: float | None = None
     wait: bool = False

@@ -1,9 +1,11 @@
-"""What the code of a program is: of ours, its file and what that imports in `workloads/`; of a user's, its one file.
+"""What the code of a program is: its file, and what that imports from where it belongs. Reads text, executes nothing.
 
-A file that no import leads to changes nothing, so that results stay valid when another program is added. Imports are
-read from the text, those inside functions among them. A module that is named only as text (`importlib`) is not seen:
-of our programs, only `fork_server.py` does that, with the module to preload, which the inventory adds. The fork server
-itself and `client.py` where no program imports it belong to how jobs are started, like the orchestrator's own code.
+Of ours, that is `workloads/`; of a user's, its folder, the folders above it up to the top of its git repository, and
+`src` there: where scripts look for modules by themselves, or add to their path. A file that no import leads to changes
+nothing, so that results stay valid when another program is added. Imports inside functions count. A module that is
+named only as text (`importlib`) is not seen: of our programs, only `fork_server.py` does that, with the module to
+preload, which the inventory adds. The fork server itself and `client.py` where no program imports it belong to how jobs
+are started, like the orchestrator's own code.
 """
 
 from __future__ import annotations
@@ -11,52 +13,105 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.base import git
+from pipeline.base.records import Source
 
 _PACKAGE = "workloads"
 
 
-def source_digest(path: Path, project: Path) -> str:
-    """The digest of a program's code; `project` is the folder that holds `workloads/`.
+class Code(NamedTuple):
+    """The code of a program: where it is, the digest of all of it, and its files."""
+
+    path: Path
+    digest: str
+    sources: tuple[Source, ...] = ()
+
+
+def code_of(path: Path, project: Path) -> Code:
+    """The code of a program; `project` is the folder that holds `workloads/`.
 
     Raises:
-        OSError, SyntaxError: a file cannot be read, or one of ours is no Python.
+        OSError, SyntaxError: its file cannot be read; one of ours is no Python.
     """
-    files = sorted(_closure(path, project)) if path.is_relative_to(project / _PACKAGE) else [path]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    is_ours = path.is_relative_to(project / _PACKAGE)
+    roots = [project] if is_ours else _roots(path)
+    sources = []
+    for file in sorted(_closure(path, roots, is_strict=is_ours)):
+        name = os.path.relpath(file, project if is_ours else path.parent)
+        sources.append(Source(name=name, path=str(file), digest=hashlib.sha256(file.read_bytes()).hexdigest()))
+    whole = hashlib.sha256("".join(source.digest for source in sources).encode()).hexdigest()
+    return Code(path, whole, tuple(sources))
 
 
 def module_file(module: str, project: Path) -> Path | None:
     """The file of a module of `workloads/`; `None` for any other module."""
-    if module.partition(".")[0] != _PACKAGE:
-        return None
-    place = project.joinpath(*module.split("."))
-    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+    parts = module.split(".")
+    files = _files_of(project, parts) if parts[0] == _PACKAGE else []
+    return files[-1] if len(files) == len(parts) else None
 
 
-def _closure(path: Path, project: Path) -> set[Path]:
-    """The file, and every file of `workloads/` that its imports lead to."""
+def _roots(path: Path) -> list[Path]:
+    """Where a script may find modules of its own, the nearest first."""
+    folder = path.parent
+    top = git.root_of(folder)
+    if top is None:
+        return [folder]
+    return [each for each in (folder, *folder.parents) if each.is_relative_to(top)] + [top / "src"]
+
+
+def _closure(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]:
+    """The file, and every file that its imports lead to. Unless it is strict, what is no Python imports nothing."""
     found, left = set[Path](), [path]
     while left:
         file = left.pop()
-        if file not in found:
-            found.add(file)
-            modules = _imported(file.read_bytes(), str(file), file.relative_to(project).parent.parts)
-            left += [each for module in modules if (each := module_file(module, project)) is not None]
+        if file in found:
+            continue
+        found.add(file)
+        try:
+            imports = _imported(file.read_bytes(), str(file))
+        except (SyntaxError, ValueError, RecursionError):  # of another version of Python, or a compiled module
+            if is_strict:
+                raise
+            continue
+        for level, name in imports:
+            folders = [file.parents[level - 1]] if 0 < level <= len(file.parents) else roots
+            parts = name.split(".")
+            left += next(filter(None, (_files_of(folder, parts) for folder in folders)), [])
     return found
 
 
+def _files_of(folder: Path, parts: Sequence[str]) -> list[Path]:
+    """The files below a folder that importing a dotted name executes: importing `a.b` executes `a` as well."""
+    files: list[Path] = []
+    for length in range(1, len(parts) + 1):
+        place = folder.joinpath(*parts[:length])
+        candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+        file = next((each for each in candidates if each.is_file()), None)
+        file = file or next((each for each in _compiled(place) if each.is_file()), None)
+        if file is not None:
+            files.append(file)
+        elif not place.is_dir():  # a package may do without a file
+            break
+    return files
+
+
+def _compiled(place: Path) -> Iterator[Path]:
+    return place.parent.glob(f"{place.name}.*.so") if place.parent.is_dir() else iter(())
+
+
 @functools.cache  # the programs of a study share most of their files
-def _imported(source: bytes, file: str, package: tuple[str, ...]) -> frozenset[str]:
-    """The dotted names that may be modules, with the packages they are in: importing `a.b` executes `a` as well."""
-    found = set[str]()
+def _imported(source: bytes, file: str) -> frozenset[tuple[int, str]]:
+    """The dotted names that may be modules, each with the number of dots before it."""
+    found = set[tuple[int, str]]()
     for node in ast.walk(ast.parse(source, file)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{module}.{name}" for name in names]
-        for name in names:
-            parts = name.split(".")
-            found.update(".".join(parts[:length]) for length in range(1, len(parts) + 1))
+        if isinstance(node, ast.Import):
+            found.update((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = [node.module] if node.module else []
+            found.update((node.level, ".".join([*module, alias.name])) for alias in node.names)
     return frozenset(found)

@@ -27,6 +27,9 @@ class FinishedGroup:
     """A group that ended. What its run does not say is `None`; of its tags, those that the row has in a comparison."""
 
     digest: str
+    program_digest: str | None = None
+    name: str = ""
+    block: str | None = None
     result: Result
     gpu_uuid: str | None
     boot_id: str | None

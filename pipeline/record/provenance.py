@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import command, host
+from pipeline.base import git, host
 from pipeline.base.errors import CommandError
 from pipeline.base.host import boot_id
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter, Spec
+from pipeline.base.records import Interpreter, Spec, Workload
+from pipeline.base.tags import Tag
 from pipeline.base.words import without_secrets
 
-_GIT_LIMIT_S = 10.0
+_MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 
 
 def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
@@ -40,10 +43,73 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
 
 def _git() -> dict[str, str]:
     """Commit of the project's own source, and whether files differ from it."""
-    git = ["git", "-C", str(PROJECT_DIR)]
+    found = git.read(PROJECT_DIR)
+    return {} if found is None else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the code of a program comes from.
+
+    Attributes:
+        repository: the one that its script lies in; `None` without one.
+        uncommitted: what no commit tells: the changes of the repository, and each file of the program that git does
+            not track.
+    """
+
+    repository: git.Repository | None
+    uncommitted: tuple[str, ...]
+
+    @property
+    def tags(self) -> dict[str, str]:
+        if self.repository is None:
+            return {}
+        return {
+            Tag.GIT_COMMIT: self.repository.commit,
+            Tag.PROGRAM_REPOSITORY: str(self.repository.root),
+            Tag.PROGRAM_CHANGED: str(bool(self.uncommitted)).lower(),
+        }
+
+
+def origin_of(workload: Workload) -> Origin:
+    """Where the code of a program comes from now. A script without a repository is kept itself, its modules here."""
+    script = Path(workload.script)
+    repository = git.read(script)
+    root = script.parent if repository is None else repository.root
+    # A link may lead to what somebody keeps elsewhere, and would not want to see here.
+    files = [path for path in map(Path, sorted({each.path for each in workload.sources})) if _lies_in(path, root)]
+    if repository is None:
+        return Origin(repository=None, uncommitted=tuple(_as_new(path, root) for path in files if path != script))
     try:
-        commit = command.run([*git, "rev-parse", "HEAD"], timeout_s=_GIT_LIMIT_S).stdout.strip()
-        changed = command.run([*git, "status", "--porcelain", "--untracked-files=no"], timeout_s=_GIT_LIMIT_S).stdout
-    except CommandError:
-        return {}
-    return {"git_commit": commit, "git_changed": "true" if changed.strip() else "false"}
+        parts = [_as_new(path, root) for path in git.untracked(repository, files)]
+        if repository.is_changed:
+            parts.insert(0, f"# {root} at {repository.commit}\n{git.difference(repository)}")
+    except CommandError as error:
+        parts = [f"# the changes of {root} cannot be read: {error}\n"]
+    return Origin(repository=repository, uncommitted=tuple(map(without_secrets, parts)))
+
+
+def uncommitted(origins: Iterable[Origin]) -> str:
+    """What no commit tells of several programs, as `git apply` takes it; what is too long is cut, and says so."""
+    text = "".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted))
+    if (size := len(text.encode())) <= _MOST_BYTES:
+        return text
+    kept = text.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return f"{kept}\n# cut: the first {_MOST_BYTES} of {size} bytes\n"
+
+
+def _lies_in(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def _as_new(path: Path, root: Path) -> str:
+    """A file as a diff that makes it."""
+    name = path.relative_to(root)
+    begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):
+        return f"{begin}Binary files /dev/null and b/{name} differ\n"
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n\\ No newline at end of file\n"
+    return begin + "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{name}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from pipeline.base.errors import ConfigError
 from pipeline.base.records import Group, Plan
 from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -12,7 +13,7 @@ from pipeline.record.original import FinishedGroup
 
 
 def remaining(
-    plan: Plan, finished: Sequence[FinishedGroup], boot_id: str
+    plan: Plan, finished: Sequence[FinishedGroup], boot_id: str, *, accept_environment: bool = False
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """The groups to run, and the rows of those that need not be.
 
@@ -23,35 +24,54 @@ def remaining(
         plan: the whole study.
         finished: groups with a result in the store.
         boot_id: of this machine now.
+        accept_environment: whether a result counts that was measured with other packages.
+
+    Raises:
+        ConfigError: results cannot be told apart without the packages.
     """
+    keys = {group.digest: group.program_digest if accept_environment else group.digest for group in plan.groups}
+    if len(set(keys.values())) < len(keys):
+        raise ConfigError(
+            "resume=accept_environment: groups of this plan differ in their environment alone, so that it cannot be "
+            "left out of account; use resume=true"
+        )
     found: dict[str, dict[tuple[str | None, str | None], FinishedGroup]] = {}
-    for each in finished:
-        if each.result.is_finding:
-            found.setdefault(each.digest, {})[each.gpu_uuid, each.boot_id] = each
-    blocks: dict[tuple[int, str], list[Group]] = {}
+    # What was measured with the very packages comes last, and wins.
+    for each in sorted(finished, key=lambda each: each.digest in keys):
+        key = each.program_digest if accept_environment else each.digest
+        if each.result.is_finding and key is not None:
+            found.setdefault(key, {})[each.gpu_uuid, each.boot_id] = each
+    blocks: dict[tuple[int, str], list[str]] = {}
     for group in plan.groups:
-        blocks.setdefault((group.block, group.device.uuid), []).append(group)
+        blocks.setdefault((group.block, group.device.uuid), []).append(keys[group.digest])
     done: dict[str, FinishedGroup] = {}
     for (_, gpu_uuid), members in blocks.items():
         here = (gpu_uuid, boot_id)
-        origins = {origin for group in members for origin in found.get(group.digest, {})}
+        origins = {origin for key in members for origin in found.get(key, {})}
         in_order = sorted(origins, key=lambda origin: (origin != here, repr(origin)))
         # A complete block of any origin counts; of an incomplete one, only what was found here and since the boot.
-        complete = (origin for origin in in_order if all(origin in found.get(g.digest, {}) for g in members))
+        complete = (origin for origin in in_order if all(origin in found.get(key, {}) for key in members))
         origin = next(complete, here)
-        done |= {g.digest: found[g.digest][origin] for g in members if origin in found.get(g.digest, {})}
-    left = tuple(group for group in plan.groups if group.digest not in done)
-    return left, [_row(group, done[group.digest]) for group in plan.groups if group.digest in done]
+        done |= {key: found[key][origin] for key in members if origin in found.get(key, {})}
+    left = tuple(group for group in plan.groups if keys[group.digest] not in done)
+    return left, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
 
 
-def num_of_other_plans(plan: Plan, finished: Sequence[FinishedGroup]) -> int:
-    """How many stored results were measured with settings that no group of the plan has, so that none of it uses them.
+def unused(plan: Plan, left: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
+    """The stored results, newest first, of another plan: with other settings, or of a group that is to be run anew.
 
-    Groups that the plan lacks for another reason (one more degree, another workload) are not counted: they belong
-    beside its own.
+    What the plan lacks for another reason (one more degree, another workload) is not among them: it belongs beside it.
     """
-    known = {None, *(group.settings_digest for group in plan.groups)}
-    return sum(each.result.is_finding and each.settings not in known for each in finished)
+    digests = {group.digest for group in plan.groups}
+    settings = {None, *(group.settings_digest for group in plan.groups)}
+    again = {(group.name, str(group.block)) for group in left}
+    return [
+        each
+        for each in reversed(finished)
+        if each.result.is_finding
+        and each.digest not in digests
+        and (each.settings not in settings or (each.name, each.block) in again)
+    ]
 
 
 def _row(group: Group, stored: FinishedGroup) -> GroupResult:

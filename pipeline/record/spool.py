@@ -28,10 +28,11 @@ from pipeline.observe.table import in_one_line
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
 from pipeline.record.original import script_files
+from pipeline.record.provenance import Origin, uncommitted
 from pipeline.record.sender import Sender
 
 # What MLflow's table of runs shows in columns of its own.
-_UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.GIT_COMMIT: "git_commit", Tag.USER: "user"}
+_UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.USER: "user"}
 
 
 class SpoolRun:
@@ -90,6 +91,7 @@ class Spool:
         artifacts: text files that every group keeps.
         interpreters: the environments of the jobs, each kept with its job.
         uri: tracking server that gets the groups; the local store in `root` if not given.
+        origins: where the code of each program comes from, by the path of its script.
     """
 
     def __init__(
@@ -100,9 +102,10 @@ class Spool:
         artifacts: dict[str, str],
         interpreters: Mapping[Spec, Interpreter] | None = None,
         uri: str | None = None,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
-        self._interpreters, self._uri = interpreters or {}, uri
+        self._interpreters, self._uri, self._origins = interpreters or {}, uri, origins or {}
         self._amendments: set[Path] = set()
         self.root = root.resolve()
         self._folder = _new_folder(self.root / layout.SPOOL)
@@ -122,7 +125,7 @@ class Spool:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
         lock = locks.opened(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
-        record = _new_record(group, self.study, self._facts, self._interpreters)
+        record = _new_record(group, self.study, self._facts, self._interpreters, self._origins)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         try:
             locks.take(lock)
@@ -132,6 +135,8 @@ class Spool:
             for script, name in script_files(job.workload.script for job in group.jobs).items():
                 if not Path(script).is_relative_to(PROJECT_DIR):  # ours is told by the commit
                     run.add_artifact(name, Path(script).read_text(encoding="utf-8", errors="replace"))
+            if text := uncommitted(self._origins[script] for script in _scripts(group, self._origins)):
+                run.add_artifact(layout.UNCOMMITTED, text)
             self._add_locks(folder, group)
             run.add_artifact(layout.CONFIG, without_secrets(group.config_text()))
             group_folder.write(folder, run.record)
@@ -183,7 +188,18 @@ def _new_folder(spool: Path) -> Path:
     return folder
 
 
-def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: Mapping[Spec, Interpreter]) -> Record:
+def _scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:
+    """The scripts of a group of which it is known where they come from."""
+    return [job.workload.script for job in group.jobs if job.workload.script in origins]
+
+
+def _new_record(
+    group: Group,
+    study: str,
+    facts: dict[str, str],
+    interpreters: Mapping[Spec, Interpreter],
+    origins: Mapping[str, Origin],
+) -> Record:
     spool_id, now = uuid.uuid4().hex, time.monotonic_ns()
     common: dict[str, str] = {
         Tag.STUDY: study,
@@ -196,13 +212,21 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
         **{fact_tag(key): value for key, value in (facts | dict(group.device.details)).items()},
         **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
     }
-    parent_tags = common | {
-        Tag.ROLE: GROUP,
-        Tag.DIGEST: group.digest,
-        Tag.SETTINGS: group.settings_digest,
-        Tag.PLANNED: json.dumps({"settings": group.settings, "options": group.options}),
-        Tag.SPOOL_ID: spool_id,
-    }
+    of_scripts = {script: origins[script].tags for script in _scripts(group, origins)}
+    # What all jobs have in common is the group's as well.
+    shared = set.intersection(*(set(tags.items()) for tags in of_scripts.values())) if of_scripts else set()
+    parent_tags = (
+        common
+        | dict(shared)
+        | {
+            Tag.ROLE: GROUP,
+            Tag.DIGEST: group.digest,
+            Tag.PROGRAM_DIGEST: group.program_digest,
+            Tag.SETTINGS: group.settings_digest,
+            Tag.PLANNED: json.dumps({"settings": group.settings, "options": group.options}),
+            Tag.SPOOL_ID: spool_id,
+        }
+    )
     environments = {spec: {"environment_digest": found.lock_digest} for spec, found in interpreters.items()}
     children = tuple(
         ChildRecord(
@@ -216,7 +240,12 @@ def _new_record(group: Group, study: str, facts: dict[str, str], interpreters: M
                 **dict(job.workload.params),
             },
             tags=common
-            | {Tag.ROLE: JOB, Tag.WORKLOAD_DIGEST: job.workload.digest}
+            | of_scripts.get(job.workload.script, {})
+            | {
+                Tag.ROLE: JOB,
+                Tag.WORKLOAD_DIGEST: job.workload.digest,
+                Tag.PROGRAM_DIGEST: job.workload.program_digest,
+            }
             | ({Tag.SIZE: job.size} if job.size else {}),
             index=job.index,
             gi_id=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.base import layout
 from pipeline.base.records import Group
@@ -12,6 +13,7 @@ from pipeline.plan.inventory import Inventory
 from pipeline.record.original import Original, script_files
 
 _MAX_PACKAGES = 8
+_PYTHON = "# python: "
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
 # Of a device: what changes by itself, or by the groups before, says nothing.
@@ -23,13 +25,50 @@ def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[
     found = [*_device(original, group), *_source(original, facts)]
     found += [_changed(words, original.fact(key), facts.get(key)) for key, words in _FACTS.items()]
     found += _packages(original, group, inventory)
-    found += _scripts(original, group)
+    found += _sources(original, group)
     known = [line for line in found if line]
     # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
     if not known and is_built and original.fact("digest") not in (None, group.digest):
         known.append("the plan of the group: its digest differs, though nothing that was compared does")
     return known
+
+
+def of_results(original: Original, group: Group, inventory: Inventory) -> list[str]:
+    """One line for each thing that differs and that makes a result another one."""
+    return [
+        *_planned(original, group),
+        *filter(None, _packages(original, group, inventory)),
+        *_sources(original, group),
+        *_options(original, group),
+    ]
+
+
+def _planned(original: Original, group: Group) -> Iterable[str]:
+    """Settings and options of the group, as its plan names them."""
+    before = json.loads(original.fact("planned") or "{}")
+    for facts, now in (("settings", group.settings), ("options", json.loads(json.dumps(group.options)))):
+        then = before.get(facts, {})
+        for key in sorted(then.keys() | now.keys()):
+            if then.get(key) != now.get(key):
+                yield f"{key}: {then.get(key) or 'not given'}, now {now.get(key) or 'not given'}"
+
+
+def _options(original: Original, group: Group) -> Iterable[str]:
+    """What the programs are given, job by job."""
+    found: dict[str, None] = {}
+    for then, now in zip(_workloads(original), (job.workload for job in group.jobs), strict=False):
+        for kind, values in (("params", now.params), ("environ", now.environ)):
+            old, new = dict(then[kind]), dict(values)
+            for key in sorted(old.keys() | new.keys()):
+                if old.get(key) != new.get(key):
+                    found[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
+    return found
+
+
+def _workloads(original: Original) -> list[dict[str, Any]]:
+    """The programs of the original, job by job."""
+    return [job["workload"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])]
 
 
 def _changed(words: str, before: str | None, now: str | None) -> str:
@@ -85,13 +124,15 @@ def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
 
 
 def _by_name(lock: Iterable[str]) -> dict[str, str]:
-    """Packages by their name: `name==version`, `name @ place`, or the address of a conda package."""
+    """Packages and Python by their name: `name==version`, `name @ place`, or the address of a conda package."""
     packages = {}
     # What pip installed into an environment of conda stands in comments there.
     for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
-        if line.startswith(("#", "@", "-")):
+        if line.startswith(_PYTHON):
+            packages["python"] = f"Python {line.removeprefix(_PYTHON)}"
+        elif line.startswith(("#", "@", "-")):
             continue
-        if "://" in line and " @ " not in line:
+        elif "://" in line and " @ " not in line:
             text = line.rsplit("/", 1)[1].partition("#")[0]
             packages[text.rsplit("-", 2)[0]] = text
         else:
@@ -99,14 +140,21 @@ def _by_name(lock: Iterable[str]) -> dict[str, str]:
     return packages
 
 
-def _scripts(original: Original, group: Group) -> Iterable[str]:
-    """By the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
-    before = [job["workload"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])]
+def _sources(original: Original, group: Group) -> Iterable[str]:
+    """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
+    before = _workloads(original)
     files = script_files(workload["script"] for workload in before)
     found: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
-        if then.get("script_digest") not in (None, "", now.script_digest):
-            file = files[then["script"]]
-            kept = f"; the original is artifact {file}" if file in original.files else ""
-            found[f"{Path(now.script).name}: its content has changed{kept}"] = None
+        old = {source["name"]: source["digest"] for source in then["sources"]}
+        new = {source.name: source.digest for source in now.sources}
+        for name in sorted(old.keys() | new.keys()):
+            kept = files[then["script"]] if name == Path(then["script"]).name else ""
+            where = f"; the original is artifact {kept}" if kept in original.files else ""
+            if name not in new:
+                found[f"{name} is no part of {now.name} any more{where}"] = None
+            elif name not in old:
+                found[f"{name} has become a part of {now.name}"] = None
+            elif old[name] != new[name]:
+                found[f"{name}: its content has changed{where}"] = None
     return found

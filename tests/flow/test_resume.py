@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import subprocess
 import time
+import venv
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +134,53 @@ def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "of 4 groups, 3 did not run to the end; to run them: " in err and "resume=true" in err
+
+
+def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client, tmp_path):
+    def git(*arguments):
+        settings = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+        return subprocess.run(["git", *settings, *arguments], cwd=tmp_path / "mine", check=True, capture_output=True)
+
+    def install(version):
+        (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+        for old in site.glob("tiny-*"):
+            shutil.rmtree(old)
+        info = site / f"tiny-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n")
+
+    venv.create(tmp_path / "env", symlinks=True)
+    install("1.0")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train.py").write_text("import model\nprint(model.WIDTH)\n")
+    (tmp_path / "mine/model.py").write_text("WIDTH = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    (tmp_path / "mine/model.py").write_text("WIDTH = 2\n")
+    study = ["workload=script", "workload.script=mine/train.py", "env=existing", f"env.prefix={tmp_path}/env"]
+    study += ["degree=1", "baseline=never", "listeners=[host]"]
+    status, _, err = run(*study)
+    assert status == 0, err
+    ((group, (job,)),) = groups(client)
+    commit = git("rev-parse", "HEAD").stdout.decode().strip()
+    for tags in (group.data.tags, job.data.tags):
+        assert (tags["mlflow.source.git.commit"], tags["collocation.program_changed"]) == (commit, "true")
+    diff = Path(client.download_artifacts(group.info.run_id, "uncommitted.diff")).read_text()
+    assert "-WIDTH = 1\n+WIDTH = 2\n" in diff
+
+    install("2.0")
+    _, _, err = run(*study, "resume=true", "dry_run=true")
+    assert "resume: 0 of 1 groups are finished" in err
+    assert "1 result of another plan in the experiment 'collocation': not used" in err
+    assert ": packages: tiny==1.0 now tiny==2.0\n" in err and "model.py" not in err
+    assert "resume=accept_environment uses it" in err
+    status, _, err = run(*study, "resume=accept_environment")
+    assert (status, len(groups(client))) == (0, 1) and "resume: 1 of 1 groups are finished" in err
+
+    (tmp_path / "mine/model.py").write_text("WIDTH = 3\n")
+    _, _, err = run(*study, "resume=accept_environment", "dry_run=true")
+    assert "resume: 0 of 1 groups are finished" in err
+    assert ": model.py: its content has changed\n" in err and "uses it" not in err
+    _, _, err = run(*study, "resume=maybe")
+    assert "resume=maybe: must be false, true, accept_environment" in err

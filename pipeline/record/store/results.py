@@ -43,6 +43,9 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
         finished.append(
             FinishedGroup(
                 digest=digest,
+                program_digest=tags.get(Tag.PROGRAM_DIGEST),
+                name=run.info.run_name,
+                block=tags.get(Tag.BLOCK),
                 result=Result(result),
                 gpu_uuid=tags.get(Tag.GPU_UUID),
                 boot_id=tags.get(Tag.BOOT_ID),

@@ -30,7 +30,7 @@ def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
 
 
 def doubts(study: Study) -> list[str]:
-    """The blocks on a slower host and the baselines that stood still, a sentence each."""
+    """The blocks on a slower host, environments beside each other and baselines that stood still, a sentence each."""
     loops = host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     said = [
@@ -40,7 +40,19 @@ def doubts(study: Study) -> list[str]:
         if is_slow and loop_ms is not None
     ]
     still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.flag]
+    said += _mixed_packages(study)
     return said + [f"Nothing is compared with baseline {row.name} of block {row.block}: {row.flag}." for row in still]
+
+
+def _mixed_packages(study: Study) -> list[str]:
+    """What `resume=accept_environment` lets stand beside each other."""
+    packages = {job.params.get("environment_digest", "") for row in study.rows for job in row.jobs}
+    if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
+        return []
+    return [
+        f"Rows of {len(packages)} environments stand beside each other: the study was resumed with "
+        "resume=accept_environment, which takes results of other packages for the same."
+    ]
 
 
 def bound_by_host(cells: Sequence[Cell]) -> str:

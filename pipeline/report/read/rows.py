@@ -69,8 +69,16 @@ def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
     children: dict[str, list[Any]] = defaultdict(list)
     for run in results.find_runs(store, experiment, JOB):
         children[run.data.tags.get(Tag.PARENT_RUN, "")].append(run)
-    for run in results.find_runs(store, experiment, GROUP):
-        yield _raw(run, children.get(run.info.run_id, []), store)
+    groups = results.find_runs(store, experiment, GROUP)
+    identity = _identity(groups)
+    for run in groups:
+        yield _raw(run, children.get(run.info.run_id, []), store, identity)
+
+
+def _identity(groups: Iterable[Any]) -> Tag:
+    """What tells programs apart: their packages as well, unless the user took results of others for the same."""
+    accepts = any(run.data.tags.get(Tag.ACCEPTS_ENVIRONMENT) == "true" for run in groups)
+    return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
 
 
 def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
@@ -101,14 +109,14 @@ def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
     )
 
 
-def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
+def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
     """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = facts_of(tags)
     is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
     if not is_over or not children:
         return None
-    jobs = tuple(sorted((_job(child) for child in children), key=lambda job: job.index))
+    jobs = tuple(sorted((_job(child, identity) for child in children), key=lambda job: job.index))
     scenario = params.get("scenario", "")
     try:
         planned = json.loads(facts["planned"])
@@ -148,13 +156,13 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str) -> Row | None:
     )
 
 
-def _job(run: Any) -> JobRow:
+def _job(run: Any, identity: Tag) -> JobRow:
     tags, params = run.data.tags, run.data.params
     facts, workload = facts_of(tags), params.get("workload", "")
     return JobRow(
         index=int(facts.get("index", "0")),
         label=workload,
-        digest=facts.get("workload_digest", ""),
+        digest=tags.get(identity, ""),
         size=facts.get("size"),
         result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
         metrics=results.figures_of(run),

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from pipeline.base.errors import ConfigError
 from pipeline.base.records import Plan, Result, WindowKind
 from pipeline.observe.compare import Comparison, loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -91,6 +92,23 @@ def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
     assert left(plan, first[0]) == [1, 2, 3, 4]
     other_gpu = [entry(g, gpu="GPU-other") for g in plan.groups]
     assert left(plan, other_gpu[0]) == [1, 2, 3, 4]
+
+
+def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_the_same_come_first(plan):
+    groups = tuple(dataclasses.replace(g, program_digest=f"program-{g.number}") for g in plan.groups)
+    plan = dataclasses.replace(plan, groups=groups)
+    before = [
+        dataclasses.replace(entry(g, 1.0), digest=f"old-{g.number}", program_digest=g.program_digest, run_id="old")
+        for g in plan.groups
+    ]
+    exact = dataclasses.replace(entry(groups[0], 2.0), program_digest=groups[0].program_digest)
+    assert left(plan, *before) == [1, 2, 3, 4]
+    kept, known = resume.remaining(plan, [exact, *before[:3]], HERE, accept_environment=True)
+    assert [g.number for g in kept] == [4]
+    assert [row.jobs[0].metrics["throughput_samples_per_s"] for row in known] == [2.0, 1.0, 1.0]
+    same = dataclasses.replace(plan, groups=(groups[0], dataclasses.replace(groups[1], program_digest="program-1")))
+    with pytest.raises(ConfigError, match="differ in their environment alone"):
+        resume.remaining(same, [], HERE, accept_environment=True)
 
 
 def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):

@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.plan import inventory
-from pipeline.plan.source_digest import module_file, source_digest
+from pipeline.plan.source_digest import code_of, module_file
 from pipeline.record import resume
 from pipeline.record.original import FinishedGroup
 from tests.conftest import GPU
@@ -45,7 +45,7 @@ def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(ma
         assert "moved.Moved" in {group.sharing.target for group in after.groups}
         left, rows = resume.remaining(after, stored(plan), "boot")
         assert left == () and len(rows) == len(plan.groups)
-        assert resume.num_of_other_plans(after, stored(plan)) == 0
+        assert resume.unused(after, left, stored(plan)) == []
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,44 @@ def test_what_a_program_imports_belongs_to_its_digest(make_plan, project, file):
 
 
 def test_a_script_of_a_user_has_the_runner_and_its_imports_in_its_digest(make_plan, project):
-    (project / "train.py").write_text("import other")
-    digests = []
-    for changed in (
-        "train.py",
-        "other.py",
-        "workloads/training/steps.py",
-        "workloads/script.py",
-        "workloads/client.py",
-    ):
+    (project / "train.py").write_text("def main():\n    import other\n")
+    for name in ("other.py", "unrelated.py"):
+        (project / name).write_text("")
+    digests = [make_plan(["workload=script", "workload.script=train.py"]).groups[0].digest]
+    for changed in ("unrelated.py", "workloads/training/steps.py", "train.py", "other.py", "workloads/script.py"):
         with (project / changed).open("a") as text:
             text.write("\nCHANGED = 1\n")
         digests.append(make_plan(["workload=script", "workload.script=train.py"]).groups[0].digest)
-    assert digests[0] == digests[1] == digests[2], "of a user's program, its one file"
-    assert len(set(digests)) == 3
+    assert digests[0] == digests[1] == digests[2]
+    assert len(set(digests[2:])) == 4
+
+
+def test_the_modules_of_a_users_script_are_found_in_its_folder_and_its_repository(tmp_path):
+    files = {
+        "outside.py": "",
+        "mine/.git/HEAD": "",
+        "mine/common.py": "import outside, torch",
+        "mine/src/lib/__init__.py": "from . import deep",
+        "mine/src/lib/deep.py": "def f():\n    from .more import x\n",
+        "mine/src/lib/more/__init__.py": "from ..gone import z",
+        "mine/src/lib/unused.py": "",
+        "mine/runs/a/namespace/part.py": "print 'of another Python'",
+        "mine/runs/a/fast.cpython-311-x86_64-linux-gnu.so": "\0",
+        "mine/runs/a/train.py": "import lib, common, fast\nimport namespace.part as part\nfrom os import path",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = code_of(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
+    names = {source.name for source in code.sources}
+    assert names == {
+        *("train.py", "namespace/part.py", "fast.cpython-311-x86_64-linux-gnu.so", "../../common.py"),
+        *("../../src/lib/__init__.py", "../../src/lib/deep.py", "../../src/lib/more/__init__.py"),
+    }
+    (tmp_path / "mine/.git/HEAD").unlink()
+    (tmp_path / "mine/.git").rmdir()
+    alone = code_of(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
+    assert {source.name for source in alone.sources} == {name for name in names if not name.startswith("..")}
 
 
 def test_where_a_program_lies_is_no_part_of_the_digest_and_an_option_is(make_plan):
@@ -99,9 +123,9 @@ def test_imports_are_followed_in_every_form(tmp_path):
     }
     for name, text in texts.items():
         (package / name).write_text(text)
-    before = {name: source_digest(package / name, tmp_path) for name in texts}
+    before = {name: code_of(package / name, tmp_path).digest for name in texts}
     (package / "deep.py").write_text("thing = 2")
-    after = {name: source_digest(package / name, tmp_path) for name in texts}
+    after = {name: code_of(package / name, tmp_path).digest for name in texts}
     changed = {name for name in texts if before[name] != after[name]}
     assert changed == {"deep.py", "images/files.py", "images/data.py", "other.py", "plain.py"}
     assert module_file("workloads.images", tmp_path) == package / "images/__init__.py"

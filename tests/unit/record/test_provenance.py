@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from pipeline.base import git
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Spec, Workload
+from pipeline.plan.source_digest import code_of
 from pipeline.record import provenance
 
 
@@ -11,3 +20,98 @@ def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "tracking.uri=https://me:s3cret@mlflow.example.org/x"])
     facts = provenance.collect({})
     assert facts["command_line"] == "run.py degree=2 tracking.uri=https://mlflow.example.org/x"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "train.py").write_text("import model, fresh\n")
+    (folder / "model.py").write_text("WIDTH = 1\n")
+    run(folder, "git", "init", "-q")
+    run(folder, "git", "add", ".")
+    run(folder, "git", "-c", "user.name=me", "-c", "user.email=me@example.org", "commit", "-qm", "first")
+    return folder
+
+
+def run(folder: Path, *argv: str) -> str:
+    return subprocess.run(argv, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def origin(folder: Path) -> provenance.Origin:
+    code = code_of(folder / "train.py", PROJECT_DIR)
+    return provenance.origin_of(
+        Workload(
+            name="train",
+            script=str(code.path),
+            argv=(),
+            ends_by_itself=True,
+            env=Spec(target=""),
+            digest="",
+            sources=(*code.sources, *code_of(PROJECT_DIR / "workloads/script.py", PROJECT_DIR).sources),
+        )
+    )
+
+
+def test_a_clean_repository_is_told_by_its_commit(repository, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(PROJECT_DIR / ".git"))  # as a hook of git has it
+    found = origin(repository)
+    monkeypatch.delenv("GIT_DIR")
+    assert found.tags["mlflow.source.git.commit"] == run(repository, "git", "rev-parse", "HEAD").strip()
+    assert found.tags["collocation.program_changed"] == "false" and found.uncommitted == ()
+
+
+def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path):
+    commit = run(repository, "git", "rev-parse", "HEAD").strip()
+    (repository / ".gitignore").write_text("fresh.py\n")
+    (repository / "model.py").write_text("WIDTH = 2\nURL = 'https://me:s3cret@example.org'\n")
+    (repository / "fresh.py").write_text("import model\nNEW = True")
+    (repository / "notes.txt").write_text("not of the program")
+    (tmp_path / "elsewhere.py").write_text("TOKEN = 's3cret'\n")
+    (repository / "linked.py").symlink_to(tmp_path / "elsewhere.py")
+    (repository / "train.py").write_text("import model, fresh, linked\n")
+    index = (repository / ".git/index").read_bytes()
+    found = origin(repository)
+    assert (repository / ".git/index").read_bytes() == index
+    assert (found.tags["mlflow.source.git.commit"], found.tags["collocation.program_changed"]) == (commit, "true")
+    text = provenance.uncommitted([found, found])
+    assert "s3cret" not in text and "notes" not in text and text.count("+WIDTH = 2") == 1
+    run(tmp_path, "git", "clone", "-q", str(repository), "clone")
+    (tmp_path / "diff").write_text(text)
+    run(tmp_path / "clone", "git", "apply", str(tmp_path / "diff"))
+    assert (tmp_path / "clone/fresh.py").read_text() == "import model\nNEW = True"
+    assert (tmp_path / "clone/train.py").read_text() == (repository / "train.py").read_text()
+
+
+def test_a_repository_that_would_run_programs_runs_none(repository):
+    for key in ("diff.external", "core.fsmonitor", "diff.x.textconv"):
+        run(repository, "git", "config", key, f"touch {repository}/ran; false")
+    (repository / ".gitattributes").write_text("*.py diff=x\n")
+    (repository / "model.py").write_text("WIDTH = 2\n")
+    assert "+WIDTH = 2" in provenance.uncommitted([origin(repository)])
+    assert not (repository / "ran").exists()
+
+
+def test_modules_of_a_script_without_a_repository_are_kept(tmp_path):
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("WIDTH = 1\n")
+    if git.root_of(tmp_path) is not None:
+        pytest.skip("temporary folders lie in a repository here")
+    found = origin(tmp_path)
+    assert found.tags == {} and "+WIDTH = 1" in provenance.uncommitted([found])
+    assert "import model" not in provenance.uncommitted([found]), "the script is an artifact of its own"
+
+
+def test_what_is_too_long_is_cut_and_says_so(repository, monkeypatch):
+    monkeypatch.setattr(provenance, "_MOST_BYTES", 200)
+    (repository / "model.py").write_text("WIDTH = 2\n" * 100)
+    text = provenance.uncommitted([origin(repository)])
+    assert len(text) < 260 and "# cut: the first 200 of " in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_repository_of_somebody_else_is_not_asked(repository, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (repository, *repository.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert git.read(repository) is None

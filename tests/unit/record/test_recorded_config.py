@@ -111,7 +111,8 @@ def test_a_difference_of_locks_is_short():
     many = [f"p{n}==1" for n in range(20)]
     assert lock_difference(many, []).endswith("without p15==1; and 12 more")
     assert lock_difference(["# pip a==1"], ["# pip a==2"]) == "packages: a==1 now a==2"
-    assert lock_difference(["# pip -i https://host"], ["# python: 3.12", "# pip --pre"]) == ""
+    assert lock_difference(["# pip -i https://host"], ["# platform: linux", "# pip --pre"]) == ""
+    assert lock_difference(["# python: 3.11.2"], ["# python: 3.12.1"]) == "packages: Python 3.11.2 now Python 3.12.1"
     conda = ["@EXPLICIT", "https://host/linux-64/zlib-1.2-h1_0.conda#aa"]
     assert lock_difference(conda, ["https://host/linux-64/zlib-1.3-h1_0.conda#bb"]) == (
         "packages: zlib-1.2-h1_0.conda now zlib-1.3-h1_0.conda"

@@ -9,7 +9,7 @@ from pipeline.report.evaluate.doubts import bound_by_host, doubts, host_loops
 from pipeline.report.page.page import content_of, render
 from pipeline.report.page.tables import block_table, drift_table, host_table
 from pipeline.report.read.records import Study
-from tests.report_rows import copies, study
+from tests.report_rows import copies, params, study
 
 LOOPS_MS = (2.0, 2.2, 2.1, 2.7, 1.0)
 STOOD_STILL = "job 0-resnet26 made no step in the last 3 s of the window (a step takes 10 ms)"
@@ -78,3 +78,13 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
     assert said == f"Nothing is compared with baseline {rows[2].name} of block 2: {STOOD_STILL}."
     assert drift_table(seen).rows[0][2] == 2, "blocks with a baseline"
     assert "Nothing is compared with baseline" in render(content_of(seen))
+
+
+def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> None:
+    def resumed(*digests: str, **facts: str) -> Study:
+        own = [params(environment_digest=digest) for digest in digests]
+        return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
+
+    (said,) = doubts(resumed("old", "new", accepts_environment="true"))
+    assert said.startswith("Rows of 2 environments stand beside each other: the study was resumed with resume=accept_")
+    assert doubts(resumed("same", "same", accepts_environment="true")) == doubts(resumed("old", "new")) == []

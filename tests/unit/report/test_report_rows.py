@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from pipeline.base.modes import mode_of
 from pipeline.base.records import Group, Result
+from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
 from pipeline.report.evaluate.cells import cells_of
@@ -253,21 +255,47 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
         assert found.is_mix == (sizes != "MM")
 
 
-def recorded(group: Group, root: Path) -> Row:
+def recorded(group: Group, root: Path, **facts: str) -> Row:
     """A group as a report reads it back from what was recorded of it."""
+    (row,) = recorded_together([group], root, **facts)
+    return row
 
-    def run(record: group_folder.RunRecord | group_folder.ChildRecord, number: int) -> Any:
+
+def recorded_together(groups: Sequence[Group], root: Path, **facts: str) -> list[Row]:
+    """Groups of one experiment; those after the first have these facts as well."""
+
+    def run(group: Group, record: group_folder.RunRecord | group_folder.ChildRecord, number: int) -> Any:
         tags = record.tags | {"collocation.result": "ok", "collocation.index": str(number)}
         info = SimpleNamespace(
             run_id=f"{group.digest}-{number}", run_name=record.name, status="FINISHED", start_time=number, end_time=9
         )
         return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params=record.params, metrics={}))
 
-    with Spool(root, Recorded(), {"plan": "0123"}, {}).open(group) as opened:
-        record = opened.record
-    found = rows._raw(run(record.parent, 0), [run(child, child.index) for child in record.children], "store")
-    assert found is not None
-    return found
+    runs: list[tuple[Any, list[Any]]] = []
+    for group in groups:
+        with Spool(root, Recorded(), {"plan": f"plan-{len(runs)}"} | (facts if runs else {}), {}).open(group) as opened:
+            record = opened.record
+        runs.append((run(group, record.parent, len(runs)), [run(group, each, each.index) for each in record.children]))
+    identity = rows._identity([parent for parent, _ in runs])
+    found = [rows._raw(parent, children, "store", identity) for parent, children in runs]
+    return [row for row in found if row is not None]
+
+
+def test_results_of_other_packages_stand_beside_each_other_where_a_resume_accepted_them(
+    make_plan, tmp_path, monkeypatch
+) -> None:
+    def group_with(packages: str, degree: int) -> Group:
+        current = CurrentEnv().preview()
+        with monkeypatch.context() as patch:
+            changed = dataclasses.replace(current, lock_digest=packages)
+            patch.setattr(CurrentEnv, "preview", lambda env: changed)
+            return make_plan([f"degree={degree}", "baseline=never"], device=GPU).groups[0]
+
+    groups = [group_with("old", 2), group_with("new", 3)]
+    older, newer = recorded_together(groups, tmp_path / "a")
+    assert list(study(older, newer).left_out) == ["older plan: a program, its options or its environment changed since"]
+    together = study(*recorded_together(groups, tmp_path / "b", accepts_environment="true"))
+    assert len(together.rows) == 2 and together.left_out == {}
 
 
 def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_plan, tmp_path) -> None:

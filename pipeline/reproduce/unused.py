@@ -1,0 +1,59 @@
+"""Why results that the store holds do not count for a plan, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Group, Plan
+from pipeline.base.words import counted
+from pipeline.plan.inventory import Inventory
+from pipeline.record import resume
+from pipeline.record.original import FinishedGroup, Original
+from pipeline.reproduce import differences
+
+# Each is read from the store with its artifacts.
+_MOST_COMPARED = 4
+
+
+def explain(
+    plan: Plan,
+    left: Sequence[Group],
+    finished: Sequence[FinishedGroup],
+    inventory: Inventory,
+    recall: Callable[[str], Original],
+) -> list[str]:
+    """How many results of another plan there are, and what has changed since the newest ones; nothing without any.
+
+    `left` are the groups that are to be run; `recall` reads the group of a run.
+    """
+    found = resume.unused(plan, left, finished)
+    if not found:
+        return []
+    lines = [
+        f"resume: {counted(len(found), 'result')} of another plan in the experiment {plan.experiment!r}: not used; "
+        "tracking.experiment=NAME keeps studies apart"
+    ]
+    newest = {(each.name, each.block): each for each in reversed(found)}
+    compared: set[str] = set()
+    changes: dict[str, Group] = {}
+    for group in left:
+        programs = {job.workload.digest for job in group.jobs}
+        before = newest.get((group.name, str(group.block)))
+        if before is None or compared.issuperset(programs) or len(compared) >= _MOST_COMPARED:
+            continue
+        compared.update(programs)
+        try:
+            original = recall(before.run_id)
+        except TrackingError as error:
+            return [*lines, f"    what has changed is not known: {error}"]
+        for line in differences.of_results(original, group, inventory):
+            changes.setdefault(line, group)
+    lines += [f"    changed since {group.name}: {line}" for line, group in changes.items()]
+    by_program = {group.program_digest for group in left}
+    if num := sum(each.program_digest in by_program for each in newest.values()):
+        which = "it" if num == 1 else "them"
+        lines.append(
+            f"resume: only the environment of {num} of these is another one: resume=accept_environment uses {which}"
+        )
+    return lines
