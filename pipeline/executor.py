@@ -237,13 +237,14 @@ class _Execution:
             starts = [self._start(job, slots.slots[job.index], profiler) for job in jobs]
             files = GroupFiles(folder=self.record.folder, scratch=self.record.scratch, mark=self.record.spool_id)
             with UndoStack() as processes:
-                running = JobGroup(starts, files, group.limits, pin_cpus=group.pin_cpus)
+                go_on = group.is_of_different_programs
+                running = JobGroup(starts, files, group.limits, pin_cpus=group.pin_cpus, go_on=go_on)
                 self.batches.append(running.states)
                 processes.enter_context(running)
                 watched.running = running
                 if running.wait_ready():
                     self._measure(running, slots, starts, profiler)
-            if running.went_wrong:
+            if running.went_wrong and not go_on:
                 break
 
     def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:

@@ -24,7 +24,7 @@ from pipeline.base.records import Device, Group, Plan, Result, Resume
 from pipeline.base.words import counted, duration
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import phases
+from pipeline.observe import failures, phases
 from pipeline.observe.compare import Comparison
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
@@ -373,6 +373,8 @@ class _Study:
         self.sender.rest()
         self.spool.remove_if_empty()
         if self.rows:
+            for line in failures.in_words(self.rows, self._error_log):
+                sys.stdout.write(f"{line}\n")
             sys.stdout.write(f"{self._how_to_report()}\n{self._how_to_open()}\n")
         self._say_how_to_resume()
 
@@ -411,6 +413,12 @@ class _Study:
         where = [] if where == ["--root", TrackingConfig().root] else where
         command = [outcome.python(), "-m", "pipeline.report", "--experiment", self.plan.experiment, *where]
         return f"report: {shlex.join(command)}"
+
+    def _error_log(self, row: GroupResult, index: int) -> str:
+        where = self.spool.where_job_is(row, index)
+        if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
+            where = where.relative_to(Path.cwd())
+        return f"{where}/{layout.STDERR}"
 
     def _how_to_open(self) -> str:
         try:

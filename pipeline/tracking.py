@@ -27,8 +27,8 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
         try:
             if path in found.ready:
                 where = handler.where(path) if path.exists() else ""
-                run_id = handler.send(path)
-                _say(f"sent {path}" + (f" to {where} as run {run_id}" if run_id else " (by another process)"))
+                runs = handler.send(path)
+                _say(f"sent {path}" + (f" to {where} as run {runs.parent}" if runs else " (by another process)"))
             else:
                 handler.answer({"op": "amend", "spool": str(path)})
                 _say(f"sent {path}")

@@ -346,6 +346,13 @@ class Group:
         return len(self.jobs)
 
     @property
+    def is_of_different_programs(self) -> bool:
+        """Whether the jobs are different programs that end by themselves: each has a result of its own to give."""
+        return len({job.workload.digest for job in self.jobs}) > 1 and all(
+            job.workload.ends_by_itself for job in self.jobs
+        )
+
+    @property
     def settings(self) -> dict[str, str]:
         """What groups must share to belong to one study, whatever they run and in whatever mode, in words.
 

@@ -59,13 +59,20 @@ class GroupFiles:
 class JobGroup:
     """A context in which jobs run at the same time; leaving it ends every process, whatever happened.
 
-    With `pin_cpus`, each gets an equal share of the CPUs.
+    With `pin_cpus`, each gets an equal share of the CPUs. With `go_on`, jobs go on when another one fails.
     """
 
     def __init__(
-        self, starts: Sequence[JobStart], files: GroupFiles, limits: Limits, *, pin_cpus: bool = False
+        self,
+        starts: Sequence[JobStart],
+        files: GroupFiles,
+        limits: Limits,
+        *,
+        pin_cpus: bool = False,
+        go_on: bool = False,
     ) -> None:
         self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
+        self._goes_on = go_on
         self.states = [
             JobState(job=each.job, folder=files.folder / layout.job_path(each.job.index), profiler=each.profiler)
             for each in starts
@@ -124,7 +131,8 @@ class JobGroup:
     def measure(self, window: Window) -> None:
         """Release the jobs at one instant, wait through the window, and wait for their end.
 
-        Returns when all jobs have ended, or as soon as one has gone wrong: then leaving the context ends the others.
+        Returns when all jobs have ended, or as soon as one has gone wrong and the others are not to go on: then leaving
+        the context ends them.
         """
         start_ns = time.monotonic_ns() + _START_DELAY_NS
         for state in self.states:
@@ -151,7 +159,10 @@ class JobGroup:
         self._wait_end(self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s of being told to stop")
 
     def _wait_end(self, limit_s: float, limit: str) -> None:
-        if not self._channel.pump(lambda: self.went_wrong or self._all_ended(), _deadline(limit_s)):
+        def is_over() -> bool:
+            return self._all_ended() or (self.went_wrong and not self._goes_on)
+
+        if not self._channel.pump(is_over, _deadline(limit_s)):
             for state in self.states:
                 if not state.has_ended:
                     state.notice(Result.TIMEOUT, f"did not end within {limit}")

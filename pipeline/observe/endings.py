@@ -1,6 +1,6 @@
 """How a job and a group ended, decided here and nowhere else: each gets a result and, if it is not `ok`, a reason.
 
-Pure, but for the last line of a job's error output, which is part of the reason.
+Pure, but for the last lines of a job's error output: the last is part of the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipeline.observe.logged.metric import Logged
 
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
+_TAIL_LINES, _TAIL_BYTES, _MAX_LENGTH = 20, 1 << 14, 300
 _BY_USER = Ending(Result.INTERRUPTED, "interrupted by the user")
 # Which failing job names the group's result, most telling first.
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
@@ -120,7 +121,7 @@ def _of_error(error: dict[str, str], folder: Path) -> Ending:
     text = f"{error.get('type')}: {error.get('message')}"
     if error.get("type") == "ScriptError":
         # What went wrong in a script that knows nothing of us stands in its own error output only.
-        text += _last_words(folder / layout.STDERR)
+        text = f"{error.get('message')}{_last_words(folder / layout.STDERR)}"
     is_oom = error.get("type") in _OOM_TYPES or _tells_oom(text)
     return Ending(Result.OOM if is_oom else Result.FAILED, text)
 
@@ -136,6 +137,14 @@ def _is_our_signal(state: JobState, log: Events) -> bool:
 
 def _tells_oom(text: str) -> bool:
     return any(words in text for words in _OOM_TEXTS)
+
+
+def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
+    """The last lines that a job wrote to its error output; none of one that ended well, or that we ended."""
+    if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
+        return ()
+    lines = [line.decode(errors="replace") for line in last_lines(state.folder / layout.STDERR, _TAIL_BYTES)]
+    return tuple(line.rstrip()[:_MAX_LENGTH] for line in lines if line.strip())[-_TAIL_LINES:]
 
 
 def _last_words(path: Path) -> str:

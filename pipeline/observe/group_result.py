@@ -31,6 +31,7 @@ class JobResult:
         params: what the job said of itself (torch version, parameters of the model, ...).
         place: where it ran.
         spans: its phases.
+        error_output: the last lines of its error output, if it failed.
         start_ns, end_ns: first and last instant of its measured work, if it got there.
     """
 
@@ -46,6 +47,7 @@ class JobResult:
     params: dict[str, str] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
+    error_output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

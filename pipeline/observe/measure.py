@@ -157,6 +157,7 @@ def _job(
         job=state.job,
         result=ending.result,
         reason=ending.reason,
+        error_output=endings.error_output(state, ending),
         exit_status=state.ended.status,
         pid=state.pid,
         start_ns=log.started_ns,

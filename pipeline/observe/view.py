@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.base import layout
@@ -33,6 +34,8 @@ class PlainView:
 
     @contextmanager
     def watch(self, group: Group, watched: Watched) -> Iterator[None]:
+        if logs := _logs(group, watched):
+            say(f"    {logs}")
         yield
 
     def done(self, row: GroupResult) -> None:
@@ -80,7 +83,8 @@ class _Drawer:
         aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
         spent = duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
-        table = Table(title=Text(title), title_justify="left", caption=Text(f"study: {self.progress.summary()}"))
+        caption = "\n".join(filter(None, [_logs(self.group, self.watched), f"study: {self.progress.summary()}"]))
+        table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
         for name in ("job", "phase", "epoch", "samples/s", "memory MiB"):
             table.add_column(name, justify="left" if name in ("job", "phase") else "right")
@@ -103,6 +107,15 @@ class _Drawer:
     def _memory(self, index: int) -> str:
         memory_mib = self.watched.fields.live_memory_mib(self.watched.samples[-200:], index)
         return "-" if memory_mib is None else f"{memory_mib:.0f}"
+
+
+def _logs(group: Group, watched: Watched) -> str:
+    """Where the output of users' scripts can be read while they run."""
+    if not any(job.workload.ends_by_itself for job in group.jobs):
+        return ""
+    folder = watched.folder / layout.JOBS
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return f"output: {shown}/*/{layout.STDOUT}, {layout.STDERR}"
 
 
 def make_view(progress: Progress) -> PlainView:

@@ -38,6 +38,7 @@ class Sender:
 
     Attributes:
         unsent: folders that could not be sent and stay in the spool, and why.
+        failed: of folders that were sent, where the files of the jobs went that failed, by index.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class Sender:
         self._was_asked = self._was_restarted = False
         self._opening: dict[str, Any] | None = None
         self.unsent: dict[Path, str] = {}
+        self.failed: dict[Path, dict[str, str]] = {}
 
     def start(self) -> None:
         """Start the process, if it does not run yet."""
@@ -170,6 +172,7 @@ class Sender:
         folder = Path(request["spool"])
         if request["op"] == "send" and reply.get("ok"):
             self.unsent.pop(folder, None)
+            self.failed[folder] = reply.get("failed") or {}
         elif request["op"] == "send":
             self.unsent[folder] = str(reply.get("error"))
             log.warning("%s stays in the spool: %s", folder.name, reply.get("error"))

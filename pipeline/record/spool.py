@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pipeline.base import layout, locks
 from pipeline.base.errors import TrackingError
@@ -108,6 +109,7 @@ class Spool:
         self._interpreters, self._uri, self._origins = interpreters or {}, uri, origins or {}
         self._amendments: set[Path] = set()
         self.root = root.resolve()
+        self._folders: dict[str, Path] = {}
         self._folder = _new_folder(self.root / layout.SPOOL)
         self.study = self._folder.name
 
@@ -127,6 +129,7 @@ class Spool:
         sink = SampleLog(folder / layout.SAMPLES)
         record = _new_record(group, self.study, self._facts, self._interpreters, self._origins)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
+        self._folders[run.spool_id] = folder
         try:
             locks.take(lock)
             for name, text in self._artifacts.items():
@@ -169,6 +172,14 @@ class Spool:
             file = group_folder.write_amendment(self._folder.parent, amendment)
             self._amendments.add(file)
             self._sender.amend(file)
+
+    def where_job_is(self, row: GroupResult, index: int) -> Path | str:
+        """Where the files of a job that failed are: in the store, or still in the spool."""
+        folder = self._folders[row.spool_id or ""]
+        uri = self._sender.failed.get(folder, {}).get(str(index))
+        if uri is None:
+            return folder / layout.job_path(index)
+        return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else uri
 
     def unsent_amendments(self) -> list[Path]:
         """Figures of this study that the store does not have yet."""

@@ -5,7 +5,8 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
     {"op": "open", "experiment": NAME, "root": FOLDER, "uri": URI or null, "series_points": N}
                                          -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
     {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
-    {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ...}; null if the folder is gone: sent before
+    {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ..., "failed": {INDEX: URI of its artifacts, ...}};
+                                         null and nothing if the folder is gone: sent before
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
                                          with "store": FOLDER or URI those of another store, which is only read
@@ -78,7 +79,8 @@ class RequestHandler:
                 self._begun[Path(folder)] = runs = begin(self._open, Path(folder))
                 return {"run_id": runs.parent}
             case {"op": "send", "spool": str(folder)}:
-                return {"run_id": self.send(Path(folder))}
+                sent = self.send(Path(folder))
+                return {"run_id": sent and sent.parent, "failed": sent.failed if sent else {}}
             case {"op": "amend", "spool": str(file)}:
                 if Path(file).exists():
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
@@ -90,14 +92,13 @@ class RequestHandler:
                 return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
 
-    def send(self, folder: Path) -> str | None:
-        """Send one spool folder; the id of the group's run, or `None` if it was sent before."""
+    def send(self, folder: Path) -> RunIds | None:
+        """Send one spool folder; its runs, or `None` if it was sent before."""
         self._studies.add(folder.parent)
         if not folder.exists():
             return None
         begun = self._begun.get(folder)
-        runs = send(self._open, folder, series_points=self._series_points, begun=begun)
-        return None if runs is None else runs.parent
+        return send(self._open, folder, series_points=self._series_points, begun=begun)
 
     def where(self, folder: Path) -> str:
         """Where a group goes, in words."""

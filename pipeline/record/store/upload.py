@@ -40,10 +40,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunIds:
-    """The MLflow runs of a group: its own, and one for each index of a job; params and tags that they have, by run."""
+    """The MLflow runs of a group: its own, and one for each index of a job.
+
+    Attributes:
+        described: the params and tags that they have, by run.
+        failed: where the files of jobs are that failed, by index; known once they are sent.
+    """
 
     parent: str
     children: dict[int, str]
+    failed: dict[int, str] = field(default_factory=dict)
     described: dict[str, RunContent] = field(default_factory=dict)
 
 
@@ -101,6 +107,9 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
             for child in record.children:
                 upload.child(child, runs.children[child.index])
             upload.parent(runs.parent)
+        for child in record.children:
+            if child.status == "FAILED":
+                runs.failed[child.index] = store.client.get_run(runs.children[child.index]).info.artifact_uri
         store.sync()
         upload.keep_what_was_left_out()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)

@@ -1,0 +1,40 @@
+"""What a study says of its failed groups beside the table: what their jobs wrote last, and which others ended well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pipeline.base.records import Result
+from pipeline.observe.group_result import GroupResult
+
+_MAX_ERROR_OUTPUTS = 3
+_FIGURES = (("makespan_s", "{:.1f} s"), ("throughput_samples_per_s", "{:.1f} samples/s"))
+
+
+def in_words(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
+    """Line by line, each error output once; `log_of` names the whole of it, by row and index of the job."""
+    for row in rows:
+        if row.result not in (Result.OK, Result.WRONG_RESULTS):
+            yield from _others(row)
+    yield from _error_outputs(rows, log_of)
+
+
+def _others(row: GroupResult) -> Iterator[str]:
+    for job in row.jobs:
+        if job.result is Result.OK:
+            figures = [form.format(job.metrics[key]) for key, form in _FIGURES if key in job.metrics]
+            yield f"{row.group.name}: job {job.job.name} ended well: {', '.join(figures)}".rstrip(": ")
+
+
+def _error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
+    shown: set[tuple[str, ...]] = set()
+    for row in rows:
+        for job in row.jobs:
+            if job.error_output and job.error_output not in shown:
+                if len(shown) == _MAX_ERROR_OUTPUTS:
+                    yield "further jobs failed in other ways; their error output is with their runs"
+                    return
+                shown.add(job.error_output)
+                where = log_of(row, job.job.index)
+                yield f"job {job.job.name} of {row.group.name}, the end of its error output ({where}):"
+                yield from (f"    {line}" for line in job.error_output)
