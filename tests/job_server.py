@@ -46,10 +46,8 @@ class JobServer:
             [sys.executable, *map(str, argv)],
             env=environ | options.pop("environ", {}),
             start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
-            **options,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
         self._connection, _ = self._listener.accept()
         self._connection.settimeout(180)

@@ -69,7 +69,8 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
     assert json.loads((folder / "mlflow.json").read_text())["runs"]["1"] == running["1-toy"].info.run_id
 
     sent = sender.ask("send", spool=folder)
-    assert sent == begun == {"ok": True, "run_id": running["group 1"].info.run_id}
+    assert begun == {"ok": True, "run_id": running["group 1"].info.run_id}
+    assert sent == begun | {"failed": {"1": running["1-toy"].info.artifact_uri}}
     done = by_name(tracking)
     assert {name: run.info.status for name, run in done.items()} == {
         "group 1": "FINISHED",
@@ -90,7 +91,7 @@ def test_the_sender_records_a_group(root: Path, serve) -> None:
     assert {item.path for item in tracking.list_artifacts(parent.info.run_id)} == {"config.yaml", "samples.parquet"}
     assert not folder.exists()
 
-    assert sender.ask("send", spool=folder) == {"ok": True, "run_id": None}
+    assert sender.ask("send", spool=folder) == {"ok": True, "run_id": None, "failed": {}}
     [finished] = sender.ask("finished", experiment=EXPERIMENT)["groups"]
     assert (finished["digest"], finished["result"], finished["metrics"]["makespan_s"]) == ("digest1", "ok", 60.25)
     sender.process.stdin.close()

@@ -52,6 +52,19 @@ print(json.dumps([sys.argv, sys.path[0], os.getcwd(), environ, os.getpgid(0), ti
     assert [phase["name"] for phase in server.events("phase")] == ["setup", "ready", "train"]
 
 
+def test_when_output_was_written_is_noted_if_asked_for(server, write):
+    spec = json.loads((server.folder / "job.json").read_text())
+    (server.folder / "job.json").write_text(json.dumps(spec | {"watches_output": True}))
+    script = write("import time; print('one', flush=True); time.sleep(0.5); print('three')")
+    with (server.folder / "stdout.log").open("w") as out:
+        server.start(SCRIPT_WORKLOAD, script, stdout=out)
+    server.go()
+    assert server.end()[0] == 0
+    first, *_ = server.events("written")
+    assert first["stdout"] == len("one\n")
+    assert server.events("process")[0]["pid"] != server.process.pid
+
+
 def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
     script = write("import sys; sys.exit(3)")
     server.start(SCRIPT_WORKLOAD, script)

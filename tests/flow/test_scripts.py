@@ -1,0 +1,94 @@
+"""Scripts as users have them, through `python run.py`: their files, their figures, their failures."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.conftest import TOYS
+from tests.run_cases import groups
+
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+
+
+@pytest.fixture
+def toys(tmp_path):
+    """The five scripts beside the store."""
+    for name in ("with_a_bug", "tensorboard_files", "event_writer", "hf_trainer", "loader_workers"):
+        shutil.copy(TOYS / f"{name}.py", tmp_path)
+    (tmp_path / "writes.py").write_text(
+        "import os, sys; open(sys.argv[1], 'w').write(os.environ['COLLOCATION_OUTPUT_DIR'])"
+    )
+
+
+def script(name: str) -> list[str]:
+    return ["workload=script", f"workload.script={name}.py"]
+
+
+def test_a_file_that_two_copies_write_is_named(run, client, toys):
+    status, _, err = run(*script("writes"), "workload.args=[mine.txt]")
+    assert status == 0, err
+    assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in err
+    ((row, _),) = groups(client)
+    assert row.data.tags["collocation.shared_files"] == "changed while 2 jobs ran: mine.txt"
+
+
+@pytest.mark.parametrize(
+    "given", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
+)
+def test_copies_with_folders_of_their_own_keep_their_files(run, client, toys, tmp_path, given):
+    status, _, err = run(*script("writes"), *given)
+    assert status == 0, err
+    assert "changed while" not in err and not (tmp_path / "mine.txt").exists()
+    ((_, children),) = groups(client)
+    texts = {
+        (tmp_path / client.download_artifacts(child.info.run_id, "output/mine.txt")).read_text() for child in children
+    }
+    assert {text[-len("jobs/0/output") :] for text in texts} == {"jobs/0/output", "jobs/1/output"}
+
+
+def test_speed_up_by_a_metric_in_tensorboard_files(run, client, toys):
+    metric = "workload.metric=train/samples_per_second"
+    status, _, err = run("-m", *script("tensorboard_files"), metric, "degree=2")
+    assert status == 0, err
+    assert "measured while all jobs log" in err and "changed while" not in err
+    rows = {row.data.tags["collocation.scenario"]: row.data for row, _ in groups(client)}
+    total = {scenario: row.metrics["throughput_total_samples_per_s"] for scenario, row in rows.items()}
+    assert rows["naive"].params["window"] == "logged"
+    assert total["naive"] > total["serial"]
+    assert rows["naive"].metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.3)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [("hf_trainer", "train_samples_per_second"), ("loader_workers", "train/samples_per_second")],
+)
+def test_a_metric_that_a_program_logs_through_mlflow(run, client, toys, name, metric):
+    if name == "hf_trainer":
+        pytest.importorskip("accelerate")
+    status, out, err = run(*script(name), f"workload.metric={metric}", "degree=1", "workload.run_in=job_folder")
+    assert status == 0, err + out
+    ((row, (child,)),) = groups(client)
+    assert row.data.metrics["throughput_total_samples_per_s"] > 0
+    assert child.data.params["job.throughput_from"].startswith("MLflow, ")
+    assert child.data.metrics[metric] > 0
+
+
+def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(run, client, toys, tmp_path):
+    mix = ["+workload@sizes.A=script", "sizes.A.script=writes.py", "sizes.A.args=['{output_dir}/x']"]
+    mix += ["+workload@sizes.B=script", "sizes.B.script=with_a_bug.py", "sizes.B.args=['--steps','0']"]
+    status, out, err = run(*mix, "mix=[B,A]", "baseline=always", "order=listed")
+    assert status == 1
+    assert "jobs/*/stdout.log, stderr.log" in err
+    assert out.count("KeyError: 'table.csv has no column named loss'") == 2  # the reason of both rows, and the lines
+    assert 'raise KeyError(f"{path} has no column named loss")' in out
+    assert out.count("ended well") == 2
+    named = next(line for line in out.splitlines() if "the end of its error output" in line)
+    path = tmp_path / named.partition("(")[2].rstrip("):")
+    assert "no column named loss" in path.read_text()
+    for row, children in groups(client):
+        assert row.data.tags["collocation.result"] == "failed"
+        assert sorted(child.data.tags["collocation.result"] for child in children) == ["failed", "ok"]

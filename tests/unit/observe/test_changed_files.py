@@ -1,0 +1,76 @@
+"""Files that changed while jobs ran: which are seen, and whose they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+from pipeline.base.records import WindowKind
+from pipeline.launch.events import Events
+from pipeline.observe import changed_files, measure
+from pipeline.observe.changed_files import Changed
+from pipeline.observe.observation import Observation
+from tests.rows import S, group, state
+
+WALL_OFFSET_NS = 1_000_000 * S
+
+
+def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
+    for name in ("new.pt", "deep/er/new.csv", "old.pt", ".git/index", "__pycache__/a.pyc", "mlruns/spool/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, ns=(0, 5 * S if name == "old.pt" else 20 * S))
+    (tmp_path / "linked").symlink_to(tmp_path / "deep")
+    changed = changed_files.since(tmp_path, 10 * S, without=tmp_path / "mlruns")
+    assert changed == Changed(files={tmp_path / "new.pt": 20 * S, tmp_path / "deep/er/new.csv": 20 * S}, is_whole=True)
+
+
+def test_no_more_than_some_entries_are_looked_at_the_nearest_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(changed_files, "_MAX_ENTRIES", 3)
+    (tmp_path / "a/b").mkdir(parents=True)
+    for name in ("near", "a/far", "a/b/farthest"):
+        (tmp_path / name).write_text("x")
+    changed = changed_files.since(tmp_path, 0, without=tmp_path / "mlruns")
+    assert tmp_path / "near" in changed.files and not changed.is_whole
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two scripts that ran from 0 s to 100 s; the second was process 4711."""
+    both = group("a", "b", kind=WindowKind.WORK)
+    states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in both.jobs]
+    (states[1].folder / "events.jsonl").open("a").write('{"event":"process","t_ns":1,"pid":4711}\n')
+    return both, states
+
+
+def at(seconds: int) -> int:
+    return WALL_OFFSET_NS + seconds * S
+
+
+def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pair, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    both, states = pair
+    files = {tmp_path / "x/model.pt": at(50), tmp_path / "events.out.tfevents.170.my.host.4711.0": at(50)}
+    seen = Observation(
+        batches=[states], samples=(), changed=Changed(files=files, is_whole=True), wall_offset_ns=WALL_OFFSET_NS
+    )
+    row = measure.judge(both, seen)
+    assert row.tags["collocation.shared_files"] == "changed while 2 jobs ran: x/model.pt"
+
+
+def test_jobs_in_folders_of_their_own_share_no_files(tmp_path, pair):
+    _, states = pair
+    apart = dataclasses.replace(states[1].job.workload, is_in_own_folder=True)
+    states[1].job = dataclasses.replace(states[1].job, workload=apart)
+    assert changed_files.shared({tmp_path / "model.pt": None}, states) == ""
+
+
+def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_alone(tmp_path, pair):
+    _, states = pair
+    states[0].ended.at_ns = 40 * S
+    files = {tmp_path / "early": at(30), tmp_path / "late": at(50), tmp_path / "events.out.tfevents.1.h.4711.0": at(30)}
+    logs = {0: Events(), 1: Events(processes=[4711])}
+    whose = changed_files.owners(Changed(files=files, is_whole=True), states, logs, WALL_OFFSET_NS)
+    assert list(whose.values()) == [None, 1, 1]

@@ -1,0 +1,144 @@
+"""Samples/s that programs log themselves: the three sources, the window and the rate, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+import pytest
+
+from pipeline.base.records import RateSource, Result, WindowKind
+from pipeline.observe import measure, throughput
+from pipeline.observe.changed_files import Changed
+from pipeline.observe.logged import output, tensorboard
+from pipeline.observe.observation import Observation
+from tests.rows import S, group, state
+from tests.toys.event_writer import SummaryWriter
+
+METRIC = RateSource(metric="train/samples_per_second")
+
+
+def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED):
+    """A group of scripts that ran from 0 s to 100 s, and the states of its jobs."""
+    made = group(*"ab"[: len(rates)], kind=kind)
+    jobs = [
+        dataclasses.replace(job, workload=dataclasses.replace(job.workload, rate=rate, ends_by_itself=True))
+        for job, rate in zip(made.jobs, rates, strict=True)
+    ]
+    states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in jobs]
+    return dataclasses.replace(made, jobs=tuple(jobs)), states
+
+
+def judge(the_group, states, **seen):
+    return measure.judge(the_group, Observation(batches=[states], samples=(), **seen))
+
+
+def log_through_mlflow(folder, name, points):
+    """As MLflow's file store does: seconds and values."""
+    run = folder / "mlflow/0/run"
+    (run / "metrics" / name).parent.mkdir(parents=True)
+    (run / "meta.yaml").write_text("run_id: run\nstart_time: 1\n")
+    (run / "metrics" / name).write_text("".join(f"{int(t * 1000)} {v} {i}\n" for i, (t, v) in enumerate(points)))
+
+
+def test_jobs_are_measured_while_all_of_them_log(tmp_path):
+    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    # The first values cover the start-up. The common window is from 12 s to 30 s.
+    log_through_mlflow(states[0].folder, METRIC.metric, [(10, 1.0), (20, 100.0), (30, 200.0)])
+    log_through_mlflow(states[1].folder, METRIC.metric, [(12, 1.0), (21, 10.0), (30, 30.0), (40, 999.0)])
+    row = judge(pair, states)
+    assert row.result is Result.OK
+    assert row.tags["collocation.window_start_ns"] == str(12 * S)
+    assert row.tags["collocation.window_end_ns"] == str(30 * S)
+    rates = [job.metrics["throughput_samples_per_s"] for job in row.jobs]
+    assert rates == pytest.approx([(8 * 100 + 10 * 200) / 18, 20])
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(sum(rates))
+    assert row.jobs[1].params["throughput_from"] == "MLflow, 4 values"
+    assert row.metrics["makespan_s"] == 100
+
+
+def test_a_program_that_logs_once_is_measured_by_that_value():
+    assert throughput.common_window([[(5, 7.0)], [(1, 1.0), (9, 2.0)]]) is None
+    assert throughput.logged_rate([(5, 7.0)], None) == 7.0
+
+
+def test_a_metric_that_never_came_fails_the_row_and_the_others_are_named(tmp_path):
+    alone, states = of_scripts(tmp_path, METRIC)
+    log_through_mlflow(states[0].folder, "loss", [(1, 2.0)])
+    SummaryWriter(states[0].folder / "output/logs").add_scalar("train/lr", 0.1, 1)
+    row = judge(alone, states)
+    assert row.result is Result.FAILED
+    assert "train/samples_per_second never came; through MLflow: loss; in TensorBoard files: train/lr" in row.reason
+    assert "throughput_total_samples_per_s" not in row.metrics
+
+
+def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_path):
+    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    for index, pid in enumerate((41, 42)):
+        (states[index].folder / "events.jsonl").open("a").write(f'{{"event":"process","t_ns":0,"pid":{pid}}}\n')
+        SummaryWriter(tmp_path / str(pid)).add_scalar(METRIC.metric, pid, 1)
+        (file,) = (tmp_path / str(pid)).iterdir()
+        file.rename(tmp_path / f"events.out.tfevents.1.host.{pid}.0")
+    files = dict.fromkeys(tmp_path.glob("events.out.tfevents.*"), 50 * S)
+    row = judge(pair, states, changed=Changed(files=files, is_whole=True))
+    assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == [41, 42]
+    anonymous = (tmp_path / "events.out.tfevents.1.host.41.0").rename(tmp_path / "events.out.tfevents.x")
+    row = judge(pair, states, changed=Changed(files={anonymous: 50 * S}, is_whole=True))
+    assert "nobody knows which job wrote events.out.tfevents.x" in row.reason
+
+
+def test_numbers_in_the_output_have_the_time_at_which_it_had_grown_so_far(tmp_path):
+    log = tmp_path / "stdout.log"
+    log.write_bytes(b"step 1: 10 samples/s\rstep 2: 1,020.5 samples/s\nno number here\nnan samples/s\n30 samples/s")
+    points = output.points(log, r"([\d.,]+|nan) samples/s", [(1 * S, 21), (2 * S, 50)], 9 * S)
+    assert [point for point in points if point[1] == point[1]] == [(S, 10), (2 * S, 1020.5), (9 * S, 30)]
+
+
+def test_a_pattern_is_looked_for_in_both_outputs(tmp_path):
+    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9]+) it/s"))
+    (states[0].folder / "stdout.log").write_text("starting\n")
+    row = judge(alone, states)
+    assert row.result is Result.FAILED and "the last one is: starting" in row.reason
+    (states[0].folder / "stderr.log").write_text("50%  120 it/s\r")
+    row = judge(alone, states)
+    assert row.metrics["throughput_total_samples_per_s"] == 120
+
+
+def test_the_samples_of_a_whole_run_are_over_its_whole_time(tmp_path):
+    pair, states = of_scripts(tmp_path, RateSource(samples=500), RateSource(samples=500), kind=WindowKind.WORK)
+    states[1].ended.at_ns = 50 * S
+    row = judge(pair, states)
+    assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == [5, 10]
+    assert row.metrics["throughput_total_samples_per_s"] == 10
+
+
+def test_a_torn_event_file_gives_what_was_whole(tmp_path):
+    writer = SummaryWriter(tmp_path)
+    for step in range(300):
+        writer.add_scalar("loss", step / 2, step)
+    writer.close()
+    (file,) = tmp_path.iterdir()
+    whole = tensorboard.scalars(file)["loss"]
+    assert [value for _, value in whole] == [step / 2 for step in range(300)]
+    file.write_bytes(file.read_bytes()[:-7])
+    assert tensorboard.scalars(file)["loss"] == whole[:-1]
+    file.write_bytes(file.read_bytes()[:500] + b"\xff" * 500)
+    assert len(tensorboard.scalars(file)["loss"]) < 20
+    assert tensorboard.scalars(tmp_path / "absent") == {}
+
+
+def test_scalars_that_tensorflow_writes_as_tensors_are_read(tmp_path):
+    """Built by hand as TensorBoard's own classes serialise them: float_val, and tensor_content of a double."""
+
+    def field(number, content):
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    tensors = {
+        "t1": b"\x08\x01" + field(5, struct.pack("<f", 2.5)),
+        "t2": b"\x08\x02" + field(4, struct.pack("<d", 3.25)),
+        "text": b"\x08\x07" + field(8, b"words"),
+    }
+    values = b"".join(field(1, field(1, tag.encode()) + field(8, tensor)) for tag, tensor in tensors.items())
+    event = b"\x09" + struct.pack("<d", 7.5) + field(5, values)
+    (tmp_path / "file").write_bytes(struct.pack("<Q", len(event)) + bytes(4) + event + bytes(4))
+    assert tensorboard.scalars(tmp_path / "file") == {"t1": [(7.5, 2.5)], "t2": [(7.5, 3.25)]}

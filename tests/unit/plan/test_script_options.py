@@ -1,0 +1,60 @@
+"""The options of users' scripts: what each makes of the plan, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import RateSource, WindowKind
+
+PATTERN = 'workload.metric_pattern="([0-9.]+) samples/s"'
+
+
+@pytest.fixture
+def plan_script(make_plan, tmp_path, monkeypatch):
+    """Plan one group of a script."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return lambda *given: make_plan(["workload=script", "workload.script=train.py", *given])
+
+
+@pytest.mark.parametrize(
+    ("given", "rate", "kind"),
+    [
+        ([], RateSource(), WindowKind.WORK),
+        (["workload.samples=9"], RateSource(samples=9), WindowKind.WORK),
+        (["workload.metric=a/b"], RateSource(metric="a/b"), WindowKind.LOGGED),
+        ([PATTERN], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.LOGGED),
+        ([PATTERN, "window=work"], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.WORK),
+    ],
+)
+def test_where_samples_per_second_come_from_decides_the_window(plan_script, given, rate, kind):
+    plan = plan_script(*given)
+    (group,) = plan.groups
+    assert group.jobs[0].workload.rate == rate
+    assert group.window.kind is kind
+    assert ("start-up included" in " ".join(plan.notes)) == (kind is WindowKind.WORK and "window=work" not in given)
+    assert not {"--metric", "--samples", "--metric-pattern", "--run-in"} & set(group.jobs[0].workload.argv)
+
+
+def test_what_a_script_is_measured_by_makes_another_group(plan_script):
+    plans = [plan_script(*given) for given in ([], ["workload.samples=9"], ["workload.run_in=job_folder"])]
+    assert len({plan.groups[0].digest for plan in plans}) == 3
+    assert [plan.groups[0].jobs[0].workload.is_in_own_folder for plan in plans] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["workload.args=['--out={outdir}']"], r"no placeholder \{outdir\}"),
+        (["workload.samples=9", "workload.metric=a"], "samples and metric each say"),
+        (["workload.samples=0"], "at least 1"),
+        (["workload.metric=' '"], "metric is empty"),
+        (["workload.metric_pattern='(a'"], "no regular expression"),
+        (["workload.metric_pattern='a'"], "has 0 groups"),
+        (["window.kind=LOGGED"], "window=work"),
+    ],
+)
+def test_what_cannot_be_is_refused(plan_script, given, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_script(*given)
