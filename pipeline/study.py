@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import operator
 import shlex
@@ -27,11 +28,12 @@ from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import failures, phases
 from pipeline.observe.compare import Comparison
 from pipeline.observe.fields import Fields
+from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.progress import Progress
+from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.table import table
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import describe, feasible, read
+from pipeline.plan import check, describe, feasible, read
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
@@ -163,7 +165,8 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
     _check_same(configs)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
     sender = reproduction = None
-    if not first.dry_run or first.resume != Resume.NO or first.reproduce is not None:
+    resumes, reproduces = first.resume != Resume.NO, first.reproduce is not None
+    if not first.dry_run or resumes or reproduces or _has_store(first):
         # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
         sender = stack.enter_context(take_sender())
         if first.reproduce is not None:
@@ -171,6 +174,12 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
             configs = [reproduction.config]
     simulated = stack.enter_context(rehearsal.prepared(configs))
     return _Asked(configs=configs, is_sweep=is_sweep, sender=sender, simulated=simulated, reproduction=reproduction)
+
+
+def _has_store(config: Config) -> bool:
+    """Whether there is a store that a dry run may read: it must neither make one nor bring one up to date."""
+    tracking = config.tracking
+    return tracking.uri is not None or local.is_ready(expanded("tracking.root", tracking.root), tracking.experiment)
 
 
 def _take_stock(asked: _Asked) -> Inventory:
@@ -182,14 +191,31 @@ def _take_stock(asked: _Asked) -> Inventory:
     return inventory
 
 
+def _ran_before(asked: _Asked) -> Sequence[Ran]:
+    """The groups of the store, if there is one; a plan needs none."""
+    if asked.sender is None:
+        return ()
+    try:
+        return asked.sender.groups_that_ran(asked.config.tracking.uri or str(asked.root))
+    except TrackingError as error:
+        words.say(f"no estimate from groups that ran before: {error}")
+        return ()
+
+
 def _preview(asked: _Asked) -> int:
-    """Print the plan, or with `resume` what is left of it."""
+    """Print the plan, or with `resume` what is left of it, and how long it will take."""
     inventory = _take_stock(asked)
     plan = asked.plan(inventory)
     if asked.config.resume != Resume.NO:
         groups, _ = _what_is_left(asked, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
-    sys.stdout.write(f"{describe.as_text(plan)}\n")
+    ahead = forecast(plan.groups, _ran_before(asked))
+    if asked.config.dry_run == check.JSON:
+        bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
+        whole = describe.as_dict(plan, ahead.of_each) | {"seconds": bounds}
+        sys.stdout.write(f"{json.dumps(whole, indent=2)}\n")
+    else:
+        sys.stdout.write(f"{describe.as_text(plan)}\n{ahead.words}\n")
     return 0
 
 

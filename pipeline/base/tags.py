@@ -26,6 +26,7 @@ class Tag(StrEnum):
     BOOT_ID = f"{PREFIX}boot_id"
     SIMULATED = f"{PREFIX}simulated"
     DIGEST = f"{PREFIX}digest"
+    KEY = f"{PREFIX}key"  # the digest without the block
     PROGRAM_DIGEST = f"{PREFIX}program_digest"
     ACCEPTS_ENVIRONMENT = f"{PREFIX}accepts_environment"
     PROGRAM_REPOSITORY = f"{PREFIX}program_repository"

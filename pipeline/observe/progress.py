@@ -6,9 +6,28 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.words import duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A group that ended well, as far as it says how long its like takes.
+
+    Attributes:
+        key, scenario, degree: of the group; `window` and `device` as its settings say them, `kind` of its window.
+        on_top_s: what it took beside its window, if that is known before it runs.
+    """
+
+    key: str
+    scenario: str
+    degree: int
+    window: str
+    kind: str
+    device: str
+    on_top_s: float
 
 
 class Progress:
@@ -16,13 +35,14 @@ class Progress:
 
     A group takes its window, which is known, and what comes on top of it: starting, warming up, ending. The latter is
     the median of the groups that ran and are most like it: the same group in another block, else the same scenario and
-    degree, else the same scenario, else all with the same kind of window.
+    degree, else the same scenario, else all with the same window, or kind of window, on the same kind of device.
 
     Args:
         groups: the whole study, in its order.
         known: how the groups ended that need not run, because an earlier start ran them.
         left: the groups to run; all, if not given.
         clock: gives seconds.
+        past: groups that ran before this study.
     """
 
     def __init__(
@@ -31,6 +51,7 @@ class Progress:
         known: Iterable[Result] = (),
         left: Sequence[Group] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        past: Iterable[Ran] = (),
     ) -> None:
         self.results = Counter(known)
         self.num_groups, self.num_blocks = len(groups), len({group.block for group in groups})
@@ -39,6 +60,8 @@ class Progress:
         self._begin_s = clock()
         self._group_begin_s: float | None = None
         self._seen: dict[Hashable, list[float]] = {}
+        for ran in past:
+            self._learn(ran)
 
     @property
     def num_done(self) -> int:
@@ -60,16 +83,15 @@ class Progress:
         self.results[result] += 1
         if group.skip_reason is None and result is Result.OK:
             # What failed ended early, or late at a deadline, and tells nothing about the groups to come.
-            for kind in _kinds(group):
-                self._seen.setdefault(kind, []).append(took_s - _window_s(group))
+            self._learn(_ran(group, took_s - _window_s(group)))
 
     def left_s(self) -> tuple[float, bool]:
         """Seconds until the study ends, and whether that is an estimate rather than the least that it can be."""
         total, is_estimate = 0.0, True
         for number, group in enumerate(self._left):
-            on_top = self._on_top_s(group)
-            is_estimate = is_estimate and on_top is not None
-            takes_s = _window_s(group) + (on_top or 0.0)
+            expected_s = self.expected_s(group)
+            is_estimate = is_estimate and expected_s is not None
+            takes_s = _window_s(group) if expected_s is None else expected_s
             if number == 0 and self._group_begin_s is not None:
                 takes_s -= self._clock() - self._group_begin_s
             total += max(0.0, takes_s)
@@ -93,25 +115,39 @@ class Progress:
         counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
         return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
 
-    def _on_top_s(self, group: Group) -> float | None:
-        """What the group takes beside its window, in seconds; `None` if nothing like it has run."""
+    def expected_s(self, group: Group) -> float | None:
+        """What the group will take, in seconds; `None` if nothing like it has run."""
         if group.skip_reason is not None:
             return 0.0
-        for kind in _kinds(group):
-            if kind in self._seen:
-                return statistics.median(self._seen[kind])
-        return None
+        on_top = next((self._seen[kind] for kind in _kinds(group) if kind in self._seen), None)
+        return None if on_top is None else _window_s(group) + statistics.median(on_top)
+
+    def _learn(self, ran: Ran) -> None:
+        for kind in _kinds(ran):
+            self._seen.setdefault(kind, []).append(ran.on_top_s)
 
 
-def _kinds(group: Group) -> Iterable[Hashable]:
+def _kinds(group: Group | Ran) -> Iterable[Hashable]:
     """What a group is like, from the closest to the widest kind."""
-    window = (group.window, group.sequential)
-    jobs = tuple(job.workload.digest for job in group.jobs)
-    yield (*window, group.scenario, group.sharing, jobs)
-    yield (*window, group.scenario, group.degree)
-    yield (*window, group.scenario)
-    yield window
-    yield group.window.kind
+    ran = _ran(group) if isinstance(group, Group) else group
+    where = (ran.device, ran.window)
+    yield ran.key
+    yield (*where, ran.scenario, ran.degree)
+    yield (*where, ran.scenario)
+    yield where
+    yield (ran.device, ran.kind)
+
+
+def _ran(group: Group, on_top_s: float = 0.0) -> Ran:
+    return Ran(
+        key=group.key,
+        scenario=group.scenario,
+        degree=group.degree,
+        window=group.settings["window"],
+        kind=group.window.kind,
+        device=group.settings["device"],
+        on_top_s=on_top_s,
+    )
 
 
 def _window_s(group: Group) -> float:

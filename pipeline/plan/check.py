@@ -9,11 +9,16 @@ from pipeline.base.modes import is_program
 from pipeline.base.samples import MIN_INTERVAL_MS
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
 
+JSON = "json"
+"""The value of `dry_run` that has the plan printed for programs."""
+
 _MAX_SEED = 2**32 - 1
 
 
 def settings(config: Config) -> None:
     """Refuse numbers that no study can run with, by a ConfigError."""
+    if config.dry_run not in (True, False, JSON):
+        raise ConfigError(f"dry_run={config.dry_run}: must be true, false or {JSON}")
     positive = {
         "repeats": config.repeats,
         "window.seconds": config.window.seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from pipeline.base.factory import instance
 from pipeline.base.protocols import Profiler, Sharing
@@ -26,6 +27,36 @@ def as_text(plan: Plan) -> str:
     return "\n".join([*lines, *remarks(plan), *privileged(plan)])
 
 
+def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
+    """The same for programs, in what JSON knows; with what each group will take, by its number, where that is known."""
+    return {
+        "experiment": plan.experiment,
+        "plan": plan.digest,
+        "devices": [{"name": d.name, "uuid": d.uuid, "is_simulated": d.is_simulated} for d in plan.devices],
+        "groups": [
+            {
+                "number": group.number,
+                "block": group.block,
+                "name": group.name,
+                "scenario": group.scenario,
+                "jobs": [job.size or job.workload.name for job in group.jobs],
+                "window": group.window.words,
+                "device": group.device.uuid,
+                "digest": group.digest,
+                "skip_reason": group.skip_reason,
+                "seconds": seconds.get(group.number),
+            }
+            for group in plan.groups
+        ],
+        "notes": plan.notes,
+        "warnings": plan.warnings,
+        "commands": [
+            {"groups": numbers, "do": commands.do, "undo": commands.undo}
+            for commands, numbers in _by_commands(plan).items()
+        ],
+    }
+
+
 def remarks(plan: Plan) -> list[str]:
     """What a user should know before the study runs, line by line."""
     return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
@@ -39,6 +70,14 @@ def _length(group: Group) -> str:
 
 def privileged(plan: Plan) -> list[str]:
     """The commands that change settings of a GPU: once for all groups that use the same ones."""
+    lines = []
+    for commands, numbers in _by_commands(plan).items():
+        lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
+        lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
+    return lines or ["no command changes the settings of a GPU"]
+
+
+def _by_commands(plan: Plan) -> dict[Commands, list[int]]:
     groups_by_commands: dict[Commands, list[int]] = {}
     for group in plan.groups:
         if group.skip_reason is None:
@@ -47,10 +86,4 @@ def privileged(plan: Plan) -> list[str]:
             commands = profiler.privileged(group).around(sharing.privileged(group))
             groups_by_commands.setdefault(commands, []).append(group.number)
     groups_by_commands.pop(Commands(), None)
-    if not groups_by_commands:
-        return ["no command changes the settings of a GPU"]
-    lines = []
-    for commands, numbers in groups_by_commands.items():
-        lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
-        lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
-    return lines
+    return groups_by_commands

@@ -222,7 +222,7 @@ class Config:
     pin_cpus: bool = False
     warm_start: bool = True
     resume: str = "false"
-    dry_run: bool = False
+    dry_run: bool | str = False
     time_limit_s: float | None = None
     wait: bool = False
     wait_limit_s: float = 86400.0

@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.errors import TrackingError
 
 if TYPE_CHECKING:
+    from pipeline.observe.progress import Ran
     from pipeline.record.original import FinishedGroup, Original
 
 _LIMIT_S = 300.0
 _END_LIMIT_S = 30.0
 
 # Command lines that end before anything is sent.
-_WITHOUT_STORE = frozenset({"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "dry_run=true"})
+_WITHOUT_STORE = frozenset(
+    ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "dry_run=true", "dry_run=json")
+)
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +118,16 @@ class Sender:
         request = {"op": "finished", "experiment": experiment} | ({} if store is None else {"store": store})
         groups = self._call(request)["groups"]
         return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
+
+    def groups_that_ran(self, store: str) -> list[Ran]:
+        """The newest groups that ended well in the store in a folder or at a URI.
+
+        Raises:
+            TrackingError: the store cannot be read.
+        """
+        from pipeline.observe.progress import Ran
+
+        return [Ran(**group) for group in self._call({"op": "ran", "store": store})["groups"]]
 
     def recall(self, run_id: str, store: str) -> Original:
         """The group of a run, which is its own or that of one of its jobs, in the store in a folder or at a URI.

@@ -232,6 +232,7 @@ def _new_record(
         | {
             Tag.ROLE: GROUP,
             Tag.DIGEST: group.digest,
+            Tag.KEY: group.key,
             Tag.PROGRAM_DIGEST: group.program_digest,
             Tag.SETTINGS: group.settings_digest,
             Tag.PLANNED: json.dumps({"settings": group.settings, "options": group.options}),

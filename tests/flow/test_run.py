@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -72,12 +73,34 @@ def test_a_dry_run_writes_nothing(run, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_dry_run_says_for_programs_too_how_long_the_study_will_take(run):
+    def plan():
+        status, out, _ = run("-m", *TOY, *SHORT, "degree=2,3", "baseline=never", "dry_run=json")
+        assert status == 0
+        return json.loads(out)
+
+    before = plan()
+    assert before["seconds"] == {
+        "at_least": pytest.approx(2 * 0.3),
+        "at_most": pytest.approx(2 * (20 + 0.3 + 2)),
+        "num_unknown_groups": 2,
+    }
+    assert run(*TOY, *SHORT)[0] == 0
+    after = plan()
+    assert after["plan"] == before["plan"] and after["commands"] == []
+    seconds = [group["seconds"] for group in after["groups"]]
+    assert {group["name"] for group in after["groups"]} == {"naive-2x-toy", "naive-3x-toy"}
+    assert len(set(seconds)) == 1 and seconds[0] > 0.3  # three jobs take what two took, as long as nothing is closer
+    assert after["seconds"] == {"at_least": sum(seconds), "at_most": sum(seconds), "num_unknown_groups": 0}
+    assert "takes about" in run("-m", *TOY, *SHORT, "degree=2", "baseline=never", "dry_run=true")[1]
+
+
 def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client):
     grid = ["-m", *TOY, *SHORT, "order=listed", "baseline=never"]
     manners = "workload.args=[well],[raises],[out_of_memory]"
     status, out, err = run(*grid, manners)
     assert status == 1
-    assert [line.split()[2] for line in out.splitlines()[1:4]] == ["ok", "failed", "oom"]
+    assert [line.split()[1] for line in out.splitlines()[1:4]] == ["ok", "failed", "oom"]
     status, out, err = run(*grid, manners, "resume=true")
     assert status == 1
     assert "2 of 3 groups are finished" in err

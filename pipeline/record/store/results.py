@@ -7,6 +7,8 @@ value a run, and the last sample of a series says nothing. What a run lacks is m
 from __future__ import annotations
 
 import gc
+import json
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base import layout
 from pipeline.base.errors import TrackingError
-from pipeline.base.records import Result
+from pipeline.base.records import Result, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag
+from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.local import Store, is_server, open_if_there, reason_of
 
@@ -58,6 +61,42 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
             )
         )
     return finished
+
+
+def groups_that_ran(where: Store | Path | str) -> list[Ran]:
+    """The newest groups of a store, of whatever experiment, that ended well and without a profiler.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    store = where if isinstance(where, Store) else open_if_there(where)
+    if store is None:
+        return []
+    ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
+    try:
+        every = [experiment.experiment_id for experiment in store.client.search_experiments()]
+        runs = store.client.search_runs(every, ended, max_results=PAGE, order_by=["attributes.start_time DESC"])
+    except MlflowException as error:
+        raise TrackingError(f"the groups in {store.uri} cannot be read: {reason_of(error)}") from error
+    return [_ran(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
+
+
+def _ran(run: Any) -> Ran:
+    params, metrics, settings = run.data.params, run.data.metrics, json.loads(run.data.tags[Tag.PLANNED])["settings"]
+    spent = {name: value for name, value in metrics.items() if re.fullmatch("time_[a-z]+_s", name)}
+    if params["window"] == WindowKind.STEADY:
+        spent.pop("time_window_s", None)
+    return Ran(
+        key=run.data.tags[Tag.KEY],
+        scenario=params["scenario"],
+        degree=int(params["degree"]),
+        window=settings["window"],
+        kind=params["window"],
+        device=settings["device"],
+        on_top_s=sum(spent.values()),
+    )
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:

@@ -10,6 +10,7 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
                                          with "store": FOLDER or URI those of another store, which is only read
+    {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.groups_that_ran` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
 
@@ -88,6 +89,8 @@ class RequestHandler:
             case {"op": "finished", "experiment": str(experiment), **where}:
                 finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
                 return {"groups": [dataclasses.asdict(group) for group in finished]}
+            case {"op": "ran", "store": str(where_it_is)}:
+                return {"groups": [dataclasses.asdict(ran) for ran in results.groups_that_ran(where_it_is)]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
                 return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")

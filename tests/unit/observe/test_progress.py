@@ -9,8 +9,9 @@ import pytest
 from pipeline import outcome
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.words import counted, duration
+from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.progress import Progress
+from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.view import PlainView
 from tests.rows import group
 
@@ -52,6 +53,24 @@ def test_a_group_takes_what_its_like_took():
     assert progress.left_s()[0] == 20 + 10 + 15
     clock.now_s += 50  # longer than it should: it takes nothing from the others
     assert progress.left_s()[0] == 20 + 15
+
+
+def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
+    pair, other = group("a", "a"), group("a", "a", kind=WindowKind.WORK, number=2)
+    like = {"scenario": "naive", "degree": 2, "window": pair.window.words, "kind": "steady"}
+    device = pair.settings["device"]
+    past = [
+        Ran(key=pair.key, device=device, on_top_s=9.0, **like),
+        Ran(key="another program", device=device, on_top_s=70.0, **like),
+        Ran(key="on another GPU", device="a small one", on_top_s=500.0, **like),
+    ]
+    seven = group(*"aaaaaaa", number=2)  # nothing closer than the same window on the same device
+    assert forecast([pair, seven], past).words == "takes about 70 s, as groups like these did before"
+    unknown = forecast([pair, other], past)
+    assert unknown.of_each == {1: 20.0}
+    assert (
+        unknown.words == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no like yet"
+    )
 
 
 def test_one_slow_group_and_failures_do_not_decide():

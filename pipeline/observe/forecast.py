@@ -1,0 +1,51 @@
+"""How long a study will take before any of it has run: from groups like its own that ran before, else from limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.records import Group, WindowKind
+from pipeline.base.words import duration
+from pipeline.observe.progress import Progress, Ran
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Seconds that a study will take.
+
+    Attributes:
+        of_each: of its groups, by number; of those alone of which the like has run before.
+        least_s: with the windows of the other groups; `most_s`: with their limits.
+        num_unknown: how many groups those are.
+    """
+
+    of_each: dict[int, float]
+    least_s: float
+    most_s: float
+    num_unknown: int
+
+    @property
+    def words(self) -> str:
+        """In a line."""
+        if not self.num_unknown:
+            return f"takes about {duration(self.least_s)}, as groups like these did before"
+        bounds = f"at least {duration(self.least_s)} (the windows) and at most {duration(self.most_s)} (limits.*)"
+        return f"takes {bounds}: {self.num_unknown} of {self.num_unknown + len(self.of_each)} groups have no like yet"
+
+
+def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
+    """What groups will take, from others that ran before."""
+    progress = Progress(groups, past=past)
+    expected = {group.number: progress.expected_s(group) for group in groups}
+    unknown = [group for group in groups if expected[group.number] is None]
+    of_each = {number: seconds for number, seconds in expected.items() if seconds is not None}
+    least_s, _ = progress.left_s()
+    most_s = sum(of_each.values()) + sum(map(_most_s, unknown))
+    return Forecast(of_each=of_each, least_s=least_s, most_s=most_s, num_unknown=len(unknown))
+
+
+def _most_s(group: Group) -> float:
+    window, limits = group.window, group.limits
+    work_s = window.settle_s + window.seconds if window.kind is WindowKind.STEADY else limits.group_s
+    return (len(group.jobs) if group.sequential else 1) * (limits.ready_s + work_s + limits.stop_s)
