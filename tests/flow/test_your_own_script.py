@@ -1,0 +1,42 @@
+"""The page about a user's own script: its commands run, and say what it quotes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from tests.conftest import TOYS
+
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+PAGE = (PROJECT_DIR / "docs/your_own_script.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(text)?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def is_said(quoted: str, text: str) -> bool:
+    """Whether a line of the page stands in a text, its `...` for anything."""
+    return re.search(".*".join(map(re.escape, quoted.strip().split("..."))), text) is not None
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_commands_of_the_page_say_what_it_quotes(run, tmp_path):
+    shutil.copy(TOYS / "plain_torch.py", tmp_path / "train.py")
+    said, statuses = "", []
+    for is_quoted, block in BLOCKS:
+        if is_quoted:
+            for line in block.splitlines():
+                assert is_said(line, said), line
+            continue
+        for command in re.findall(r"^python run\.py (.*)$", block.replace("\\\n", ""), re.MULTILINE):
+            status, out, err = run(*shlex.split(command))
+            statuses.append(status)
+            said = out + err
+            assert ("changed while" in said) == (len(statuses) in (1,)), command
+            assert ("samples/s" in said) == ("metric_pattern" in command or "samples=" in command), command
+            assert ("speed-up" in out) == ("-m" in command), command
+    assert statuses == [0, 0, 0, 0, 0, 1]
+    assert len(list((tmp_path / "mlruns/artifacts").rglob("output/model.pt"))) == 2 + 2 + 3 + 2
