@@ -29,6 +29,7 @@ from pipeline.simulation.machine.state import StateFile, start_ticks
 from pipeline.simulation.mps import control
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
+_MAX_GPUS = 64
 _OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
 
 
@@ -177,8 +178,8 @@ def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
     """The GPUs of a new machine: of each model as many as are asked for at most."""
     counts: dict[str, int] = {}
     for gpu in gpus:
-        if gpu.count < 1:
-            raise ConfigError(f"gpu.count={gpu.count}: a machine has at least 1 GPU")
+        if not 1 <= gpu.count <= _MAX_GPUS:
+            raise ConfigError(f"gpu.count={gpu.count}: a simulated machine has 1 to {_MAX_GPUS} GPUs")
         name = _model_name(gpu)
         counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]

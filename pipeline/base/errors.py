@@ -2,9 +2,14 @@
 
 from collections.abc import Callable
 
+from pipeline.base.words import without_secrets
+
 
 class CollocationError(Exception):
-    """Base of every error that this project raises on purpose."""
+    """Base of every error that this project raises on purpose. Passwords in addresses are left out of its message."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
 class ConfigError(CollocationError, ValueError):

@@ -13,6 +13,7 @@ JSON = "json"
 """The value of `dry_run` that has the plan printed for programs."""
 
 _MAX_SEED = 2**32 - 1
+_MAX_REPEATS = 10_000
 
 
 def settings(config: Config) -> None:
@@ -36,6 +37,8 @@ def settings(config: Config) -> None:
     for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
         if not 0 <= value < math.inf:
             raise ConfigError(f"{key}={value}: must not be negative, and finite")
+    if config.repeats > _MAX_REPEATS:
+        raise ConfigError(f"repeats={config.repeats}: must not be greater than {_MAX_REPEATS}")
     if config.seed > _MAX_SEED:
         raise ConfigError(f"seed={config.seed}: must not be greater than {_MAX_SEED}, the largest that libraries take")
     _tracking(config.tracking)

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from pipeline.observe import endings
 
 VERSION = 3
 TAIL_BYTES = 1 << 16
+_ABANDONED_S = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +198,16 @@ def amendments(spool_root: Path) -> list[Path]:
 def survey(spool_root: Path) -> Survey:
     """Close what dead owners left open, and say what can be sent.
 
-    Folders whose owner lives are left alone; those that cannot be read are named in the log.
+    Folders whose owner lives are left alone; those that cannot be read are named in the log. What a disk that was full
+    left without a record holds nothing to send, and goes.
     """
+    for lock in sorted(spool_root.glob(f"*/*/{layout.LOCK}")):
+        with suppress(OSError):
+            is_old = time.time() - lock.stat().st_mtime > _ABANDONED_S  # a young one may just have been made
+            if is_old and not (lock.parent / layout.RECORD).exists():
+                with _claimed(lock.parent) as free:
+                    if free:
+                        shutil.rmtree(lock.parent, ignore_errors=True)
     ready: list[tuple[int, Path]] = []
     busy: list[Path] = []
     unreadable: dict[Path, str] = {}

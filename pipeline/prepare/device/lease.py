@@ -144,7 +144,7 @@ def _printable(text: object) -> str | None:
 
 def _open(path: Path, device: Device) -> int:
     """Open the lock file, made if need be. O_CREAT on another user's file in a sticky folder is refused by Linux."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         try:
             descriptor = os.open(path, flags)
@@ -159,7 +159,8 @@ def _open(path: Path, device: Device) -> int:
             f"cannot open the lock file {path} of {device.name}: {error.strerror}; remove it if it is not a plain file "
             "that everyone may write, or choose a folder with gpu.lock_dir"
         ) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # else we would empty somebody's file
         os.close(descriptor)
-        raise GpuBusyError(f"the lock file {path} of {device.name} is not a plain file; remove it")
+        raise GpuBusyError(f"the lock file {path} of {device.name} is not a plain file of one name; remove it")
     return descriptor

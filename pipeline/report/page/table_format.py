@@ -13,6 +13,7 @@ from pipeline.report.evaluate.statistics import Estimate
 Value = str | float | int | None
 Values = tuple[Value, ...]
 
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.\s]|$)")
 _LATEX = str.maketrans(
     {character: rf"\{character}" for character in "{}%_&#$"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -87,8 +88,13 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        writer.writerow("" if value is None else value for value in row)
+        writer.writerow("" if value is None else _no_formula(value) for value in row)
     return text.getvalue()
+
+
+def _no_formula(value: object) -> object:
+    """Text that a spreadsheet would compute, such as a name that begins with `=`, gets an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def to_latex(table: Table) -> str:

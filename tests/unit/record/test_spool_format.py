@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,3 +79,14 @@ def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = record((child(0, gi_id=2), child(1)), number=7)
     assert group_folder.read(make_spool(tmp_path, written)) == written
+
+
+def test_what_a_full_disk_left_without_a_record_goes_once_it_is_old(tmp_path: Path) -> None:
+    for name, age_s in (("old", 7200), ("young", 0)):
+        folder = tmp_path / "spool/study" / name
+        (folder / "artifacts").mkdir(parents=True)
+        (folder / "lock").touch()
+        os.utime(folder / "lock", (time.time() - age_s,) * 2)
+    found = group_folder.survey(tmp_path / "spool")
+    assert (found.ready, found.unreadable) == ((), {})
+    assert [path.name for path in (tmp_path / "spool/study").iterdir()] == ["young"]

@@ -175,6 +175,18 @@ def test_what_is_simulated_says_so_everywhere() -> None:
     assert all("simulated" in c.note for c in compared if c.agreement is not Agreement.NOT_MEASURED)
 
 
+def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
+    rows = [("=1+1", 1.5), ("@SUM(A1)", -2), ("-1.5 (-2.0 to -1.0)", None), ("--lr", 0), ("plain", 1)]
+    table = Table(name="t", title="t", columns=("name", "value"), rows=tuple(rows))
+    assert to_csv(table).splitlines()[1:] == [
+        "'=1+1,1.5",
+        "'@SUM(A1),-2",
+        "-1.5 (-2.0 to -1.0),",
+        "'--lr,0",
+        "plain,1",
+    ]
+
+
 def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     found = study(*collocation_study())
     table = report_tables.result_table(whole[0])

@@ -71,18 +71,20 @@ def test_a_lock_file_that_was_removed_meanwhile_protects_nothing(tmp_path):
             assert path.exists()
 
 
-@pytest.mark.parametrize("kind", ["link", "folder"])
+@pytest.mark.parametrize("kind", ["link", "folder", "hard link", "pipe"])
 def test_something_else_in_place_of_the_lock_file_is_refused(tmp_path, kind):
     path = tmp_path / f"collocation-{GPU.uuid}.lock"
-    if kind == "link":
-        (tmp_path / "target").write_text("precious")
-        path.symlink_to(tmp_path / "target")
-    else:
-        path.mkdir()
+    (tmp_path / "target").write_text("precious")
+    make = {
+        "link": lambda: path.symlink_to(tmp_path / "target"),
+        "hard link": lambda: path.hardlink_to(tmp_path / "target"),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }
+    make[kind]()
     with pytest.raises(GpuBusyError, match="remove it"), lease.hold(GPU, tmp_path):
         pass
-    if kind == "link":
-        assert (tmp_path / "target").read_text() == "precious"
+    assert (tmp_path / "target").read_text() == "precious"
 
 
 def test_a_folder_that_cannot_hold_locks_is_refused_with_what_to_choose(tmp_path):
