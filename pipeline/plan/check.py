@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import is_program
 from pipeline.base.samples import MIN_INTERVAL_MS
-from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
+from pipeline.plan.schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
 JSON = "json"
 """The value of `dry_run` that has the plan printed for programs."""
 
-_MAX_SEED = 2**32 - 1
+_MAX_SEED = 2**32 - 1  # the largest that libraries take
 _MAX_REPEATS = 10_000
 
 
@@ -37,17 +38,11 @@ def settings(config: Config) -> None:
     for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
         if not 0 <= value < math.inf:
             raise ConfigError(f"{key}={value}: must not be negative, and finite")
-    if config.repeats > _MAX_REPEATS:
-        raise ConfigError(f"repeats={config.repeats}: must not be greater than {_MAX_REPEATS}")
-    if config.seed > _MAX_SEED:
-        raise ConfigError(f"seed={config.seed}: must not be greater than {_MAX_SEED}, the largest that libraries take")
+    for key, value, most in (("repeats", config.repeats, _MAX_REPEATS), ("seed", config.seed, _MAX_SEED)):
+        if value > most:
+            raise ConfigError(f"{key}={value}: must not be greater than {most}")
     _tracking(config.tracking)
-    for name, listener in config.listeners.items():
-        if listener.interval_ms < MIN_INTERVAL_MS:
-            raise ConfigError(
-                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {MIN_INTERVAL_MS} ms, "
-                "because sampling faster would disturb what is measured"
-            )
+    _listeners(config.listeners)
     if config.gpu.kind is GpuKind.simulated:
         _rehearsal(config)
     else:
@@ -55,6 +50,15 @@ def settings(config: Config) -> None:
         for key in ("count", "machine"):
             if (value := getattr(config.gpu, key)) != getattr(default, key):
                 raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
+
+
+def _listeners(listeners: Mapping[str, ListenerConfig]) -> None:
+    for name, listener in listeners.items():
+        if listener.interval_ms < MIN_INTERVAL_MS:
+            raise ConfigError(
+                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {MIN_INTERVAL_MS} ms, "
+                "because sampling faster would disturb what is measured"
+            )
 
 
 def _tracking(config: TrackingConfig) -> None:
