@@ -67,6 +67,7 @@ def _roots(path: Path) -> list[Path]:
 def _closure(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]:
     """The file, and every file that its imports lead to. Unless it is strict, what is no Python imports nothing."""
     found, left = set[Path](), [path]
+    listed = {root: _module_names(root) for root in roots}  # most imports are of none of them
     while left:
         file = left.pop()
         if file in found:
@@ -79,10 +80,21 @@ def _closure(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]
                 raise
             continue
         for level, name in imports:
-            folders = [file.parents[level - 1]] if 0 < level <= len(file.parents) else roots
             parts = name.split(".")
+            if level:
+                folders = [file.parents[min(level, len(file.parents)) - 1]]
+            else:
+                folders = [root for root in roots if parts[0] in listed[root]]
             left += next(filter(None, (_files_of(folder, parts) for folder in folders)), [])
     return found
+
+
+def _module_names(folder: Path) -> set[str]:
+    """What modules and packages in a folder may be called."""
+    try:
+        return {entry.name.partition(".")[0] for entry in folder.iterdir()}
+    except OSError:  # no such folder, or not ours to read
+        return set()
 
 
 def _files_of(folder: Path, parts: Sequence[str]) -> list[Path]:

@@ -16,7 +16,7 @@ class Patience:
 
     def __init__(self, *, is_wanted: bool, limit_s: float) -> None:
         self._is_wanted, self._limit_s = is_wanted, limit_s
-        self._begin_s = time.monotonic()
+        self._begin_s: float | None = None
         self._said = ""
 
     def wait(self, error: InUseError) -> None:
@@ -28,6 +28,8 @@ class Patience:
         """
         if not self._is_wanted:
             raise error
+        if self._begin_s is None:
+            self._begin_s = time.monotonic()
         if error.whom != self._said:
             words.say(f"waiting for {error.whom}; at most {duration(self._left_s())}, Ctrl-C ends it")
             self._said = error.whom
@@ -37,4 +39,5 @@ class Patience:
             time.sleep(min(_LOOK_S, max(0.0, self._left_s())))
 
     def _left_s(self) -> float:
+        assert self._begin_s is not None
         return self._begin_s + self._limit_s - time.monotonic()

@@ -23,6 +23,7 @@ FACTS = {
     "command_line": "commands",
     "git_commit": "git commit",
     "git_changed": "uncommitted changes",
+    "program_commit": "commit of the scripts",
     "plan": "plan",
     "seed": "seeds",
     "host": "host",
@@ -113,6 +114,8 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) ->
     """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = facts_of(tags)
+    if (commit := tags.get(Tag.GIT_COMMIT, "")) not in ("", facts.get("git_commit")):
+        facts["program_commit"] = f"{commit}{', changed' if tags.get(Tag.PROGRAM_CHANGED) == 'true' else ''}"
     is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
     if not is_over or not children:
         return None

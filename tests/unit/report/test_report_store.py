@@ -47,6 +47,8 @@ def insert(root: Path, groups: list[dict]) -> None:
             "collocation.device": DEVICE,
             "collocation.planned": group.get("planned", json.dumps({"settings": SETTINGS, "options": {}})),
             "collocation.git_commit": "0123abcd",
+            "mlflow.source.git.commit": "4567cdef",
+            "collocation.program_changed": "true",
             "collocation.plan_groups": "99",
         }
         result = group.get("result", "ok")
@@ -107,7 +109,8 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
     assert len(study.rows) == 5 and study.num_planned == 99
     assert (len(study.blocks), study.num_complete_blocks) == (3, 2)
     assert study.left_out == {"no result: it runs, or was never closed": 1}
-    assert study.facts["git_commit"] == ("0123abcd",) and study.facts["job_torch"] == ("2.11",)
+    assert study.facts["git_commit"] == ("0123abcd",) and study.facts["program_commit"] == ("4567cdef, changed",)
+    assert study.facts["job_torch"] == ("2.11",)
     assert study.devices == (DEVICE,) and not study.is_simulated
     naive = next(c for c in cells_of(study) if c.mode == "naive")
     assert naive.values["speedup_vs_serial_ratio"] == {1: 1.4, 2: 1.4}
