@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.base import layout
+from pipeline.base.errors import ConfigError
 from pipeline.base.records import Group
 from pipeline.plan.inventory import Inventory
 from pipeline.record.original import Original, script_files
@@ -57,18 +58,40 @@ def _planned(original: Original, group: Group) -> Iterable[str]:
 def _options(original: Original, group: Group) -> Iterable[str]:
     """What the programs are given, job by job."""
     found: dict[str, None] = {}
-    for then, now in zip(_workloads(original), (job.workload for job in group.jobs), strict=False):
-        for kind, values in (("params", now.params), ("environ", now.environ)):
-            old, new = dict(then[kind]), dict(values)
+    for then, now in zip(_programs(original), (job.workload for job in group.jobs), strict=False):
+        for old, new in ((then.params, dict(now.params)), (then.environ, dict(now.environ))):
             for key in sorted(old.keys() | new.keys()):
                 if old.get(key) != new.get(key):
                     found[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
     return found
 
 
-def _workloads(original: Original) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """A program as it was recorded: path of its script, digests of its files by name, and what it was given."""
+
+    script: str
+    sources: dict[str, str]
+    params: dict[str, str]
+    environ: dict[str, str]
+
+
+def _programs(original: Original) -> list[_Program]:
     """The programs of the original, job by job."""
-    return [job["workload"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])]
+    try:
+        return [
+            _Program(
+                script=str(job["workload"]["script"]),
+                sources={source["name"]: source["digest"] for source in job["workload"]["sources"]},
+                params=dict(job["workload"]["params"]),
+                environ=dict(job["workload"]["environ"]),
+            )
+            for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the artifact {layout.GROUP} of run {original.run_id} is damaged, or of an earlier version: {error!r}"
+        ) from error
 
 
 def _changed(words: str, before: str | None, now: str | None) -> str:
@@ -142,14 +165,13 @@ def _by_name(lock: Iterable[str]) -> dict[str, str]:
 
 def _sources(original: Original, group: Group) -> Iterable[str]:
     """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
-    before = _workloads(original)
-    files = script_files(workload["script"] for workload in before)
+    before = _programs(original)
+    files = script_files(program.script for program in before)
     found: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
-        old = {source["name"]: source["digest"] for source in then["sources"]}
-        new = {source.name: source.digest for source in now.sources}
+        old, new = then.sources, {source.name: source.digest for source in now.sources}
         for name in sorted(old.keys() | new.keys()):
-            kept = files[then["script"]] if name == Path(then["script"]).name else ""
+            kept = files[then.script] if name == Path(then.script).name else ""
             where = f"; the original is artifact {kept}" if kept in original.files else ""
             if name not in new:
                 found[f"{name} is no part of {now.name} any more{where}"] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipeline.base.errors import TrackingError
+from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.records import Group, Plan
 from pipeline.base.words import counted
 from pipeline.plan.inventory import Inventory
@@ -44,10 +44,10 @@ def explain(
             continue
         compared.update(programs)
         try:
-            original = recall(before.run_id)
-        except TrackingError as error:
+            found_changes = differences.of_results(recall(before.run_id), group, inventory)
+        except (TrackingError, ConfigError) as error:
             return [*lines, f"    what has changed is not known: {error}"]
-        for line in differences.of_results(original, group, inventory):
+        for line in found_changes:
             changes.setdefault(line, group)
     lines += [f"    changed since {group.name}: {line}" for line, group in changes.items()]
     by_program = {group.program_digest for group in left}

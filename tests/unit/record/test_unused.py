@@ -1,0 +1,96 @@
+"""Why results of the store do not count, in words; what cannot be read costs those words and not the study."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.base import layout
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Result
+from pipeline.plan import plan as planning
+from pipeline.plan import read
+from pipeline.record.original import FinishedGroup, Original
+from pipeline.record.spool import _group_json
+from pipeline.reproduce import unused
+from tests.conftest import GPU, inventory_of
+
+STUDY = ["workload=script", "workload.script=train.py", "degree=1"]
+
+
+@pytest.fixture
+def planned(compose, tmp_path, monkeypatch):
+    """The plan of a study of one group, with its inventory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("")
+
+    def plan(*overrides):
+        configs = read.read(compose([*STUDY, *overrides]))
+        inventory = inventory_of(configs, GPU)
+        return planning.build_plan(configs, inventory, is_sweep=False), inventory
+
+    return plan
+
+
+def stored(group):
+    """A group as the store has it: in a list, and as it is recalled."""
+    finished = FinishedGroup(
+        digest=group.digest,
+        program_digest=group.program_digest,
+        name=group.name,
+        block=str(group.block),
+        result=Result.OK,
+        gpu_uuid=GPU.uuid,
+        boot_id="boot",
+        run_id="run",
+        settings=group.settings_digest,
+    )
+    tags = {"collocation.planned": json.dumps({"settings": group.settings, "options": group.options})}
+    files = {layout.GROUP: _group_json(group)}
+    original = Original(run_id="run", experiment="e", name=group.name, tags=tags, params={}, metrics={}, files=files)
+    return finished, original
+
+
+def explained(planned, finished, recall, *overrides):
+    plan, inventory = planned(*overrides)
+    return unused.explain(plan, plan.groups, [finished], inventory, recall)
+
+
+def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
+    finished, original = stored(planned("+workload.environ.A=1")[0].groups[0])
+    (tmp_path / "model.py").write_text("WIDTH = 2\n")
+    (tmp_path / "more.py").write_text("")
+    (tmp_path / "train.py").write_text("import model, more\n")
+    lines = explained(planned, finished, lambda run: original, "seed=3", "+workload.environ.A=2")
+    assert lines[0].startswith("resume: 1 result of another plan in the experiment 'collocation': not used; ")
+    name = original.name
+    assert {line.removeprefix(f"    changed since {name}: ") for line in lines[1:]} == {
+        "seed: 0, now 3",
+        "A of script: 1, now 2",
+        "model.py: its content has changed",
+        "more.py has become a part of script",
+        "train.py: its content has changed",
+    }
+
+
+def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only(planned):
+    finished, original = stored(planned()[0].groups[0])
+
+    def gone(run):
+        raise TrackingError("no answer")
+
+    for recall, said in (
+        (gone, "no answer"),
+        (lambda run: dataclasses.replace(original, files={layout.GROUP: "{"}), "damaged"),
+        (lambda run: dataclasses.replace(original, files={layout.GROUP: '{"jobs": [1]}'}), "damaged"),
+    ):
+        lines = explained(planned, finished, recall, "seed=3")
+        assert len(lines) == 2 and lines[1].startswith("    what has changed is not known: ") and said in lines[1]
+
+
+def test_where_all_that_is_stored_belongs_to_the_plan_nothing_is_said(planned):
+    finished, original = stored(planned()[0].groups[0])
+    assert explained(planned, finished, lambda run: original) == []
