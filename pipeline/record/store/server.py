@@ -41,6 +41,9 @@ from pipeline.record.store.upload import RunIds, amend, begin, send
 _NOT_NEEDED = ("numpy", "pandas", "pygments", "scipy")
 """What MLflow imports where it is installed, for data sets and models, which nobody sends: a quarter of the import."""
 
+_STAND_INS = ("fastapi", "mlflow.genai")
+"""What MLflow imports for its own server and for language models; a tenth of the import."""
+
 log = logging.getLogger(__name__)
 
 
@@ -137,8 +140,10 @@ def serve(handler: RequestHandler) -> int:
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    gc.set_threshold(100_000)  # nearly all objects of MLflow stay: looking for garbage took a fifth of its import
+    gc.disable()  # nearly all objects of MLflow stay: looking for garbage took a fifth of its import
     import_mlflow(with_database=handler.is_local)
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         try:
             answer = {"ok": True, **handler.answer(json.loads(line))}
@@ -164,7 +169,7 @@ def sentence(error: Exception) -> str:
 
 def import_mlflow(*, with_database: bool) -> None:
     """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
-    with library_internals.without(_NOT_NEEDED, stand_ins={"fastapi": ("HTTPException",)}):
+    with library_internals.without(_NOT_NEEDED, stand_ins=_STAND_INS):
         importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
         with suppress(ModuleNotFoundError):
             import pyarrow.parquet

@@ -113,14 +113,20 @@ def test_nvml_is_answered_by_another_library_and_then_as_before():
         assert pynvml.nvmlDeviceGetCount() == 3
 
 
-def test_modules_are_hidden_while_others_are_imported_and_stand_in_for_classes_that_must_be_there():
-    assert "this" not in sys.modules and "antigravity" not in sys.modules
-    with library_internals.without(["this", "pytest"], stand_ins={"antigravity": ["Flight"]}):
+def test_modules_are_hidden_or_empty_while_others_are_imported():
+    unused = ("this", "antigravity", "pydoc_data.topics", "pydoc_data.topics.below")
+    assert not set(unused) & set(sys.modules)
+    with library_internals.without(["this", "pytest"], stand_ins=["antigravity", "pydoc_data.topics", "re"]):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("this")
         assert issubclass(importlib.import_module("antigravity").Flight, Exception)
+        assert not hasattr(importlib.import_module("pydoc_data.topics"), "__all__")
+        assert importlib.import_module("pydoc_data.topics.below").Any is not None
         assert importlib.import_module("pytest") is pytest  # in use already
-    assert "this" not in sys.modules and "antigravity" not in sys.modules
+        assert importlib.import_module("re") is re
+    assert not set(unused) & set(sys.modules)
+    assert not hasattr(importlib.import_module("pydoc_data"), "topics")
+    assert isinstance(importlib.import_module("pydoc_data.topics").topics, dict)
 
 
 def fonts_of(pdf: bytes) -> list[TTFont]:

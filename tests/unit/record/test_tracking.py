@@ -278,8 +278,9 @@ def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_im
     code = (
         "import sys; from pipeline.record.store.server import import_mlflow; import_mlflow(with_database=True)\n"
         "assert 'mlflow' in sys.modules\n"
-        "assert not {'fastapi', 'numpy', 'pandas', 'pygments', 'scipy'} & set(sys.modules)\n"
-        "import fastapi.routing, numpy, pandas, pygments, scipy"
+        "assert not {'fastapi', 'mlflow.genai', 'numpy', 'pandas', 'pygments', 'scipy'} & set(sys.modules)\n"
+        "import fastapi.routing, mlflow, mlflow.genai, numpy, pandas, pygments, scipy\n"
+        "assert mlflow.genai.judges.__file__"
     )
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
 
