@@ -183,9 +183,14 @@ class _Execution:
         is_shared = len(theirs) > 1 and not self.group.sequential
         if not began or not (is_shared or any(workload.rate.metric is not None for workload in theirs)):
             return None
-        changed = changed_files.since(Path.cwd(), min(began) + _wall_offset_ns(), without=self.shared.spool.root)
+        try:
+            here = Path.cwd()
+            changed = changed_files.since(here, min(began) + _wall_offset_ns(), without=self.shared.spool.root)
+        except OSError as error:  # a job may have removed it
+            self._warn_once(f"files that several jobs wrote go unseen: {error}")
+            return None
         if not changed.is_whole:
-            self._warn_once(f"{Path.cwd()} has too many files to look at: jobs that write the same one may go unseen")
+            self._warn_once(f"{here} has too many files to look at: jobs that write the same one may go unseen")
         return changed
 
     def _warn_once(self, said: str) -> None:

@@ -2,13 +2,14 @@
 
 The kernel does not keep who wrote a file. So it is looked for what changed, once the jobs are gone: only a TensorBoard
 file, which has the number of its process in its name, and a file changed when one job ran alone, are known to be one
-job's. No more than some thousand entries are looked at, the nearest first.
+job's. The nearest files are looked at first, and no more than some thousand, for seconds.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 
-_MAX_ENTRIES = 20_000
+_MAX_ENTRIES, _MAX_S = 20_000, 3.0
 # What nobody means by a file of a job: caches, and folders of packages, which are large and read only.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 _MAX_NAMES = 8
@@ -31,10 +32,12 @@ class Changed:
     """What changed below a folder.
 
     Attributes:
+        folder: the folder.
         files: each with the time of its last change, in ns since the epoch.
         is_whole: whether all files were looked at.
     """
 
+    folder: Path
     files: Mapping[Path, int]
     is_whole: bool
 
@@ -42,12 +45,13 @@ class Changed:
 def since(folder: Path, wall_ns: int, *, without: Path) -> Changed:
     """What changed below a folder since an instant; hidden entries, links, other disks and `without` are left out."""
     files: dict[Path, int] = {}
+    until_s = time.monotonic() + _MAX_S
     left, seen, device = deque([folder]), 0, folder.stat().st_dev
     while left:
         for entry in _entries(left.popleft()):
             seen += 1
-            if seen > _MAX_ENTRIES:
-                return Changed(files=files, is_whole=False)
+            if seen > _MAX_ENTRIES or time.monotonic() > until_s:
+                return Changed(folder=folder, files=files, is_whole=False)
             try:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
@@ -58,7 +62,7 @@ def since(folder: Path, wall_ns: int, *, without: Path) -> Changed:
                     left.append(path)
             elif entry.is_file(follow_symlinks=False) and status.st_mtime_ns >= wall_ns:
                 files[path] = status.st_mtime_ns
-    return Changed(files=files, is_whole=True)
+    return Changed(folder=folder, files=files, is_whole=True)
 
 
 def owners(
@@ -74,14 +78,13 @@ def owners(
     }
 
 
-def shared(whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
-    """In words, the files that any of several jobs may have written; empty if there is none."""
+def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
+    """In words, the files below the folder that any of several jobs may have written; empty if there is none."""
     num_jobs = sum(not state.job.workload.is_in_own_folder for state in states)
     found = sorted(str(path) for path, index in whose.items() if index is None)
     if not found or num_jobs < 2:
         return ""
-    here = Path.cwd()
-    names = [str(Path(name).relative_to(here)) if Path(name).is_relative_to(here) else name for name in found]
+    names = [os.path.relpath(name, folder) for name in found]
     further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return f"changed while {num_jobs} jobs ran: {', '.join(names[:_MAX_NAMES])}{further}"
 

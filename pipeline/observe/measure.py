@@ -61,7 +61,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         state.job.name: log_of[state.job.index].damaged for state in every if log_of[state.job.index].damaged
     }:
         tags[Tag.DAMAGED] = ", ".join(f"{counted(number, 'line')} of job {name}" for name, number in damaged.items())
-    if not group.sequential and (shared := changed_files.shared(whose, every)):
+    if seen.changed and not group.sequential and (shared := changed_files.shared(seen.changed.folder, whose, every)):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):
         tags[Tag.FIGURES] = titled

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import layout, regular_files
 from pipeline.launch.events import Events, last_lines
 from pipeline.launch.state import JobState
 from pipeline.observe.logged import output, tensorboard
@@ -48,7 +48,8 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_of
     if rate.metric is None:
         return None
     through_mlflow = _through_mlflow(state.folder)
-    own = [*(state.folder / layout.OUTPUT).rglob(tensorboard.PATTERN)]
+    output_files = regular_files.below(state.folder / layout.OUTPUT).files
+    own = [path for path in output_files if path.match(tensorboard.PATTERN)]
     in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
     own += [path for path, index in in_directory.items() if index == state.job.index]
     in_files = _in_files(own)

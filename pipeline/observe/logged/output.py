@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -21,18 +23,27 @@ def points(path: Path, pattern: str, written: Sequence[tuple[int, int]], end_ns:
         written: instants, each with the bytes that there were.
         end_ns: when the program ended, for what came after the last of them.
     """
-    try:
-        data = regular_files.read_bytes(path)
-    except OSError:
-        return
     sizes = [size for _, size in written]
     wanted = re.compile(pattern)
-    for line in _LINE.finditer(data):
-        found = wanted.search(line[0].decode(errors="replace"))
+    for line, end in _lines(path):
+        found = wanted.search(line)
         number = _number(found[1]) if found else None
         if number is not None:
-            at = bisect_left(sizes, line.end())
+            at = bisect_left(sizes, end)
             yield (written[at][0] if at < len(written) else end_ns), number
+
+
+def _lines(path: Path) -> Iterator[tuple[str, int]]:
+    """Each line, and where it ends. The file is mapped: it may be larger than the memory."""
+    try:
+        with (
+            os.fdopen(regular_files.opened(path), "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            for line in _LINE.finditer(data):
+                yield line[0].decode(errors="replace"), line.end()
+    except (OSError, ValueError):  # it cannot be read, or is empty
+        return
 
 
 def _number(text: str | None) -> float | None:

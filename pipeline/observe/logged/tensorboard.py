@@ -6,10 +6,13 @@ end, which a killed job leaves, is told by its length. Records with images and t
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from pipeline.base import regular_files
 
 PATTERN = "events.out.tfevents.*"
 _MAX_RECORD_BYTES = 1 << 16
@@ -38,7 +41,7 @@ def scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    with os.fdopen(regular_files.opened(path), "rb") as file:
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])
             if length > _MAX_RECORD_BYTES:

@@ -24,7 +24,8 @@ def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
         os.utime(tmp_path / name, ns=(0, 5 * S if name == "old.pt" else 20 * S))
     (tmp_path / "linked").symlink_to(tmp_path / "deep")
     changed = changed_files.since(tmp_path, 10 * S, without=tmp_path / "mlruns")
-    assert changed == Changed(files={tmp_path / "new.pt": 20 * S, tmp_path / "deep/er/new.csv": 20 * S}, is_whole=True)
+    assert changed.files == {tmp_path / "new.pt": 20 * S, tmp_path / "deep/er/new.csv": 20 * S}
+    assert changed.is_whole
 
 
 def test_no_more_than_some_entries_are_looked_at_the_nearest_first(tmp_path, monkeypatch):
@@ -49,12 +50,14 @@ def at(seconds: int) -> int:
     return WALL_OFFSET_NS + seconds * S
 
 
-def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pair, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pair):
     both, states = pair
     files = {tmp_path / "x/model.pt": at(50), tmp_path / "events.out.tfevents.170.my.host.4711.0": at(50)}
     seen = Observation(
-        batches=[states], samples=(), changed=Changed(files=files, is_whole=True), wall_offset_ns=WALL_OFFSET_NS
+        batches=[states],
+        samples=(),
+        changed=Changed(folder=tmp_path, files=files, is_whole=True),
+        wall_offset_ns=WALL_OFFSET_NS,
     )
     row = measure.judge(both, seen)
     assert row.tags["collocation.shared_files"] == "changed while 2 jobs ran: x/model.pt"
@@ -64,7 +67,7 @@ def test_jobs_in_folders_of_their_own_share_no_files(tmp_path, pair):
     _, states = pair
     apart = dataclasses.replace(states[1].job.workload, is_in_own_folder=True)
     states[1].job = dataclasses.replace(states[1].job, workload=apart)
-    assert changed_files.shared({tmp_path / "model.pt": None}, states) == ""
+    assert changed_files.shared(tmp_path, {tmp_path / "model.pt": None}, states) == ""
 
 
 def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_alone(tmp_path, pair):
@@ -72,5 +75,6 @@ def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_al
     states[0].ended.at_ns = 40 * S
     files = {tmp_path / "early": at(30), tmp_path / "late": at(50), tmp_path / "events.out.tfevents.1.h.4711.0": at(30)}
     logs = {0: Events(), 1: Events(processes=[4711])}
-    whose = changed_files.owners(Changed(files=files, is_whole=True), states, logs, WALL_OFFSET_NS)
+    changed = Changed(folder=tmp_path, files=files, is_whole=True)
+    whose = changed_files.owners(changed, states, logs, WALL_OFFSET_NS)
     assert list(whose.values()) == [None, 1, 1]

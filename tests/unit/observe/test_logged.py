@@ -8,11 +8,12 @@ import struct
 import pytest
 
 from pipeline.base.records import RateSource, Result, WindowKind
+from pipeline.base.samples import Sample
 from pipeline.observe import measure, throughput
 from pipeline.observe.changed_files import Changed
 from pipeline.observe.logged import output, tensorboard
 from pipeline.observe.observation import Observation
-from tests.rows import S, group, state
+from tests.rows import FIELDS, S, group, state
 from tests.toys.event_writer import SummaryWriter
 
 METRIC = RateSource(metric="train/samples_per_second")
@@ -30,7 +31,7 @@ def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED):
 
 
 def judge(the_group, states, **seen):
-    return measure.judge(the_group, Observation(batches=[states], samples=(), **seen))
+    return measure.judge(the_group, Observation(batches=[states], **({"samples": ()} | seen)))
 
 
 def log_through_mlflow(folder, name, points):
@@ -80,10 +81,10 @@ def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_pa
         (file,) = (tmp_path / str(pid)).iterdir()
         file.rename(tmp_path / f"events.out.tfevents.1.host.{pid}.0")
     files = dict.fromkeys(tmp_path.glob("events.out.tfevents.*"), 50 * S)
-    row = judge(pair, states, changed=Changed(files=files, is_whole=True))
+    row = judge(pair, states, changed=Changed(folder=tmp_path, files=files, is_whole=True))
     assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == [41, 42]
     anonymous = (tmp_path / "events.out.tfevents.1.host.41.0").rename(tmp_path / "events.out.tfevents.x")
-    row = judge(pair, states, changed=Changed(files={anonymous: 50 * S}, is_whole=True))
+    row = judge(pair, states, changed=Changed(folder=tmp_path, files={anonymous: 50 * S}, is_whole=True))
     assert "nobody knows which job wrote events.out.tfevents.x" in row.reason
 
 
@@ -142,3 +143,14 @@ def test_scalars_that_tensorflow_writes_as_tensors_are_read(tmp_path):
     event = b"\x09" + struct.pack("<d", 7.5) + field(5, values)
     (tmp_path / "file").write_bytes(struct.pack("<Q", len(event)) + bytes(4) + event + bytes(4))
     assert tensorboard.scalars(tmp_path / "file") == {"t1": [(7.5, 2.5)], "t2": [(7.5, 3.25)]}
+
+
+def test_the_first_use_of_the_gpu_is_the_first_sample_of_the_job_there_after_its_start(tmp_path):
+    pair, states = of_scripts(tmp_path, RateSource(), RateSource(), kind=WindowKind.WORK)
+    samples = [Sample(source="host", t_ns=1 * S, values={"rss_mib": 5.0}, job=0)]
+    samples += [Sample(source="nvml", t_ns=t * S, values={"process_memory_mib": 9.0}, job=0) for t in (-1, 7, 8)]
+    row = judge(pair, states, samples=samples, fields=FIELDS)
+    assert row.jobs[0].metrics["first_gpu_use_s"] == 7
+    assert "first_gpu_use_s" not in row.jobs[1].metrics and "first_gpu_use_s" not in row.metrics
+    samples += [Sample(source="nvml", t_ns=9 * S, values={"process_memory_mib": 9.0}, job=1)]
+    assert judge(pair, states, samples=samples, fields=FIELDS).metrics["first_gpu_use_s"] == 9
