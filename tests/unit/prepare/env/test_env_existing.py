@@ -14,7 +14,10 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Interpreter
 from pipeline.prepare.env import existing
+from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv
+from pipeline.prepare.env.venv import VenvEnv
+from tests.packages import Channel, wheel
 
 
 @pytest.fixture
@@ -144,3 +147,33 @@ def test_a_prefix_without_an_interpreter_is_refused(tmp_path, make, seen):
 def test_without_a_prefix_the_error_says_what_to_give():
     with pytest.raises(ConfigError, match=r"env\.prefix=~/miniconda3/envs/NAME .* workload\.env_prefix"):
         ExistingEnv()
+
+
+def test_the_jobs_of_a_mix_may_have_environments_of_their_own(prefix, make_plan, monkeypatch):
+    monkeypatch.chdir(prefix.parent)
+    (prefix.parent / "train.py").write_text("")
+    mix = [f"workload@sizes.{size}=script" for size in "SM"] + [f"sizes.{size}.script=train.py" for size in "SM"]
+    own = ["env=existing", f"env.prefix={sys.executable}", f"sizes.M.env_prefix={prefix}"]
+    group = make_plan([*mix, "mix=[S,M]", *own], is_sweep=False).groups[0]
+    assert [dict(job.workload.env.options)["prefix"] for job in group.jobs] == [sys.executable, str(prefix)]
+    assert group.jobs[0].workload.digest != group.jobs[1].workload.digest
+
+
+@pytest.mark.parametrize("kind", ["conda", "venv"])
+def test_an_environment_that_was_built_is_the_same_one_as_itself_where_it_lies(tmp_path, kind, monkeypatch):
+    pytest.importorskip("rattler")
+    pytest.importorskip("uv")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    wheel(tmp_path / "wheels", "tiny", "1.0")
+    sources = ["--no-index", f"--find-links {tmp_path}/wheels", "tiny"]
+    if kind == "conda":
+        channel = Channel(tmp_path / "channel")
+        channel.add_module("rich", "0.1")
+        file = channel.environment_yml(tmp_path / "environment.yml", "rich", pip=sources)
+        built = CondaEnv(str(file), cache_root=str(tmp_path / "cache")).resolve()
+    else:
+        (tmp_path / "requirements.txt").write_text("\n".join(sources))
+        built = VenvEnv(str(tmp_path / "requirements.txt"), cache_root=str(tmp_path / "cache")).resolve()
+    found = described(built.python.parent.parent)
+    assert (found.lock_digest, found.python, found.environ) == (built.lock_digest, built.python, built.environ)
+    assert {line for line in built.lock if line.removeprefix("# pip ") not in sources} == set(found.lock)
