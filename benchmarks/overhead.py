@@ -1,7 +1,7 @@
 """What the orchestrator costs: the time that it adds to a job, and its influence on what it measures.
 
     python -m benchmarks.overhead added        # seconds added to a 10 s job, for 1, 3 and 7 jobs; any machine
-    python -m benchmarks.overhead scripts      # the same of 7 scripts that log five metrics through MLflow
+    python -m benchmarks.overhead scripts      # 7 scripts that log five metrics through MLflow, beside a shell loop
     python -m benchmarks.overhead gap          # seconds between two groups of a sweep
     python -m benchmarks.overhead throughput --workload resnet26_cifar10 --degrees 7 --scenario naive mps   # GPU
 
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -70,36 +71,58 @@ def added(folder: Path, runs: int) -> list[str]:
     return lines
 
 
-def scripts(folder: Path, runs: int) -> list[str]:
-    """Seconds before the first line of seven scripts that log through MLflow, and after the last one's last line."""
+def scripts(folder: Path, options: argparse.Namespace) -> list[str]:
+    """What is added to seven scripts that log through MLflow, by the orchestrator and by a shell loop, in turn.
+
+    In the loop, the scripts log by themselves into one sqlite store.
+    """
     script, lines_of = folder / "logs.py", folder / "lines"
     script.write_text(
         "import time; began = time.time()\n"
         f"out = open({str(lines_of)!r}, 'a'); out.write(f'{{began}}\\n'); out.flush()\n"
         "import mlflow\n"
-        f"time.sleep(max(0, began + {SLEEP_S} - time.time()))\n"
-        "for step in range(5):\n    mlflow.log_metric(f'metric{step}', step)\n"
+        "for step in range(5):\n"
+        f"    time.sleep(max(0, began + (step + 1) * {SLEEP_S} / 5 - time.time()))\n"
+        "    mlflow.log_metric(f'metric{step}', step)\n"
         "out.write(f'{time.time()}\\n')\n"
     )
-    root, before, after, cpu = folder / "mlruns", [], [], []
-    for _ in range(runs + 1):  # the first one makes the store
-        lines_of.write_text("")
-        start_s, spent_s = time.time(), cpu_s_of_children()
-        run("workload=script", f"workload.script={script}", "degree=7", "baseline=never", root=root)
-        times = [float(line) for line in lines_of.read_text().split()]
-        before.append(min(times) - start_s)
-        after.append(time.time() - max(times))
-        cpu.append(cpu_s_of_children() - spent_s)
-    figures = (statistics.median(values[1:]) for values in (before, after, cpu))
-    return [
-        "| before the first line, s (median) | after the last line, s | CPU of the orchestrator and its helpers, s |",
-        "|---|---|---|",
-        "| " + " | ".join(f"{value:.2f}" for value in figures) + " |",
+    root, store = folder / "mlruns", {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'loop.db'}"}
+    overrides = [f"workload.script={script}", "degree=7", "baseline=never", *options.override]
+
+    def orchestrated() -> None:
+        run("workload=script", *overrides, root=root)
+
+    def loop(jobs: int = 7) -> None:
+        command = f"for job in {' '.join(map(str, range(jobs)))}; do '{sys.executable}' '{script}' & done; wait"
+        subprocess.run(["sh", "-c", command], env=os.environ | store, capture_output=True, check=True, cwd=folder)
+
+    sides = {"shell loop": loop, "orchestrator": orchestrated}
+    figures: dict[str, list[tuple[float, ...]]] = {name: [] for name in sides}
+    loop(1)  # makes its store: MLflow leaves a broken one behind if several begin at once
+    orchestrated()
+    for _ in range(options.runs):
+        for name, side in sides.items():
+            lines_of.write_text("")
+            start_s, spent_s = time.time(), cpu_s_of_children()
+            side()
+            end_s, cpu_s = time.time(), cpu_s_of_children() - spent_s
+            times = [float(line) for line in lines_of.read_text().split()]
+            figures[name].append((end_s - start_s - SLEEP_S, min(times) - start_s, end_s - max(times), cpu_s))
+    lines = [
+        "| side | adds, s (median, min - max) | before the first line, s | after the last line, s | CPU, s |",
+        "|---|---|---|---|---|",
     ]
+    for name, rows in figures.items():
+        added_s, before_s, after_s, cpu_s = zip(*rows, strict=True)
+        others = (f"{statistics.median(each):.2f}" for each in (before_s, after_s, cpu_s))
+        lines.append(f"| {name} | {_spread(added_s)} | {' | '.join(others)} |")
+    pairs = zip(figures["orchestrator"], figures["shell loop"], strict=True)
+    ratios = [mine[0] / theirs[0] for mine, theirs in pairs]
+    return [*lines, "", f"orchestrator / shell loop, in pairs: {_spread(ratios)}"]
 
 
 def cpu_s_of_children() -> float:
-    """CPU time of every process that was started here and awaited, which the scripts of jobs are not."""
+    """CPU time of every process that was started here and awaited; scripts of the orchestrator's jobs are not."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -184,7 +207,7 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
     return f"| {workload} | {degree} | {scenario} | {statistics.median(bare):.0f} | {ratios} | {skew:.1f} | {cpu:.2f} |"
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} - {max(values):.3f})"
 
 
@@ -208,15 +231,18 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="+", default=["naive"], choices=["naive", "mps"])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--settle", type=float, default=1.0)
-    parser.add_argument("--override", nargs="*", default=[], help="further overrides for both sides")
+    parser.add_argument("--override", nargs="*", default=[], help="further overrides")
     options = parser.parse_args()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles anew what an installed program has
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
         folder = Path(name)
         if options.what == "throughput":
             lines = throughput(folder, options)
+        elif options.what == "scripts":
+            lines = scripts(folder, options)
         else:
-            lines = {"added": added, "scripts": scripts, "gap": gap}[options.what](folder, options.runs)
+            lines = {"added": added, "gap": gap}[options.what](folder, options.runs)
     print("\n".join(lines))
 
 
