@@ -62,7 +62,15 @@ def server() -> Iterator[ForkServer]:
     running.close()
 
 
-def start(starter: Starter, folder: Path, code: str, *words: str, cpus: tuple[int, ...] = (), **variables: str):
+def start(
+    starter: Starter,
+    folder: Path,
+    code: str,
+    *words: str,
+    cpus: tuple[int, ...] = (),
+    starts_in: Path | None = None,
+    **variables: str,
+):
     """Start a program; returns its process, its mark, and the files of its output and errors."""
     mark = uuid.uuid4().hex
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +78,7 @@ def start(starter: Starter, folder: Path, code: str, *words: str, cpus: tuple[in
     script.write_text(textwrap.dedent(code))
     environ = inherited_environ() | {processes.MARK_VARIABLE: mark} | variables
     out, err = folder / "out", folder / "err"
-    return starter.start([str(script), *words], environ, out, err, cpus), mark, out, err
+    return starter.start([str(script), *words], environ, out, err, cpus, starts_in), mark, out, err
 
 
 def end(process: Process) -> int:
@@ -95,7 +103,9 @@ def printed(starter: Starter, folder: Path, code: str, **choices: Any) -> str:
 def test_a_forked_job_is_as_one_that_was_started_from_nothing(server, tmp_path):
     found = []
     for name, starter in (("cold", Spawn(PYTHON)), ("warm", server)):
-        process, mark, out, err = start(starter, tmp_path / name, FACTS, "--x", "a b", cpus=(0,), COLOUR="blue")
+        process, mark, out, err = start(
+            starter, tmp_path / name, FACTS, "--x", "a b", cpus=(0,), starts_in=tmp_path, COLOUR="blue"
+        )
         assert end(process) == 0, err.read_text()
         assert err.read_text() == "to the log\n"
         facts = json.loads(out.read_text())
@@ -104,6 +114,7 @@ def test_a_forked_job_is_as_one_that_was_started_from_nothing(server, tmp_path):
     cold, warm = found
     assert warm == cold
     assert warm["leads"]
+    assert warm["cwd"] == str(tmp_path)
     assert warm["cpus"] == [0]
     assert warm["colours"] == ["blue", "blue"]
 
