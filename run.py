@@ -23,6 +23,7 @@ schema.register()
 library_internals.share_config_store()
 library_internals.let_hydra_raise()
 library_internals.let_hydra_compose_once()
+library_internals.parse_once()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

@@ -10,8 +10,8 @@ the launcher; then every job is a study.
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
-import copy
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +88,7 @@ class StudyLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
         self.is_group: dict[str, bool] = {}
-        self.composed: dict[tuple[str, ...], DictConfig] = {}
+        self.composed: dict[tuple[str, ...], bytes] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the study. Its exit status is kept in `pipeline.outcome`, for `run.py`."""
@@ -104,19 +104,20 @@ class StudyLauncher(Launcher):
         """The configuration of one job.
 
         Reading and merging the files of a choice of groups takes 100 ms; many jobs of a sweep differ in values only,
-        so each choice is composed once and the values are set in copies of it (5 ms).
+        so each choice is composed once and the values are set in copies of it (1 ms: unpickling copies fastest).
         """
         loader = self.hydra_context.config_loader
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
         choices = [override for override in parsed if self.chooses_a_group(override)]
         key = tuple(sorted(str(override.input_line) for override in choices))
         if key not in self.composed:
-            config = loader.load_sweep_config(self.config, list(key))
-            HydraConfig.instance().set_config(config)
-            with open_dict(config):
-                del config["hydra"]
-            self.composed[key] = config
-        config = copy.deepcopy(self.composed[key])
+            with library_internals.files_without_blocks():
+                composed = loader.load_sweep_config(self.config, list(key))
+            HydraConfig.instance().set_config(composed)
+            with open_dict(composed):
+                del composed["hydra"]
+            self.composed[key] = pickle.dumps(composed)
+        config: DictConfig = pickle.loads(self.composed[key])  # noqa: S301  what was composed here
         values = [o for o in parsed if o not in choices and not o.get_key_element().startswith("hydra.")]
         library_internals.set_values(values, config)
         return config

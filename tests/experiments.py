@@ -70,8 +70,15 @@ def _sweeper(arguments: Sequence[str], conf: Path) -> Any:
 
 @contextmanager
 def _initialized(conf: Path) -> Iterator[None]:
-    schema.register()
-    library_internals.share_config_store()
+    _prepare_hydra()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf), version_base="1.3"):
         yield
+
+
+@functools.cache
+def _prepare_hydra() -> None:
+    """What `run.py` does first."""
+    schema.register()
+    library_internals.share_config_store()
+    library_internals.parse_once()

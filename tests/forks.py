@@ -209,6 +209,7 @@ def serve(control: socket.socket) -> None:
         importlib.import_module(module)
     from mlflow.tracking import MlflowClient  # noqa: F401
 
+    _compose()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in a fork"
     gc.collect()
     gc.freeze()
@@ -238,6 +239,17 @@ def serve(control: socket.socket) -> None:
                 selector.register(watched, selectors.EVENT_READ)
                 for descriptor in standard:
                     os.close(descriptor)
+
+
+def _compose() -> None:
+    """Let OmegaConf and ANTLR keep what they make of the configuration; Hydra itself starts anew in a fork."""
+    from hydra.core.singleton import Singleton
+
+    from tests import experiments
+
+    before = Singleton.get_state()
+    experiments.composed_by_hydra([])
+    Singleton.set_state(before)
 
 
 def _become(request: Mapping[str, Any], standard: Sequence[int], hears: int) -> None:

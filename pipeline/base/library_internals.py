@@ -5,17 +5,25 @@ Each use says why it is needed; `tests/unit/base/test_library_internals.py` fail
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
+
+_files: dict[tuple[object, ...], bytes] = {}
+_without_blocks = ContextVar("_without_blocks", default=False)
 
 
 def let_hydra_raise() -> None:
@@ -69,6 +77,47 @@ def let_hydra_compose_once() -> None:
         return kept[given]
 
     setattr(ConfigLoaderImpl, "load_configuration", load_once)  # noqa: B010
+
+
+def parse_once() -> None:
+    """Let OmegaConf keep what it parsed: a file as long as it stays as it is, and the text of an interpolation.
+
+    A sweep reads the same files for every choice of groups, and resolves the same interpolations for every combination:
+    together that is a third of what it takes to compose one with an experiment of hundreds of blocks.
+    """
+    from omegaconf import OmegaConf, _utils, base, grammar_parser
+
+    load = OmegaConf.load
+
+    def load_once(file_: Any) -> Any:
+        is_open = hasattr(file_, "fileno")
+        found = os.fstat(file_.fileno()) if is_open else Path(file_).stat()
+        name = file_.name if is_open else str(file_)
+        key = name, found.st_ino, found.st_mtime_ns, found.st_size, _without_blocks.get()
+        if key not in _files:
+            content: Any = load(file_)
+            if _without_blocks.get() and OmegaConf.select(content, "hydra.sweeper.blocks") is not None:
+                del content["hydra"]["sweeper"]["blocks"]
+            _files[key] = pickle.dumps(content)
+        return pickle.loads(_files[key])  # noqa: S301  what this process wrote
+
+    setattr(OmegaConf, "load", load_once)  # noqa: B010
+    parse = lru_cache(maxsize=4096)(grammar_parser.parse)
+    for module in (base, _utils):
+        setattr(module, "parse", parse)  # noqa: B010
+
+
+@contextmanager
+def files_without_blocks() -> Iterator[None]:
+    """What is loaded meanwhile lacks `hydra.sweeper.blocks`, which a job of a sweep has no use for.
+
+    Hydra copies hundreds of them a dozen times while it composes one job.
+    """
+    token = _without_blocks.set(True)
+    try:
+        yield
+    finally:
+        _without_blocks.reset(token)
 
 
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:

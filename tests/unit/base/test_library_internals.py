@@ -12,8 +12,10 @@ import zlib
 
 import hydra
 import matplotlib
+import omegaconf.base
 import pynvml
 import pytest
+import yaml
 from fontTools.ttLib import TTFont
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
@@ -21,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, _utils, grammar_parser
 
 from pipeline.base import library_internals
 from pipeline.base.paths import PROJECT_DIR
@@ -76,6 +78,35 @@ def test_the_config_store_is_shared_and_not_copied(monkeypatch):
     monkeypatch.setattr(ConfigStore, "__deepcopy__", None, raising=False)
     library_internals.share_config_store()
     assert copy.deepcopy({"store": store})["store"] is store
+
+
+def test_a_file_is_parsed_again_only_when_it_changed(monkeypatch, tmp_path):
+    read, parsed = yaml.load, []
+    monkeypatch.setattr(yaml, "load", lambda file, **options: parsed.append(1) or read(file, **options))
+    for module, name in ((OmegaConf, "load"), (_utils, "parse"), (omegaconf.base, "parse")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    library_internals.parse_once()
+    file = tmp_path / "a.yaml"
+    file.write_text("a: 1\nhydra: {sweeper: {blocks: [{a: 1}, {a: 2}], x: 3}}\n")
+    first = OmegaConf.load(file)
+    first.a = 7
+    assert OmegaConf.load(file).a == 1 and len(parsed) == 1, "a caller has a copy"
+    with file.open() as opened, library_internals.files_without_blocks():
+        assert OmegaConf.load(opened).hydra.sweeper == {"x": 3}
+    assert len(OmegaConf.load(file).hydra.sweeper.blocks) == 2
+    file.write_text("a: 25\n")
+    assert OmegaConf.load(file) == {"a": 25}
+
+
+def test_an_interpolation_is_parsed_once(monkeypatch):
+    parse, parsed = grammar_parser.parse, []
+    monkeypatch.setattr(grammar_parser, "parse", lambda text, **options: parsed.append(text) or parse(text, **options))
+    for module, name in ((OmegaConf, "load"), (_utils, "parse"), (omegaconf.base, "parse")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    library_internals.parse_once()
+    for value in range(3):
+        assert OmegaConf.create({"a": value, "b": "${a} and ${.a}"}).b == f"{value} and {value}"
+    assert parsed == ["${a} and ${.a}"]
 
 
 def test_the_combinations_of_a_grid_come_in_order():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -271,5 +272,9 @@ def test_the_current_environment_has_a_lock_that_says_what_it_is():
     assert any(line.startswith("hydra-core==") for line in interpreter.lock)
     # Built as a venv from it, the same packages are the same environment.
     packages = [line for line in interpreter.lock if not line.startswith("#")]
+    installed = {dist.name: dist.version for dist in metadata.distributions() if dist.name != "gpu-collocation"}
+    assert {line.split("==")[0].split(" @ ")[0] for line in packages} == installed.keys()
+    pinned = dict(line.split("==") for line in packages if "==" in line)
+    assert pinned == {name: installed[name] for name in pinned} and pinned
     assert env_lock.of_packages("venv", VERSION, packages).digest == interpreter.lock_digest
     assert env_lock.kind_of("numpy==1") is None and env_lock.python_of("# python: 3.12") is None
