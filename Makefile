@@ -1,4 +1,4 @@
-# `make run` and `make test` need Python 3.11 or newer and nothing else.
+# `make run`, `make test` and `make attack` need Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -26,3 +26,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
+
+# Random kills, faults and inputs against studies on a simulated machine: an hour, or ATTACK_S seconds.
+.PHONY: attack
+ATTACK_S ?= 3600
+ATTACK_SEED ?= 1
+attack: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m tests.attack --seconds $(ATTACK_S) --seed $(ATTACK_SEED)
