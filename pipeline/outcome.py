@@ -11,6 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+typed: Sequence[str] | None = None
+"""The command line as it was typed, where that of `sys.argv` is another: Hydra understands no `--`."""
+
 is_composed = False
 """Whether a study has begun: what fails before it lies in the command line or in a file of the configuration."""
 
@@ -21,12 +24,19 @@ exit_status = 0
 """The worst status of the studies that this process ran."""
 
 
+def command_line() -> list[str]:
+    """The command line as it was typed."""
+    return list(sys.argv if typed is None else typed)
+
+
 def command_to_resume(arguments: Sequence[str] | None = None) -> str:
-    """The command line that runs the groups which have no result yet; from `sys.argv` if not given."""
-    program, *options = list(sys.argv if arguments is None else arguments)
-    resume = next((option for option in options if option.lstrip("+") == "resume=accept_environment"), "resume=true")
-    kept = [option for option in options if option.partition("=")[0].lstrip("+") != "resume"]
-    return shlex.join([python(), program, *kept, resume])
+    """The command line that runs the groups which have no result yet; from the one that was typed if not given."""
+    program, *options = command_line() if arguments is None else arguments
+    end = options.index("--") if "--" in options else len(options)
+    ours, theirs = options[:end], options[end:]
+    resume = next((option for option in ours if option.lstrip("+") == "resume=accept_environment"), "resume=true")
+    kept = [option for option in ours if option.partition("=")[0].lstrip("+") != "resume"]
+    return shlex.join([python(), program, *kept, resume, *theirs])
 
 
 def python() -> str:

@@ -78,11 +78,15 @@ def compose() -> Callable[..., list[DictConfig]]:
 
 @pytest.fixture
 def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
-    """Plan a study; `device` replaces what the machine has."""
+    """Plan a study; `device` replaces what the machine has.
+
+    One configuration is planned without its baselines, unless it is said whether it is of a sweep.
+    """
 
     def make(*overrides: list[str], device: Device | None = None, is_sweep: bool | None = None) -> Plan:
-        configs = read.read(compose(*overrides))
         sweep = len(overrides) > 1 if is_sweep is None else is_sweep
+        alone = ["baseline=never"] if is_sweep is None and not sweep and "baseline=" not in str(overrides) else []
+        configs = read.read(compose(*([*given, *alone] for given in overrides)))
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
         return feasible.checked(plan)
 

@@ -32,7 +32,7 @@ SCENARIOS = ("naive", "mps", "mig", "mig_mps")
 HOWS = ("exception", "sigterm", "sigkill")
 _VARIABLE = "FAIL_EVERYWHERE"
 _LAST_S = 20.0
-_SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
+_SHORT = ["baseline=never", "window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
 # In the orchestrator, before run.py: counts what it does, and fails once.
 _CHILD = """
 import os, runpy, signal, sys
@@ -100,7 +100,13 @@ class Bench:
 
     def study(self, scenario: str, at: int, how: str, mark: str) -> subprocess.CompletedProcess[str]:
         """Run one group that fails at its `at`-th side effect; at 0 it does not."""
-        arguments = [f"scenario={scenario}", "degree=2", *_SHORT, "workload=toy", "listeners=[host,nvml]"]
+        arguments = [
+            f"scenario={scenario}",
+            "degree=2",
+            *_SHORT,
+            "workload=toy",
+            "listeners=[host,nvml]",
+        ]
         places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}", f"tracking.root={self.root}"]
         gpu = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "gpu=simulated_a100_40gb"]
         argv = [self.folder / "child.py", at, how, self.reached, *gpu, *arguments, *places]

@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 from pipeline.base.modes import mode_of
+from pipeline.base.naming import own_params
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
 
@@ -36,7 +36,7 @@ def params(workload: str = "resnet26_cifar10", **changes: Any) -> dict[str, str]
 
 def digest_of(own: dict[str, str], salt: str = "") -> str:
     """A workload digest that follows from the params, as a real one does."""
-    return hashlib.sha256(repr((own["workload"], sorted(labels.own_params(own).items()), salt)).encode()).hexdigest()
+    return hashlib.sha256(repr((own["workload"], sorted(own_params(own).items()), salt)).encode()).hexdigest()
 
 
 def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> JobRow:

@@ -22,7 +22,8 @@ def start(tmp_path, template_store) -> Callable[..., Process]:
     def begin(
         *arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False, num_senders: int = 1
     ) -> Process:
-        argv = [str(script), *arguments, f"gpu.lock_dir={tmp_path}", "gpu=cpu"]
+        end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is no business of ours
+        argv = [str(script), *arguments[:end], f"gpu.lock_dir={tmp_path}", "gpu=cpu", *arguments[end:]]
         if is_real:
             return forks.start_real(*argv, cwd=tmp_path)
         return forks.start(*argv, cwd=tmp_path, num_senders=num_senders)

@@ -1,9 +1,11 @@
-"""Runs any training script, unchanged, as a job: `python workloads/script.py SCRIPT [ARGS...]`.
+"""Runs any program, unchanged, as a job: `python workloads/script.py SCRIPT [ARGS...]`.
 
-The script is a child process with this interpreter, in the same process group and with the same output, working
-directory and environment (except that it is not attached to the orchestrator itself). It is measured from outside:
-from its start, right after the group's common start, to its exit, whose status becomes ours. Told to stop, it gets
-SIGTERM; the SIGTERM, SIGINT and SIGHUP that we get are passed on, so one sent to the whole group arrives twice.
+A Python file is run by this interpreter, another file that can be executed by itself, and a bare name is that of a
+program beside this interpreter, such as `torchrun`, or on PATH. It is a child process, in the same process group and
+with the same output, working directory and environment (except that it is not attached to the orchestrator itself). It
+is measured from outside: from its start, right after the group's common start, to its exit, whose status becomes ours.
+Told to stop, it gets SIGTERM; the SIGTERM, SIGINT and SIGHUP that we get are passed on, so one sent to the whole group
+arrives twice.
 
 Standard library only (Python 3.8 or newer) and few imports, so that this process is nothing beside the script: hence no
 `argparse`. `posix_spawn` starts the script with a signal mask of our choice, and without forking a process of threads.
@@ -47,12 +49,10 @@ def run(job: client.NullJob, argv: list[str]) -> None:
         FileNotFoundError: there is no such script; raised before the job is ready.
         ScriptError: the script ended with another status than 0.
     """
-    script = argv[0]
-    if not os.path.isfile(script):  # noqa: PTH113
-        raise FileNotFoundError(f"{script}: no such script (looked for in {os.getcwd()})")  # noqa: PTH109
+    script, command = argv[0], _command(argv)
     job.ready()
     job.phase("train")
-    pid = _start(argv)
+    pid = _start(command)
     job.process(pid)
     threading.Thread(target=_end_on_stop, args=(job, pid), name="script-stop", daemon=True).start()
     with _watched_output(job):
@@ -65,12 +65,28 @@ def run(job: client.NullJob, argv: list[str]) -> None:
         raise ScriptError(f"{script} ended with status {end.si_status}", end.si_status)
 
 
-def _start(argv: list[str]) -> int:
+def _command(argv: list[str]) -> list[str]:
+    """The whole command line of the script; FileNotFoundError if there is no such program."""
+    script, *arguments = argv
+    if os.path.isfile(script):  # noqa: PTH113
+        is_python = script.endswith(".py") or not os.access(script, os.X_OK)
+        return [sys.executable, *argv] if is_python else [os.path.abspath(script), *arguments]  # noqa: PTH100
+    if script == "python":
+        return [sys.executable, *arguments]
+    folders = [os.path.dirname(sys.executable), *os.get_exec_path()]  # noqa: PTH120
+    places = [] if os.path.dirname(script) else [os.path.join(folder, script) for folder in folders]  # noqa: PTH118, PTH120
+    for place in places:
+        if os.path.isfile(place) and os.access(place, os.X_OK):  # noqa: PTH113
+            return [place, *arguments]
+    raise FileNotFoundError(f"{script}: no such script or program (looked for in {os.getcwd()} and on PATH)")  # noqa: PTH109
+
+
+def _start(command: list[str]) -> int:
     """Start the script and pass signals on to it from its first instant; return its PID."""
     environ = {name: value for name, value in os.environ.items() if name != client.FOLDER_VARIABLE}
     old = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
-        pid = os.posix_spawn(sys.executable, [sys.executable, *argv], environ, setsigmask=old)
+        pid = os.posix_spawn(command[0], command, environ, setsigmask=old)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             os.kill(pid, number)

@@ -116,12 +116,15 @@ class Commands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """When throughput is measured (METHOD: steady and work windows)."""
+    """When throughput is measured (METHOD: steady and work windows). What does not apply to its kind is 0.
+
+    Jobs that end by themselves have no epochs that anybody could tell them.
+    """
 
     kind: WindowKind
-    seconds: float
-    settle_s: float
-    epochs: int
+    seconds: float = 0.0
+    settle_s: float = 0.0
+    epochs: int = 0
 
     @property
     def words(self) -> str:
@@ -130,6 +133,8 @@ class Window:
             return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
         if self.kind is WindowKind.LOGGED:
             return self.kind.value
+        if not self.epochs:
+            return f"{self.kind.value}, until the jobs end"
         return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
 
 
@@ -202,11 +207,17 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One process of a group. `size` is the mix letter it was asked for with, if any."""
+    """One process of a group.
+
+    Attributes:
+        size: the mix letter it was asked for with, if any.
+        entry: position in the mix that was asked for, also of a baseline that is this job alone.
+    """
 
     index: int
     workload: Workload
     size: str | None = None
+    entry: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:

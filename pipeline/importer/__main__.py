@@ -23,6 +23,7 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.words import counted
 from pipeline.importer import radt_table
 from pipeline.importer.radt_table import Refused, Row, RowGroup
+from pipeline.plan.user_command import plain
 
 _EPOCHS = 5  # radT's default
 _NAME = re.compile(r"[A-Za-z]\w*")
@@ -135,11 +136,6 @@ def _override_value(value: int | str | tuple[str, ...]) -> int | str:
     return str(QuotedString(value, Quote.single).with_quotes())
 
 
-def _plain(text: str) -> str:
-    """The text, so that OmegaConf takes nothing in it for an interpolation; backslashes before one count there."""
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
-
-
 def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slices: bool) -> tuple[str, list[Refused]]:
     """The text of an experiment file, and the rows that it could not take."""
     sizes: dict[Program, str] = {}
@@ -172,8 +168,8 @@ def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slic
 
 def _yaml(value: int | str | tuple[str, ...]) -> int | str | list[str]:
     if isinstance(value, tuple):
-        return [_Quoted(_plain(each)) for each in value]
-    return _Quoted(_plain(value)) if isinstance(value, str) else value
+        return [_Quoted(plain(each)) for each in value]
+    return _Quoted(plain(value)) if isinstance(value, str) else value
 
 
 class _Quoted(str):

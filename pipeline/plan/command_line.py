@@ -18,8 +18,10 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pipeline import outcome
 from pipeline.base import words
+from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -31,8 +33,9 @@ _SEARCH_PATH = "Config search path"
 
 def run(main: Callable[[], None]) -> int:
     """Run a program of Hydra to its exit status; says what is wrong where its configuration cannot be composed."""
+    outcome.typed = list(sys.argv)
     try:
-        sys.argv[1:] = map(readable, sys.argv[1:])
+        sys.argv[1:] = map(readable, user_command.as_overrides(sys.argv[1:]))
         main()
     except Interrupted as interrupted:
         return interrupted.exit_status
@@ -56,6 +59,8 @@ def explain(error: Exception) -> str:
 
     Its own words span many lines, and propose `+` for a key that is misspelt.
     """
+    if isinstance(error, ConfigError):
+        return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={choice}: there is no such choice; {_other_choice(choice, error.options)}"

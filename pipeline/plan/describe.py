@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pipeline.base.factory import instance
 from pipeline.base.protocols import Profiler, Sharing
-from pipeline.base.records import Commands, Group, Plan, WindowKind
+from pipeline.base.records import Commands, Plan
 from pipeline.base.words import counted
 
 
@@ -17,13 +17,13 @@ def as_text(plan: Plan) -> str:
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
     lines = [f"{counted(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
+    width = max((len(group.name) for group in plan.groups), default=0)
     several = len({device.name for device in plan.devices}) > 1
     for group in plan.groups:
+        device = f"  {group.device.name}" if several else ""
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
-        lines.append(
-            f"{group.number:5d}  block {group.block}  {group.name:36s}  {_length(group):28s}  {group.digest[:12]}"
-            f"{f'  {group.device.name}' if several else ''}{skip}"
-        )
+        what = f"{group.number:5d}  block {group.block}  {group.name:{width}s}  {group.window.words:28s}"
+        lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
     return "\n".join([*lines, *remarks(plan), *privileged(plan)])
 
 
@@ -60,12 +60,6 @@ def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
 def remarks(plan: Plan) -> list[str]:
     """What a user should know before the study runs, line by line."""
     return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
-
-
-def _length(group: Group) -> str:
-    if group.window.kind is not WindowKind.STEADY and group.jobs[0].workload.ends_by_itself:
-        return f"{group.window.kind.value}, until the jobs end"
-    return group.window.words
 
 
 def privileged(plan: Plan) -> list[str]:

@@ -6,15 +6,15 @@ import dataclasses
 import enum
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base import factory, placeholders
+from pipeline.base import factory, naming, placeholders
 from pipeline.base.errors import ConfigError
-from pipeline.base.modes import mode_of
 from pipeline.base.protocols import Profiler
 from pipeline.base.records import (
     Device,
@@ -30,7 +30,9 @@ from pipeline.base.records import (
     WindowKind,
     Workload,
 )
-from pipeline.plan.inventory import Inventory, chosen_workloads, env_of
+from pipeline.base.words import without_secrets
+from pipeline.plan import programs, user_command
+from pipeline.plan.inventory import Inventory, env_of
 from pipeline.plan.schema import Baseline, Config, GpuKind, ListenerConfig
 from pipeline.plan.workloads import WorkloadConfig
 
@@ -40,16 +42,17 @@ _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
 def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
     """The groups of one configuration, without block and number, and its baselines.
 
-    What the user should know is added to `notes`; `is_sweep` adds serial baselines where `baseline` is `auto`.
+    What the user should know is added to `notes`. Where `baseline` is `auto`, several jobs have serial baselines, and
+    in a sweep (`is_sweep`) one has as well.
     """
-    device, workloads = inventory.device_of(config.gpu), chosen_workloads(config)
+    device, asked = inventory.device_of(config.gpu), programs.chosen(config)
+    workloads = [workload for _, workload in asked]
     for workload in workloads:
         workload.check(device, device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads)
-    sizes: list[str] | list[None] = config.mix or [None] * len(workloads)
     jobs = tuple(
-        Job(index=index, workload=_workload(workload, config, device, window, inventory), size=size)
-        for index, (workload, size) in enumerate(zip(workloads, sizes, strict=True))
+        Job(index=index, workload=_workload(workload, config, device, window, inventory), size=size, entry=index)
+        for index, (size, workload) in enumerate(asked)
     )
     together = _group(config, device, window, jobs)
     notes += _notes(together, inventory, is_other_window=window.kind is not config.window.kind)
@@ -58,7 +61,7 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     if config.scenario.sequential:
         # n copies one after another take n times as long as one, which is measured once for every degree.
         groups = alone if len(alone) == 1 else [in_turn]
-    elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and is_sweep):
+    elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and (is_sweep or len(jobs) > 1)):
         # A fixed amount of work has a total time, so that of a mix is really measured, one job after another.
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
         groups = [together, *([in_turn] if is_total_measured else alone)]
@@ -76,11 +79,15 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
     profiler: Profiler = factory.instance(group.profiler.build)
     yield from profiler.notes(group.device)
     if is_other_window:
-        names = ", ".join(sorted({job.workload.name for job in group.jobs}))
+        names = ", ".join(sorted({job.workload.name for job in group.jobs if job.workload.ends_by_itself}))
+        others = ", ".join(sorted({job.workload.name for job in group.jobs if not job.workload.ends_by_itself}))
         if group.window.kind is WindowKind.LOGGED:
             yield f"{names} cannot be told to stop: measured while all jobs log their samples/s"
         else:
-            yield f"{names} cannot be told to stop: measured from start to end, start-up included (window=work)"
+            epochs = f", in which {others} does window.epochs" if others else ""
+            yield (
+                f"{names} cannot be told to stop: measured from start to end, start-up included (window=work{epochs})"
+            )
     for env in dict.fromkeys(job.workload.env for job in group.jobs):
         if (to_build := inventory.interpreters[env].to_build) is not None:
             yield f"{to_build}; the digests of its groups are known when it is built"
@@ -95,6 +102,7 @@ def _distinct(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
+    """The window that fits all of the jobs, with what applies to all: nobody tells a script how many epochs to do."""
     window = Window(**vars(config.window))
     all_log = all(w.rate().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
@@ -102,13 +110,11 @@ def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
             "window.kind=LOGGED needs scripts that all log their samples/s; name it with workload.metric=NAME or "
             "workload.metric_pattern=EXPRESSION, or choose window=work"
         )
-    if window.kind is not WindowKind.STEADY or not any(w.ends_by_itself for w in workloads):
-        return window
-    if all(w.ends_by_itself for w in workloads):
-        return dataclasses.replace(window, kind=WindowKind.LOGGED if all_log else WindowKind.WORK)
-    raise ConfigError(
-        "window=steady needs jobs that can be told to stop, and a script in this mix cannot; use window=work"
-    )
+    if any(w.ends_by_itself for w in workloads):
+        return Window(kind=WindowKind.LOGGED if all_log and window.kind is not WindowKind.WORK else WindowKind.WORK)
+    if window.kind is WindowKind.WORK:
+        return Window(kind=WindowKind.WORK, epochs=window.epochs)
+    return dataclasses.replace(window, epochs=0)
 
 
 def _workload(
@@ -117,40 +123,62 @@ def _workload(
     path = inventory.scripts[workload.script].path
     env = env_of(config, workload)
     # A forked job has executed the module that was preloaded.
+    files = workload.source_files()
     codes = [
         inventory.scripts[each]
-        for each in (workload.script, workload.runner, workload.preload)
+        for each in (workload.script, *files, workload.runner, workload.preload)
         if each in inventory.scripts
     ]
     flags, settings = workload.own_options(), workload.settings()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
-        flags["epochs"] = 0 if window.kind is WindowKind.STEADY else window.epochs
-    arguments = (*_flags(flags), *workload.args)
-    placeholders.check(workload.name, arguments)
+        flags["epochs"] = 0 if window.kind is WindowKind.STEADY else config.window.epochs
+    own = _flags(flags)
+    words = workload.words(own)
+    placeholders.check(workload.name, (*own, *words))
     program_digest = digest_of(
         [code.digest for code in codes],
         workload.name,
         {k: v for k, v in (flags | settings).items() if k not in workload.PATHS},
-        workload.args,
+        words,
         workload.environ,
     )
+    runner = [str(inventory.scripts[workload.runner].path)] if workload.runner else []
     return Workload(
         name=workload.name,
-        script=str(path),
-        argv=(*([str(inventory.scripts[workload.runner].path)] if workload.runner else []), str(path), *arguments),
+        # What a launcher, which is no file of the user's, is to start.
+        script=str(inventory.scripts[files[0]].path if files and not path.is_absolute() else path),
+        argv=(*runner, str(path), *own, *words),
         ends_by_itself=workload.ends_by_itself,
         env=env,
         digest=digest_of(program_digest, inventory.interpreters[env].lock_digest),
         program_digest=program_digest,
         sources=tuple(dict.fromkeys(source for code in codes for source in code.sources)),
-        params=tuple((key, _text(value)) for key, value in (flags | settings).items() if value is not None),
+        params=(
+            *((key, _text(value)) for key, value in (flags | settings).items() if value is not None),
+            *_params(workload, env),
+        ),
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
         is_in_own_folder=workload.is_in_own_folder(),
         rate=workload.rate(),
     )
+
+
+def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
+    """What a run says of its program beside the options that its kind adds."""
+    yield "script", without_secrets(workload.script)
+    if args := workload.argument_words():
+        yield naming.ARGUMENTS, without_secrets(shlex.join(args))
+    for key, value in workload.flag_values().items():
+        yield f"{naming.FLAG}{key}", without_secrets(_text(value))
+    for key, value in sorted(workload.environ.items()):
+        yield f"environ.{key}", without_secrets(value)
+    yield "env", env.target.rpartition(".")[2].removesuffix("Env").lower()
+    for key, value in env.options:
+        if value is not None and key != "cache_root":
+            yield f"env.{key}", without_secrets(_text(value))
 
 
 def _flags(values: dict[str, Any]) -> list[str]:
@@ -200,11 +228,23 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
             exclusive_process=config.gpu.exclusive_process,
             job_memory_mib=config.gpu.job_memory_mib,
         ),
-        config_text=lambda: OmegaConf.to_yaml(OmegaConf.structured(config)),
+        config_text=lambda: OmegaConf.to_yaml(OmegaConf.structured(_literal(config))),
         profiler=ProfilerSpec(
             name=config.profiler.name, build=factory.spec_of(config.profiler, without=frozenset({"name"}))
         ),
     )
+
+
+def _literal(value: Any) -> Any:
+    """The value, so that OmegaConf takes no text in it for an interpolation when it is read again."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        values = {each.name: _literal(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return dataclasses.replace(value, **values)
+    if isinstance(value, dict):
+        return {key: _literal(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_literal(each) for each in value]
+    return user_command.plain(value) if type(value) is str else value
 
 
 def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
@@ -223,21 +263,28 @@ def _in_turn(group: Group, jobs: tuple[Job, ...]) -> Group:
     return dataclasses.replace(group, scenario="serial", sharing=_SERIAL, jobs=jobs, sequential=True, gpu=gpu)
 
 
+def named(groups: Sequence[Group]) -> list[Group]:
+    """The groups of a study with their names."""
+    jobs: dict[tuple[str | None, str], naming.JobFacts] = {}
+    facts = []
+    for group in groups:
+        for size, workload in {(job.size, job.workload): None for job in group.jobs}:
+            jobs[size, workload.digest] = naming.JobFacts(
+                size=size, workload=workload.name, params=dict(workload.params), digest=workload.digest
+            )
+        told = tuple(jobs[job.size, job.workload.digest] for job in group.jobs)
+        facts.append(
+            naming.GroupFacts(scenario=group.scenario, jobs=told, options=group.options, settings=group.settings)
+        )
+    return [dataclasses.replace(g, name=name) for g, name in zip(groups, naming.names(facts), strict=True)]
+
+
 def _identified(group: Group, inventory: Inventory) -> Group:
-    """The group with its name and the digests that tell it from others."""
+    """The group with the digests that tell it from others."""
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
-    sizes = [job.size or job.workload.name for job in group.jobs]
-    label = f"{len(sizes)}x-{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes)
-    # The options that were given, so that groups of a sweep over them have names of their own.
-    options = [
-        f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
-        for key, value in mode_of(group.scenario).naming(group.sharing.options)
-        if value not in (None, "auto", ())
-    ]
     facts = (group.scenario, group.settings, group.options)
     return dataclasses.replace(
         group,
-        name="-".join([group.scenario, label, *options, *([] if group.profiler.is_none else [group.profiler.name])]),
         key=digest_of([job.workload.digest for job in group.jobs], *facts),
         program_digest=digest_of([job.workload.program_digest for job in group.jobs], *facts),
         settings_digest=digest_of(group.settings, packages),

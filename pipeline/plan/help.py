@@ -23,7 +23,7 @@ usage: python run.py [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]
   python run.py workload=tiny degree=3                                        three copies side by side
   python run.py -m scenario=serial,naive,mps,mig degree=1,2,3,7               a sweep: one study, with its baselines
   python run.py -m scenario=naive,mps,mig degree=2,3 gpu=simulated_a100_40gb  rehearsed without a GPU
-  python run.py workload=script workload.script=train.py degree=2             your own script, unchanged
+  python run.py degree=2 -- train.py --epochs 3                                your own script, unchanged
   python run.py +experiment=robroek_quick                                     a committed study
   python -m pipeline.report --experiment robroek_quick                        its report
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.base import factory
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR, find_file
 from pipeline.base.protocols import Env
 from pipeline.base.records import Device, Interpreter, Spec
+from pipeline.plan import programs
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.plan.source_digest import Code, code_of, module_file
 from pipeline.plan.workloads import WorkloadConfig
@@ -23,8 +27,8 @@ class Inventory:
     Attributes:
         devices: by what was asked for (kind, selector and simulated model).
         interpreters: by the environment that was asked for; some may have to be built before a job can run.
-        scripts: the code of each script, by the path in the configuration; of a module to preload as well, by its
-            name, if it is ours.
+        scripts: the code of each script, by the path in the configuration; of a program of an environment, its name; of
+            a module to preload as well, by its name, if it is ours.
     """
 
     devices: dict[tuple[GpuKind, str, str | None], Device]
@@ -48,35 +52,21 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
     """
     every = list(configs)
     devices = {asked: find_device(gpu) for asked, gpu in {_asked_for(c.gpu): c.gpu for c in every}.items()}
-    workloads = [(config, workload) for config in every for workload in chosen_workloads(config)]
+    workloads = [(config, workload) for config in every for _, workload in programs.chosen(config)]
     envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
     scripts: dict[str, Code] = {}
-    for _, workload in workloads:
-        for script in filter(None, (workload.script, workload.runner)):
+    interpreters = {spec: env.preview() for spec, env in envs.items()}
+    for config, workload in workloads:
+        for script in filter(None, (workload.script, workload.runner, *workload.source_files())):
             if script not in scripts:
-                scripts[script] = _find_script(script)
+                has_programs = script == workload.script and workload.runner is not None
+                interpreter = interpreters[env_of(config, workload)] if has_programs else None
+                scripts[script] = _find_script(script, interpreter)
         module = workload.preload
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)
         workload.check_data()
-    interpreters = {spec: env.preview() for spec, env in envs.items()}
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
-
-
-def chosen_workloads(config: Config) -> list[WorkloadConfig]:
-    """The workloads of the jobs, in their order; ConfigError if `mix` names none, or one that does not exist."""
-    if config.mix is None:
-        if config.degree < 1:
-            raise ConfigError(f"degree={config.degree}: at least one job must run")
-        return [config.workload] * config.degree
-    if not config.mix:
-        raise ConfigError("mix=[]: name at least one size, as in mix=[S,M]")
-    if unknown := sorted(set(config.mix) - set(config.sizes)):
-        raise ConfigError(
-            f"mix={config.mix}: {', '.join(unknown)} is not among the sizes {sorted(config.sizes)}; "
-            "add one with +workload@sizes.NAME=WORKLOAD"
-        )
-    return [config.sizes[size] for size in config.mix]
 
 
 def env_of(config: Config, workload: WorkloadConfig) -> Spec:
@@ -102,7 +92,10 @@ def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
 
 
-def _find_script(script: str) -> Code:
+def _find_script(script: str, interpreter: Interpreter | None) -> Code:
+    """A file and the digest of its code; else a program of the interpreter's environment, which goes by its name."""
+    if interpreter is not None and Path(script).name == script and not _is_file(script):
+        return Code(Path(script), _digest_of_program(script, interpreter))
     path = find_file("workload.script", script)
     try:
         return code_of(path, PROJECT_DIR)
@@ -110,3 +103,20 @@ def _find_script(script: str) -> Code:
         raise ConfigError(f"workload.script={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:
         raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
+
+
+def _is_file(script: str) -> bool:
+    return script.endswith(".py") or any((folder / script).is_file() for folder in (Path.cwd(), PROJECT_DIR))
+
+
+def _digest_of_program(name: str, interpreter: Interpreter) -> str:
+    """Of a program of the environment its name, because the packages tell the rest; of another one its content."""
+    if name == "python" or interpreter.to_build or shutil.which(name, path=str(interpreter.python.parent)):
+        return name
+    found = shutil.which(name)
+    if found is None:
+        raise ConfigError(
+            f"workload.script={name}: there is no such file in {Path.cwd()}, and no such program beside "
+            f"{interpreter.python} or on PATH"
+        )
+    return hashlib.sha256(Path(found).read_bytes()).hexdigest()

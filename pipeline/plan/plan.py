@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Group, Plan
 from pipeline.plan import check
-from pipeline.plan.groups import digest_of, groups_of
+from pipeline.plan.groups import digest_of, groups_of, named
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config, Order
 
@@ -45,7 +45,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         if first.order is Order.random:
             random.Random(f"{first.seed}-{block}").shuffle(members)  # noqa: S311  an order, not a secret
         ordered += members
-    numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(ordered, start=1))
+    numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(named(ordered), start=1))
     return Plan(
         experiment=first.tracking.experiment,
         groups=numbered,
@@ -61,6 +61,6 @@ def _refuse_other(group: Group, again: Group) -> None:
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(
-            f"two combinations of the sweep differ only in {' and '.join(differing)} ({group.name}), which does not "
-            "tell their results apart; run them as two studies, with tracking.experiment=NAME for each"
+            f"two combinations of the sweep differ only in {' and '.join(differing)} ({named([group])[0].name}), which "
+            "does not tell their results apart; run them as two studies, with tracking.experiment=NAME for each"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from pipeline.base.records import EnvTool, WindowKind
 from pipeline.plan.workloads import DataSource, WorkloadConfig
@@ -205,8 +205,8 @@ class Config:
     scenario: Any = MISSING
     workload: Any = MISSING
     sizes: dict[str, Any] = field(default_factory=dict)
-    degree: int = 2
-    mix: list[str] | None = None
+    degree: int | None = None
+    mix: list[Any] | None = None
     gpu: GpuConfig = field(default_factory=GpuConfig)
     listeners: dict[str, ListenerConfig] = field(default_factory=dict)
     env: Any = MISSING
@@ -236,7 +236,14 @@ def register() -> None:
     store.store(name="config_schema", node=Config)
     for base in (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig):
         for node in kinds(base):
-            store.store(group="schema", name=node.NODE, node=node)
+            store.store(group="schema", name=node.NODE, node=_open(OmegaConf.structured(node)))
+
+
+def _open(node: DictConfig) -> DictConfig:
+    """The node, where keys of a user's own need no `+`."""
+    for key in {"flags", "environ"} & node.keys():
+        OmegaConf.set_struct(node[key], False)
+    return node
 
 
 def kinds(base: type[Any]) -> list[type[Any]]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import enum
 import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -17,6 +20,7 @@ from omegaconf import MISSING
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device, RateSource
+from pipeline.plan import user_command
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
 """`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are
@@ -67,7 +71,8 @@ class WorkloadConfig:
         PATHS: the options that are paths: they say where things lie on this machine, not what is computed.
         NOT_FLAGS: the options that are for us and not for the program.
         script: path of the script, from the working directory or from the project's own folder.
-        args: further arguments, verbatim.
+        args: further arguments: a list, or a text that is split as a shell would.
+        flags: further flags by name, after the arguments: `--NAME VALUE`; the flag alone for true, none for false.
         runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
         ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
         environ: further environment variables.
@@ -82,7 +87,8 @@ class WorkloadConfig:
 
     name: str = MISSING
     script: str = MISSING
-    args: list[str] = field(default_factory=list)
+    args: Any = field(default_factory=list)
+    flags: dict[str, Any] = field(default_factory=dict)
     runner: str | None = None
     ends_by_itself: bool = False
     environ: dict[str, str] = field(default_factory=dict)
@@ -110,6 +116,48 @@ class WorkloadConfig:
     def is_in_own_folder(self) -> bool:
         """Whether each job starts in its output folder, and not where the user called from."""
         return False
+
+    def source_files(self) -> list[str]:
+        """The Python files, beside the script, that the command line names: their content belongs to the program."""
+        return [file for file in user_command.source_files("", self.argument_words()) if Path(file).is_file()]
+
+    def words(self, own: Iterable[str] = ()) -> list[str]:
+        """The words that `args` and `flags` add to the command line, which has these of its own.
+
+        Raises:
+            ConfigError: they cannot be read, or give a flag that is given already.
+        """
+        words = self.argument_words()
+        given = {word.partition("=")[0] for word in (*own, *words) if word.startswith("--")}
+        for name, value in self.flag_values().items():
+            if f"--{name}" in given:
+                raise self._refused(f"--{name} is given twice: as flags.{name}={value} and among the other arguments")
+            if value is not False and value != []:
+                several = value if isinstance(value, list) else [] if value is True else [value]
+                words += [f"--{name}", *map(_word, several)]
+        return words
+
+    def flag_values(self) -> dict[str, Any]:
+        """The flags that are not null, by name: of flags within flags, `optimizer.lr`."""
+        return dict(self._flattened(self.flags, ""))
+
+    def _flattened(self, flags: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+        for key, value in flags.items():
+            if not key or key.startswith("-"):
+                raise self._refused(f"flags.{where}{key}: name a flag without its dashes")
+            if isinstance(value, Mapping):
+                yield from self._flattened(value, f"{where}{key}.")
+            elif value is not None:
+                yield f"{where}{key}", value
+
+    def argument_words(self) -> list[str]:
+        """The words of `args`."""
+        if isinstance(self.args, list):
+            return list(map(str, self.args))
+        try:
+            return [] if self.args is None else shlex.split(str(self.args))
+        except ValueError as error:
+            raise self._refused(f"args={self.args} cannot be split as a shell would: {error}") from error
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
@@ -246,9 +294,12 @@ class TrainTimmConfig(WorkloadConfig):
 
 @dataclass
 class ScriptConfig(WorkloadConfig):
-    """Any training script, unchanged. `script` is the user's; it is measured from its start to its exit.
+    """Any program, unchanged. `script` is the user's; it is measured from its start to its exit.
 
     Attributes:
+        name: that of its file if not given.
+        script: a Python file, which the interpreter of the environment runs; another file that can be executed; or the
+            name of a program of the environment, such as `torchrun`.
         run_in: where each job starts: the caller's directory, or a folder of its own.
         samples: the samples that a whole run of it works off.
         metric: the metric by which it logs its samples/s, through MLflow or in TensorBoard files.
@@ -258,13 +309,17 @@ class ScriptConfig(WorkloadConfig):
     NODE: ClassVar[str] = "script"
     NOT_FLAGS: ClassVar[frozenset[str]] = frozenset({"run_in", "samples", "metric", "metric_pattern"})
 
-    name: str = "script"
+    name: str = ""
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
     run_in: RunIn = RunIn.caller
     samples: int | None = None
     metric: str | None = None
     metric_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            self.name = user_command.name_of(self.script, self.argument_words())
 
     def rate(self) -> RateSource:
         return RateSource(samples=self.samples, metric=self.metric, pattern=self.metric_pattern)
@@ -293,3 +348,7 @@ class ScriptConfig(WorkloadConfig):
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
                     "the number, as in '([0-9.]+) samples/s', and write (?:...) for others"
                 )
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

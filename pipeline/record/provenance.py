@@ -6,11 +6,11 @@ import difflib
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import outcome
 from pipeline.base import git, host
 from pipeline.base.errors import CommandError
 from pipeline.base.host import boot_id
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
     """The facts that hold for a whole study, by name; what cannot be known is absent."""
     facts = {
-        "command_line": without_secrets(shlex.join(sys.argv)),
+        "command_line": without_secrets(shlex.join(outcome.command_line())),
         "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),

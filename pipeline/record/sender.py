@@ -7,6 +7,7 @@ sampler. The orchestrator asks it to send only between windows, and waits until 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -251,7 +252,8 @@ def start_early(arguments: Sequence[str]) -> None:
 
     `take` hands it to the study; if there is none, `end_early` ends it.
     """
-    if not _WITHOUT_STORE.intersection(arguments):
+    ours = itertools.takewhile(lambda word: word != "--", arguments)  # a program of the user's has options of its own
+    if not _WITHOUT_STORE.intersection(ours):
         sender = Sender()
         sender.start()
         _early.append(sender)

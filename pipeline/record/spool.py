@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.base import layout, locks
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Group, Interpreter, Slot, Spec
+from pipeline.base.records import Group, Interpreter, Slot, Spec, Window, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.words import without_secrets
 from pipeline.clean import leftovers
@@ -136,8 +136,8 @@ class Spool:
                 run.add_artifact(name, text)
             run.add_artifact(layout.GROUP, _group_json(group))
             for script, name in script_files(job.workload.script for job in group.jobs).items():
-                if not Path(script).is_relative_to(PROJECT_DIR):  # ours is told by the commit
-                    run.add_artifact(name, Path(script).read_text(encoding="utf-8", errors="replace"))
+                if (source := _source(Path(script))) is not None:
+                    run.add_artifact(name, source)
             if text := uncommitted(self._origins[script] for script in _scripts(group, self._origins)):
                 run.add_artifact(layout.UNCOMMITTED, text)
             self._add_locks(folder, group)
@@ -247,7 +247,6 @@ def _new_record(
             start_ns=now,
             params={
                 "workload": job.workload.name,
-                "seed": str(group.seed),
                 **environments.get(job.workload.env, {}),
                 **dict(job.workload.params),
             },
@@ -275,10 +274,7 @@ def _group_params(group: Group) -> dict[str, str]:
         "scenario": group.scenario,
         "degree": str(group.degree),
         "jobs": "+".join(job.size or job.workload.name for job in group.jobs),
-        "window": group.window.kind.value,
-        "window_seconds": f"{group.window.seconds:g}",
-        "window_settle_s": f"{group.window.settle_s:g}",
-        "window_epochs": str(group.window.epochs),
+        **_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
@@ -293,6 +289,22 @@ def _group_params(group: Group) -> dict[str, str]:
     }
     shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
     return params | {key: value for key, value in shared if key not in params}
+
+
+def _window_params(window: Window) -> dict[str, str]:
+    """The window with what applies to it."""
+    params = {"window": window.kind.value}
+    if window.kind is WindowKind.STEADY:
+        params |= {"window_seconds": f"{window.seconds:g}", "window_settle_s": f"{window.settle_s:g}"}
+    return params | ({"window_epochs": str(window.epochs)} if window.epochs else {})
+
+
+def _source(script: Path) -> str | None:
+    """The text of a user's script; ours is told by the commit, and a program that was compiled has none."""
+    if script.is_relative_to(PROJECT_DIR) or not script.is_absolute():
+        return None
+    content = script.read_bytes()
+    return None if b"\0" in content else content.decode(errors="replace")
 
 
 def _group_json(group: Group) -> str:

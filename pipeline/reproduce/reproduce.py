@@ -18,7 +18,7 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.records import Plan
 from pipeline.observe.group_result import GroupResult
-from pipeline.plan import read
+from pipeline.plan import programs, read
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
 from pipeline.record.original import Original
@@ -163,16 +163,18 @@ def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -
     if "file" not in whole.env or not original.job_locks:
         return
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
-    # By the size that the job has: the only job of a mix's baseline is the first of its group, whatever its size.
-    sizes = {
-        str(job["index"]): job["size"] for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])
-    }
+    # The only job of a mix's baseline is the first of its group, whatever its place in the mix.
+    jobs = {str(job["index"]): job for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])}
     for index, text in sorted(original.job_locks.items()):
         path = folder / f"environment-{index}.txt"
         path.write_text(text, encoding="utf-8")
-        size = sizes.get(index)
-        workload = whole.workload if size is None else whole.sizes[size]
-        workload.env_file = str(path)
+        job = jobs.get(index, {})
+        if job.get("size") is not None:
+            whole.sizes[job["size"]].env_file = str(path)
+        elif whole.mix is None:
+            whole.workload.env_file = str(path)
+        else:
+            whole.mix[job["entry"]] = programs.with_environment(whole.mix[job["entry"]], path)
 
 
 def _figure(value: float | None) -> str:

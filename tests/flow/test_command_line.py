@@ -36,8 +36,8 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
         ),
         ("window.second=3", "window.second: there is no such setting; did you mean window.seconds?"),
         (
-            "workload.environ.OMP_NUM_THREADS=3",
-            "workload.environ.OMP_NUM_THREADS: there is no such entry; +workload.environ.OMP_NUM_THREADS adds one",
+            "listeners.nvml.options.program=x",
+            "listeners.nvml.options.program: there is no such entry; +listeners.nvml.options.program adds one",
         ),
         ("window.x=3", "window.x: there is no such setting; there are epochs, kind, seconds, settle_s"),
         (
@@ -53,7 +53,7 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
         ),
         ("mix=S", "mix=S: a list is written 'mix=[A,B]'"),
         ("window.seconds=long", "window.seconds=long: the value must be a number"),
-        ("env=docker", "env=docker: there is no such choice; there are conda, current, venv"),
+        ("env=docker", "env=docker: there is no such choice; there are conda, current, existing, venv"),
         ("degree=two", "degree=two: the value must be a whole number"),
         (
             "scenario=naive,mps",
@@ -64,7 +64,7 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
             "mix=[S,",
             f"mix=[S,: this cannot be read (no viable alternative at input '[S,'); {HOW_TO_WRITE_IT}",
         ),
-        ("data.root=~/data", f"data.root=~/data: this cannot be read (because of ~); {HOW_TO_WRITE_IT}"),
+        ("data.root=~/a b", f"data.root=~/a b: this cannot be read (because of ~); {HOW_TO_WRITE_IT}"),
         (
             "scenario=null",
             "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all",

@@ -113,7 +113,7 @@ def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channe
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
     sizes = [f"workload@sizes.{size}=script" for size in "SM"]
     files = [f"sizes.{size}.{key}" for size in "SM" for key in ("script=train.py", f"env_file={size}.yml")]
-    status, _, err = run(*sizes, *files, "mix=[S,M]", "scenario=naive", "env=conda")
+    status, _, err = run(*sizes, *files, "mix=[S,M]", "scenario=naive", "env=conda", "baseline=never")
     assert status == 0, err
     (small, of_small), (medium, of_medium) = jobs()
     assert (printed(of_small)["rich"], printed(of_medium)["rich"]) == ("0.1", "0.2")
@@ -126,7 +126,7 @@ def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(ru
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
     sizes = [f"workload@sizes.{size}=script" for size in "SM"]
     files = [f"sizes.{size}.{key}" for size in "SM" for key in ("script=train.py", f"env_file={size}.yml")]
-    assert run(*sizes, *files, "mix=[M,S]", "scenario=naive", "env=conda")[0] == 0
+    assert run(*sizes, *files, "mix=[M,S]", "scenario=naive", "env=conda", "baseline=never")[0] == 0
     (original,) = run_of_group(tmp_path, "naive-M+S")
     before = jobs()
     # Neither the files nor the cache are there any more, and the channel has something newer.
@@ -148,7 +148,7 @@ def test_a_job_of_the_protocol_runs_where_neither_mlflow_nor_the_project_is(run,
     channel.environment_yml(tmp_path / "conda.yml")
     (tmp_path / "venv.txt").write_text("--no-index\n")
     file = "conda.yml" if kind == "conda" else "venv.txt"
-    status, _, err = run(*TOY, *SHORT, "degree=2", f"env={kind}", f"env.file={file}")
+    status, _, err = run(*TOY, "baseline=never", *SHORT, "degree=2", f"env={kind}", f"env.file={file}")
     assert status == 0 and "; 1 ok)" in err, err
     assert err.count("is not built yet") == 1
     found = jobs()
@@ -190,7 +190,7 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     (tmp_path / "train.py").write_text("import os; print(os.environ['COLOURS'])")
     status, _, err = run(*script, "env=painted", "env.colours=[deep,red]")
     assert status == 0, err
-    (original,) = run_of_group(tmp_path, "naive-1x-script")
+    (original,) = run_of_group(tmp_path, "naive-1x-train")
     assert run(kinds, f"reproduce={original}")[0] == 0
     found = [*jobs(), *jobs("collocation-reproductions")]
     assert [files["stdout.log"] for _, files in found] == ["deep,red\n"] * 2
@@ -210,14 +210,14 @@ def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(run
 def test_a_dry_run_says_what_would_be_built_and_builds_nothing(run, channel, tmp_path):
     channel.environment_yml(tmp_path / "environment.yml")
     before = sorted(tmp_path.rglob("*"))
-    status, out, _ = run(*TOY, "env=conda", "env.file=environment.yml", "dry_run=true")
+    status, out, _ = run(*TOY, "baseline=never", "env=conda", "env.file=environment.yml", "dry_run=true")
     assert status == 0 and "is not built yet, and is built by py-rattler before the study starts" in out
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel, tmp_path):
     channel.environment_yml(tmp_path / "environment.yml", "rich=7")
-    status, out, err = run(*TOY, "env=conda", "env.file=environment.yml")
+    status, out, err = run(*TOY, "baseline=never", "env=conda", "env.file=environment.yml")
     assert status == 2 and out == ""
     assert err.count("error: ") == 1 and "No candidates were found for rich 7" in err and "Traceback" not in err
     assert not (tmp_path / "mlruns/spool").exists()
@@ -237,6 +237,6 @@ def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel,
 def test_what_cannot_be_is_refused_before_an_environment_is_built(run, channel, tmp_path, arguments, words):
     channel.environment_yml(tmp_path / "environment.yml")
     (tmp_path / "wheels").mkdir()
-    status, _, err = run(*TOY, *arguments)
+    status, _, err = run(*TOY, "baseline=never", *arguments)
     assert status == 2 and words in err and "builds it" not in err
     assert not (tmp_path / "cache").exists()

@@ -57,7 +57,7 @@ class Kept(simulated.Machine):
 
     def start(self, *arguments: str, code: str = STUDY) -> forks.Fork:
         common = ["gpu=simulated_a100_40gb", f"gpu.machine={self.file.path}", f"gpu.lock_dir={self.folder}"]
-        argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOY, *common, *arguments]
+        argv = ["-c", code, self.short_lived, PROJECT_DIR / "run.py", *TOY, "baseline=never", *common, *arguments]
         environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)} | self.environ
         return forks.start(*argv, cwd=self.folder, env=environ)
 

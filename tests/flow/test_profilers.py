@@ -67,7 +67,7 @@ def artifact(client, run, name: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(("name", "suffix"), [("nsys", "nsys-rep"), ("ncu", "ncu-rep")])
 def test_the_report_of_each_job_is_its_artifact(run, client, tmp_path, name, suffix):
-    status, out, err = run(*TOY, *SHORT, f"profiler={name}")
+    status, out, err = run(*TOY, "baseline=never", *SHORT, f"profiler={name}")
     assert status == 0, err
     assert f"naive-2x-toy-{name}" in out
     assert f"profiler={name}: what the profiler costs is in every figure" in err
@@ -87,12 +87,12 @@ def test_the_report_of_each_job_is_its_artifact(run, client, tmp_path, name, suf
 
 def test_a_missing_profiler_is_refused_before_anything_is_touched(run, tmp_path):
     before = sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts)
-    status, _, err = run(*TOY, "profiler=nsys", f"profiler.program={tmp_path}/nothing")
+    status, _, err = run(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
     assert status == 2
     assert f"profiler.program={tmp_path}/nothing is not a program that can be run" in err
     assert "NVIDIA Nsight Systems" in err
     (tmp_path / "nothing").write_text("not executable")
-    assert run(*TOY, "profiler=ncu", f"profiler.program={tmp_path}/nothing")[0] == 2
+    assert run(*TOY, "baseline=never", "profiler=ncu", f"profiler.program={tmp_path}/nothing")[0] == 2
     (tmp_path / "nothing").unlink()
     assert sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts) == before
     assert not (tmp_path / "mlruns/spool").exists()
@@ -115,7 +115,7 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(run, client, manner, rea
 
 
 def test_a_profiler_without_a_report_is_said_in_the_row(run, client):
-    status, _, err = run(*TOY, *SHORT, "profiler=ncu", manner="no_report")
+    status, _, err = run(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
     assert status == 0
     said = "ncu made no report of 0-toy, 1-toy"
     assert said in err
@@ -126,7 +126,7 @@ def test_a_profiler_without_a_report_is_said_in_the_row(run, client):
 
 @pytest.mark.parametrize("manner", ["dies_before_hello", "dies_before_ready", "raises", "ends_before_ready"])
 def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(run, client, manner):
-    status, _, err = run(*TOY, *SHORT, f"workload.args=[{manner}]", "profiler=nsys")
+    status, _, err = run(*TOY, "baseline=never", *SHORT, f"workload.args=[{manner}]", "profiler=nsys")
     assert status == 1, err
     (group,) = runs(client, "group")
     assert group.data.tags["collocation.result"] == "failed"
@@ -158,7 +158,7 @@ def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(
 
 @pytest.mark.parametrize("manner", ["", "ignores_term"])
 def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
-    study = [*TOY, "window.seconds=60", "profiler=nsys", "listeners=[host]"]
+    study = [*TOY, "baseline=never", "window.seconds=60", "profiler=nsys", "listeners=[host]"]
     process = start(*study, manner=manner, script="tests/impatient.py")
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) < 2 and time.monotonic() < deadline:
@@ -178,7 +178,14 @@ def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["naive", "mps", "mig"])
 def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
-    arguments = [*TOY, *SHORT, f"scenario={scenario}", "profiler=nsys", f"gpu.machine={tmp_path}/machine.json"]
+    arguments = [
+        *TOY,
+        *SHORT,
+        "baseline=never",
+        f"scenario={scenario}",
+        "profiler=nsys",
+        f"gpu.machine={tmp_path}/machine.json",
+    ]
     status, out, err = run(*arguments, "dry_run=true", gpu="simulated_a100_40gb")
     assert status == 0, err
     assert "dcgmi profile --pause" in out and "dcgmi profile --resume" in out
@@ -192,7 +199,7 @@ def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
 @pytest.mark.slow
 def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, run, tmp_path):
     machine = tmp_path / "machine.json"
-    arguments = [*TOY, "profiler=ncu", f"gpu.machine={machine}", "listeners=[host]"]
+    arguments = [*TOY, "baseline=never", "profiler=ncu", f"gpu.machine={machine}", "listeners=[host]"]
     process = start(*arguments, "window.seconds=60", gpu="simulated_a100_40gb")
     deadline = time.monotonic() + 60
     while not (machine.exists() and StateFile(machine).read().dcgm_is_paused) and time.monotonic() < deadline:
@@ -210,7 +217,7 @@ def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, ru
 @pytest.mark.slow
 def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     assert run(*TOY, *SHORT, "degree=1")[0] == 0
-    assert run(*TOY, *SHORT, "degree=2", "profiler=nsys")[0] == 0
+    assert run(*TOY, "baseline=never", *SHORT, "degree=2", "profiler=nsys")[0] == 0
     argv = ["-m", "pipeline.timeline", "--root", str(tmp_path / "mlruns"), "--out", "all.json"]
     environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR)}
     done = forks.run(*argv, cwd=tmp_path, env=environ)

@@ -44,7 +44,16 @@ class Machine(simulated.Machine):
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """run.py on this machine, whose own nvidia-smi is the first on PATH."""
         path = f"{self.folder / 'recording'}:{os.environ['PATH']}"
-        return run(self.folder, "-c", WITH_SIMULATED_DRIVER, str(self.file.path), *arguments, "gpu=auto", PATH=path)
+        return run(
+            self.folder,
+            "-c",
+            WITH_SIMULATED_DRIVER,
+            str(self.file.path),
+            *arguments,
+            "baseline=never",
+            "gpu=auto",
+            PATH=path,
+        )
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
     overrides = [
         word for size, path in sizes for word in (f"workload@sizes.{size}=script", f"sizes.{size}.script={path}")
     ]
-    assert run(*overrides, "mix=[S,M]", "scenario=naive")[0] == 0
+    assert run(*overrides, "mix=[S,M]", "scenario=naive", "baseline=never")[0] == 0
     ((original, _),) = groups(client)
     kept = {file.path for file in client.list_artifacts(original.info.run_id) if file.path.startswith("script-")}
     assert kept == {"script-0-train.py", "script-1-train.py"}

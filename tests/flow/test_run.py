@@ -44,7 +44,9 @@ def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     small = ["workload.image_px=8", "workload.model_args.channels=[8,16,32,64]", "workload.batch_size=100"]
     status, out, err = run(*small, "window.seconds=1.5", "window.settle_s=0.1", is_real=True)
     assert status == 0, err
-    ((parent, children),) = groups(client)
+    found = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
+    assert found.keys() == {"naive-2x-tiny", "serial-1x-tiny"} and "speed-up" in out
+    parent, children = found["naive-2x-tiny"]
     losses = [[m.value for m in client.get_metric_history(c.info.run_id, "loss")] for c in children]
     assert min(map(len, losses)) > 1
     assert "naive-2x-tiny" in out and "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db" in out
@@ -122,7 +124,13 @@ def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
 
 def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, client):
     status, _, err = run(
-        "-m", *TOY, *SHORT, "hydra/launcher=basic", "workload.args=[well],[raises],[well]", num_senders=3
+        "-m",
+        *TOY,
+        *SHORT,
+        "baseline=never",
+        "hydra/launcher=basic",
+        "workload.args=[well],[raises],[well]",
+        num_senders=3,
     )
     assert status == 1, err
     assert [run.data.tags["collocation.result"] for run, _ in groups(client)] == ["ok", "failed", "ok"]
@@ -132,7 +140,7 @@ def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, clie
 def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        process = start(*TOY, "window.seconds=1", is_real=True)
+        process = start(*TOY, "baseline=never", "window.seconds=1", is_real=True)
     finally:
         signal.signal(signal.SIGHUP, before)
     with when_training(tmp_path, process):
@@ -143,13 +151,13 @@ def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
 
 def test_a_script_that_runs_out_of_memory_is_a_finding(run, client, tmp_path):
     (tmp_path / "train.py").write_text("raise MemoryError('CUDA out of memory. Tried to allocate 9 GiB')")
-    status, out, _ = run("workload=script", "workload.script=train.py")
+    status, out, _ = run("workload=script", "baseline=never", "workload.script=train.py")
     assert status == 0
     assert "oom" in out and "Tried to allocate 9 GiB" in out
 
 
 def test_findings_alone_end_with_status_0(run):
-    assert run(*TOY, *SHORT, "workload.args=[out_of_memory]")[0] == 0
+    assert run(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]")[0] == 0
 
 
 def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
@@ -189,9 +197,9 @@ def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(run
 
 
 def test_a_second_orchestrator_is_refused(start, tmp_path):
-    first = start(*TOY, "window.seconds=60")
+    first = start(*TOY, "baseline=never", "window.seconds=60")
     with when_training(tmp_path, first):
-        second = start(*TOY, *SHORT)
+        second = start(*TOY, "baseline=never", *SHORT)
         _, err = second.communicate(timeout=60)
         assert second.returncode == 2
         assert f"(pid {first.pid}, started in {tmp_path})" in err
@@ -203,7 +211,9 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
     is_real = signum == signal.SIGINT  # whose handler is Python's own unless the program is told otherwise
-    process = start(*TOY, "window.seconds=60", "workload.args=[forks]", script=IMPATIENT, is_real=is_real)
+    process = start(
+        *TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", script=IMPATIENT, is_real=is_real
+    )
     with when_training(tmp_path, process) as mark:
         process.send_signal(signum)
         process.communicate(timeout=60)
@@ -216,14 +226,14 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
 
 @pytest.mark.parametrize("also_the_sender", [False, True])
 def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, client, tmp_path, also_the_sender):
-    process = start(*TOY, "window.seconds=60", "workload.args=[forks]", is_real=not also_the_sender)
+    process = start(*TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", is_real=not also_the_sender)
     with when_training(tmp_path, process) as mark:
         process.kill()
         if also_the_sender:
             os.kill(process.sender_pid, signal.SIGKILL)
         process.communicate(timeout=60)
     if also_the_sender:
-        assert run(*TOY, *SHORT, script=IMPATIENT)[0] == 0
+        assert run(*TOY, "baseline=never", *SHORT, script=IMPATIENT)[0] == 0
     else:
         _wait_until(lambda: not list(tmp_path.glob("mlruns/spool/*/*/record.json")))
     assert processes.marked(mark) == []
@@ -256,7 +266,7 @@ def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(
         "    mlflow.log_param('argument', sys.argv[1])\n"
         "    for step in range(3): mlflow.log_metric('my_loss', 1 / (1 + step), step=step)\n"
     )
-    status, _, err = run("workload=script", "workload.script=train.py", "workload.args=[hello]")
+    status, _, err = run("workload=script", "baseline=never", "workload.script=train.py", "workload.args=[hello]")
     assert status == 0, err
     ((parent, children),) = groups(client)
     assert parent.data.metrics["makespan_s"] > 0
@@ -265,9 +275,48 @@ def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(
         assert [m.value for m in client.get_metric_history(child.info.run_id, "my_loss")] == [1, 1 / 2, 1 / 3]
 
 
+def test_a_command_line_of_the_users_own_is_measured_swept_resumed_and_reproduced(run, client, tmp_path):
+    (tmp_path / "train.py").write_text("import sys, time\nprint(sys.argv[1:])\ntime.sleep(0.2)\n")
+    study = ["workload.flags.batch-size=16,32", "--", "train.py", "--out", "it's"]
+    names = {f"{mode}-train-batch-size={size}" for mode in ("naive-2x", "serial-1x") for size in (16, 32)}
+    status, out, err = run("-m", "dry_run=true", *study)
+    assert status == 0 and all(name in out for name in names), err
+    status, out, err = run("-m", "time_limit_s=0.01", *study)
+    assert status == 1 and " resume=true -- train.py --out 'it'\"'\"'s'\n" in err
+    status, out, err = run("-m", "resume=true", *study)
+    assert status == 0 and "1 of 4 groups are finished" in err
+    assert all(out.count(f"{name} ") == 1 for name in names)
+    found = groups(client)
+    assert {group.info.run_name for group, _ in found} == names
+    for group, jobs in found:
+        for each in (group, *jobs):
+            size = each.data.params["flags.batch-size"]
+            assert (each.data.params["script"], each.data.params["args"]) == ("train.py", "--out 'it'\"'\"'s'")
+            assert f"batch-size={size}" in group.info.run_name
+        assert "window_seconds" not in group.data.params and "window_epochs" not in group.data.params
+        assert group.data.tags["mlflow.source.name"].endswith("-- train.py --out 'it'\"'\"'s'")
+    naive = next(group for group, _ in found if group.info.run_name == "naive-2x-train-batch-size=16")
+    assert naive.data.metrics["speedup_vs_serial_ratio"] > 1
+    status, _, err = run(f"reproduce={naive.info.run_id}", "dry_run=true")
+    assert status == 0 and "digest differs" not in err and "content has changed" not in err
+
+
+def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(run, client, tmp_path):
+    for name in ("train", "eval"):
+        (tmp_path / f"{name}.py").write_text("import sys, time; print(sys.argv[1:]); time.sleep(0.3)")
+    status, _, err = run("mix=['train.py --epochs 3',{command:eval.py,flags:{split:test}}]")
+    assert status == 0, err
+    found = {group.info.run_name: group for group, _ in groups(client)}
+    assert found.keys() == {f"{mode}-train+eval[split=test]" for mode in ("naive", "serial")}
+    mix = found["naive-train+eval[split=test]"]
+    assert mix.data.metrics["speedup_vs_serial_ratio"] > 1
+    status, _, err = run(f"reproduce={mix.info.run_id}")
+    assert status == 0 and "digest differs" not in err and "content has changed" not in err
+
+
 def test_a_script_that_fails_is_a_failed_row(run, client, tmp_path):
     (tmp_path / "train.py").write_text("import sys; sys.exit(3)")
-    status, out, _ = run("workload=script", "workload.script=train.py")
+    status, out, _ = run("workload=script", "baseline=never", "workload.script=train.py")
     assert status == 1
     assert "status 3" in out
     assert groups(client)[0][0].info.status == "FAILED"

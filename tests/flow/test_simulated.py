@@ -171,7 +171,7 @@ def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
 )
 def test_mps_that_fails_is_a_row_that_says_why(run, tmp_path, fault, words):
     set_faults(kept := a100_in(tmp_path), of_mps=(fault,))
-    status, out, err = run(*TOY, *SHORT, "scenario=mps", f"gpu.machine={kept.path}")
+    status, out, err = run(*TOY, "baseline=never", *SHORT, "scenario=mps", f"gpu.machine={kept.path}")
     assert status == 1, err
     assert words in out
     (group,), _ = stored(tmp_path)
@@ -179,7 +179,7 @@ def test_mps_that_fails_is_a_row_that_says_why(run, tmp_path, fault, words):
 
 
 def test_more_memory_than_mps_allows_is_a_row_oom(run, tmp_path):
-    status, out, err = run(*TOY, *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
+    status, out, err = run(*TOY, "baseline=never", *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
     assert status == 0, err
     assert "512 MiB are over the MPS limit of 256 MiB" in out
     (group,), _ = stored(tmp_path)
@@ -201,7 +201,7 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(run):
 def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
     listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
     often = ["window.seconds=0.3", listeners]
-    status, _, err = run(*TOY, *BRIEF, *often, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
+    status, _, err = run(*TOY, "baseline=never", *BRIEF, *often, "scenario=mig", "degree=2", "gpu.model=h100_80gb")
     assert status == 0, err
     for name in ("gpm", "dcgm"):
         assert err.count(f"listener {name}: the simulated NVIDIA H100 80GB HBM3 has no readings for it") == 1
@@ -373,7 +373,7 @@ def test_ctrl_c_ends_the_waiting(start, tmp_path):
     (gpu,) = kept.keep(["a100_40gb"]).gpus
     before = kept.read()
     with lease.hold(dataclasses.replace(GPU, uuid=gpu.uuid), tmp_path):
-        waiting = start(*TOY, *SHORT, f"gpu.machine={kept.path}", "wait=true")
+        waiting = start(*TOY, "baseline=never", *SHORT, f"gpu.machine={kept.path}", "wait=true")
         assert next(waiting.stderr).startswith("waiting for ")
         waiting.send_signal(signal.SIGINT)
         waiting.communicate(timeout=20)
@@ -418,7 +418,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
 def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(run, tmp_path):
     kept = a100_in(tmp_path)
     set_faults(kept, Fault(function="nvmlDeviceCreateGpuInstance", code=codes.INSUFFICIENT_RESOURCES, skip=1))
-    status, out, err = run(*TOY, "scenario=mig", "degree=2", f"gpu.machine={kept.path}")
+    status, out, err = run(*TOY, "baseline=never", "scenario=mig", "degree=2", f"gpu.machine={kept.path}")
     assert status == 1, err
     assert "failed" in out and "Insufficient Resources" in out
     (gpu,), (fault,) = kept.read().gpus, kept.read().faults

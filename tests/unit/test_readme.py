@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import user_command
 from pipeline.plan.command_line import readable
 from tests.conftest import GPU
 
@@ -25,7 +26,7 @@ MODULE = r"(?<![\w./-])(?:pipeline|listeners|workloads)(?:\.(?!(?:md|py|[A-Z]{3,
 # Pages about what the reader adds: `tests/flow/test_extensions.py` makes their files and runs their commands.
 OWN = {page for page in PAGES if page.stem in ("your_own_listener", "your_own_workload")}
 # Words that stand for something of the reader's: such a command cannot be planned as it is.
-PLACEHOLDERS = re.compile(r"\.\.\.|[A-Z]{3,}|--|\$|reproduce=|/opt/")
+PLACEHOLDERS = re.compile(r"\.\.\.|[A-Z]{3,}|\$|reproduce=|/opt/|^--\w|eval\.yml")
 
 
 def commands_of(text):
@@ -44,7 +45,7 @@ COMMANDS = [
     for page, text in TEXTS.items()
     for command in commands_of(text)
     if page not in OWN
-    if not PLACEHOLDERS.search(command)
+    if not any(map(PLACEHOLDERS.search, user_command.divided(shlex.split(command))[0]))
 ]
 
 
@@ -100,6 +101,7 @@ def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, 
     (tmp_path / "miniconda3/envs/mine/bin/python").symlink_to(sys.executable)
     for name, text in {
         "train.py": "",
+        "eval.py": "",
         "environment.yml": "{channels: [conda-forge], dependencies: [python]}",
         "requirements.txt": "",
     }.items():
@@ -107,7 +109,8 @@ def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, 
     for program in ("nsys", "ncu"):
         (tmp_path / program).symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    axes = [values_of(argument) for argument in shlex.split(command) if argument != "-m"]
+    words = user_command.as_overrides(shlex.split(command))
+    axes = [values_of(argument) for argument in words if argument != "-m"]
     if is_whole:
         grid = list(itertools.product(*axes))
     else:

@@ -47,10 +47,12 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 def _caption(cells: Sequence[Cell]) -> str:
     drawn = _cases(cells)
     missing = [case.label for case in cases_in([cell for cell in cells if cell.degree > 1]) if case not in drawn]
+    has_others = any(_other_step_modes(case, cells) for case in drawn)
+    dotted = "Dotted: one job at a time in another step mode, where measured. " if has_others else ""
     said = (
         "Speed of all jobs together over one at a time, in the same block: medians and 95 % t intervals. Dashed: the "
-        "ideal, as many times as there are jobs. Dotted: one job at a time in another step mode, where measured. "
-        "Of several MIG layouts or limits at a degree, the fastest is drawn."
+        f"ideal, as many times as there are jobs. {dotted}Of several MIG layouts or limits at a degree, the fastest is "
+        "drawn."
     )
     return f"{said} Without a figure: {', '.join(missing)}." if missing else said
 

@@ -1,4 +1,4 @@
-"""A figure of each workload: time per epoch, activity and memory, by number of equal jobs."""
+"""A figure of each workload: time per epoch, or total time, activity and memory, by number of equal jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
-from pipeline.report.evaluate.metrics import MEMORY, METRICS, Metric
+from pipeline.report.evaluate.metrics import MEMORY, METRICS, THROUGHPUT, TOTAL_TIME, Metric
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_degree, grouped_bars, legend_of, num_bars
 from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain, say_missing
 from pipeline.report.read.samples import GroupSeries
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_DERIVED = "epoch_time_derived_s"
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
@@ -33,17 +34,19 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
             )
 
 
-def _epoch_metric(cells: Sequence[Cell]) -> str:
-    """Time per epoch as it was measured; from throughput in a steady window."""
-    measured = any("epoch_time_s" in cell.estimates for cell in cells)
-    return "epoch_time_s" if measured else "epoch_time_derived_s"
+def _speed_metric(cells: Sequence[Cell]) -> str:
+    """Time per epoch as it was measured, or from throughput; of programs that report no epochs, what there is."""
+    names = ("epoch_time_s", _DERIVED, TOTAL_TIME, THROUGHPUT)
+    return next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
 
 
 def _caption(cells: Sequence[Cell]) -> str:
+    metric = METRICS[_speed_metric(cells)]
     derived = "Time per epoch is the samples of an epoch over the measured throughput of a job. "
+    speed = metric.title.partition(",")[0].capitalize()
     return (
-        "Time per epoch, activity and memory of the whole GPU, by number of equal jobs. "
-        f"{derived if _epoch_metric(cells) == 'epoch_time_derived_s' else ''}GRACT says that some kernel was "
+        f"{speed}, activity and memory of the whole GPU, by number of equal jobs. "
+        f"{derived if metric.name == _DERIVED else ''}GRACT says that some kernel was "
         f"resident, SMACT what share of the multiprocessors had work. {BARS_CAPTION}"
     )
 
@@ -51,7 +54,7 @@ def _caption(cells: Sequence[Cell]) -> str:
 def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     figure, (time, activity, memory) = panels_of(3, 2.9, most_bars=num_bars(by_degree(ran, bar_of)))
-    _panel(time, ran, METRICS[_epoch_metric(cells)])
+    _panel(time, ran, METRICS[_speed_metric(cells)])
     has_activity = any(name in cell.estimates for cell in ran for name in _ACTIVITY)
     if has_activity:
         grouped_bars(activity, by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pipeline.base.modes import SERIAL
+from pipeline.base.naming import own_params
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.evaluate.verdicts import Winner
@@ -35,7 +36,7 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
 
 def setup(study: Study) -> list[str]:
     """What all programs have in common, and the GPUs of the blocks where there are several; a sentence an entry."""
-    programs = labels.of_all(labels.own_params(job.params) for row in study.rows for job in row.jobs)
+    programs = labels.of_all(own_params(job.params) for row in study.rows for job in row.jobs)
     common = [next(iter(values)) for values in programs.values() if len(values) == 1]
     said = [f"All jobs: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)

@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from pipeline.base.modes import PERCENTAGE, PROFILE, Mode
+from pipeline.base.naming import differing, own_params
 
 Program = tuple[str | tuple[str, str], ...]
 
 STEP_MODE = "step_mode"
-# What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
-_NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
-_PREFIXES = ("job.", "place.")
 _WORDS = {
     "precision": {"default": "default precision", "tf32": "TF32", "fp32": "strict fp32"},
     STEP_MODE: {"compile": "compiled", "cuda_graph": "CUDA graph"},
@@ -33,11 +31,6 @@ _ASKED_PROFILES = {"profile", "profiles"}
 _LIMIT = "active_thread_pct"
 
 
-def own_params(params: Mapping[str, str]) -> dict[str, str]:
-    """The params of a job's run that say what its program computes."""
-    return {key: value for key, value in params.items() if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)}
-
-
 def program_of(params: Mapping[str, str]) -> Program:
     """What a job computes, its step mode aside: equal precision, data, tuning and all else."""
     own = {key: value for key, value in own_params(params).items() if key != STEP_MODE}
@@ -53,10 +46,10 @@ def of_all(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
     return found
 
 
-def workload_label(name: str, params: Mapping[str, str], differing: Container[str]) -> str:
+def workload_label(name: str, params: Mapping[str, str], varying: Container[str]) -> str:
     """The name of a workload and those of its params that differ within the study: `resnet26 bs128 (bf16)`."""
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
-    said = [key for key in _WORDS if key in differing and key in params and (key, params[key]) != _UNSAID]
+    said = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]
     words = ", ".join(value_in_words(key, params[key]) for key in said)
     return f"{label} ({words})" if words else label
 
@@ -68,9 +61,13 @@ def value_in_words(key: str, value: str) -> str:
 
 def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:
     """For each of several params that share a label, the words that tell it from the others."""
-    keys = sorted({key for params in alike for key in params})
-    differing = [key for key in keys if len({params.get(key) for params in alike}) > 1]
-    return [" ".join(f"{key}={params[key]}" for key in differing if key in params) for params in alike]
+    keys = differing(alike)
+    return [" ".join(_said(key, params[key]) for key in keys if key in params) for params in alike]
+
+
+def _said(key: str, value: str) -> str:
+    """A flag as it stands on a command line, and any other param."""
+    return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
 
 
 def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from pipeline.base import naming
 from pipeline.base.modes import modes_of
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
@@ -22,7 +23,7 @@ def named(rows: Sequence[Row]) -> list[Row]:
         if row.key not in placed or labels.is_placed(row.sharing, [job.place for job in row.jobs]):
             placed[row.key] = row
     renamed = []
-    for row in rows:
+    for row in _with_names(rows):
         jobs = [dataclasses.replace(job, label=names[job.digest]) for job in row.jobs]
         places = [job.place for job in placed[row.key].jobs]
         row = dataclasses.replace(
@@ -35,6 +36,23 @@ def named(rows: Sequence[Row]) -> list[Row]:
         )
         renamed.append(row)
     return _with_differences(_with_order(_with_settings(renamed)))
+
+
+def _with_names(rows: Sequence[Row]) -> list[Row]:
+    """The rows as the plan of a study that has them all would call them: their runs may be those of several."""
+    facts = [
+        naming.GroupFacts(
+            scenario=row.scenario,
+            jobs=tuple(
+                naming.JobFacts(size=job.size, workload=job.label, params=job.params, digest=job.digest)
+                for job in row.jobs
+            ),
+            options=row.options,
+            settings=dict(row.settings),
+        )
+        for row in rows
+    ]
+    return [dataclasses.replace(row, name=name) for row, name in zip(rows, naming.names(facts), strict=True)]
 
 
 def _with_settings(rows: Sequence[Row]) -> list[Row]:
@@ -105,7 +123,7 @@ def _varying(rows: Sequence[Row]) -> set[str]:
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, str]:
-    programs = {job.digest: labels.own_params(job.params) for job in jobs}
+    programs = {job.digest: naming.as_flags(naming.own_params(job.params)) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
     differing = [key for key, values in labels.of_all(programs.values()).items() if len(values) > 1]
     found = {digest: labels.workload_label(names[digest], own, differing) for digest, own in programs.items()}

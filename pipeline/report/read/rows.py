@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,10 @@ def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
         mine = [dataclasses.replace(row, block=row.block + num_blocks) for row in every if row is not None]
         num_without_result += len(every) - len(mine)
         num_blocks = max((row.block for row in mine), default=num_blocks)
-        newest = [part[-1].facts.get("plan_groups", "") for part in selection.parts(mine)]
+        newest = [
+            part[-1].facts.get("plan_groups", "")
+            for part in selection.parts(selection.of_the_newest_plans(mine, Counter()))
+        ]
         planned += [int(number) for number in newest if number.isdigit()]
         rows += mine
     chosen, not_chosen = selection.choose(rows)

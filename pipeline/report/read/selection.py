@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pipeline.base.naming import own_params
 from pipeline.base.records import Result
-from pipeline.report.read import labels
 from pipeline.report.read.records import Block, Row
 
 _UNKNOWN = "not recorded"
@@ -19,8 +19,8 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     left_out: Counter[str] = Counter()
     members: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
     expected: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for number, part in enumerate(parts(_unprofiled(rows, left_out))):
-        for row in _of_the_newest_plan(part, left_out):
+    for number, part in enumerate(parts(of_the_newest_plans(_unprofiled(rows, left_out), left_out))):
+        for row in reversed(part):
             device = row.settings[0][1]
             members[row.block, device, number].append(row)
             expected[device, number].add(row.key)
@@ -35,6 +35,7 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     return _numbered(blocks), left_out
 
 
+_Settings = tuple[tuple[str, str], ...]
 _Boot = tuple[str, str]
 """UUID of the GPU, and id of the boot."""
 
@@ -73,11 +74,11 @@ def _numbered(blocks: Mapping[tuple[int, str], Mapping[_Boot, _Piece]]) -> list[
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows in parts that have neither plan nor program in common, the oldest part first, the newest row last.
 
-    Such as those of two precisions that were measured by two commands: neither is an older plan of the other.
+    Such as those of two precisions that were measured by two commands. One program in two windows is like two.
     """
     found: list[tuple[set[object], list[Row]]] = []
     for row in sorted(rows, key=lambda row: (row.start_ms, row.run_id)):
-        its_own = {row.plan, *(_identity(job.params) for job in row.jobs)}
+        its_own = {row.plan, *((_identity(job.params), row.settings) for job in row.jobs)}
         joined = [part for part in found if part[0] & its_own]
         found = [part for part in found if not part[0] & its_own]
         facts = its_own.union(*(facts for facts, _ in joined))
@@ -92,14 +93,25 @@ def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
     return [row for row in rows if not row.facts.get("profiler")]
 
 
-def _of_the_newest_plan(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Rows whose settings, and whose programs, are those of the plan that ran last."""
+def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
+    """Rows with the settings of the plan that ran their programs together last, and with its programs.
+
+    A plan of other programs is none of theirs, newer or not. A baseline stays with what is compared with it.
+    """
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
-    newest = {row.settings for row in newest_first if row.plan == newest_first[0].plan}
+    plans: dict[frozenset[object], str] = {}
+    settings: dict[frozenset[object], set[_Settings]] = defaultdict(set)
+    for row in newest_first:
+        if plans.setdefault(_programs(row), row.plan) == row.plan:
+            settings[_programs(row)].add(row.settings)
+    current = [row for row in newest_first if row.settings in settings[_programs(row)]]
+    compared = {(identity, row.plan, row.settings) for row in current for identity in _programs(row)}
     programs = _newest_programs(newest_first)
     kept = []
     for row in newest_first:
-        if row.settings not in newest:
+        newest = settings[_programs(row)]
+        its_own = {(identity, row.plan, row.settings) for identity in _programs(row)}
+        if row.settings not in newest and not (row.is_sequential and its_own <= compared):
             left_out[f"older plan: {_difference(row, newest)}"] += 1
         elif any(job.digest not in programs[_identity(job.params)] for job in row.jobs):
             left_out["older plan: a program, its options or its environment changed since"] += 1
@@ -108,8 +120,12 @@ def _of_the_newest_plan(rows: Sequence[Row], left_out: Counter[str]) -> list[Row
     return kept
 
 
+def _programs(row: Row) -> frozenset[object]:
+    return frozenset(_identity(job.params) for job in row.jobs)
+
+
 def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
-    return (params.get("workload"), *sorted(labels.own_params(params).items()))
+    return (params.get("workload"), *sorted(own_params(params).items()))
 
 
 def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], set[str]]:
@@ -124,7 +140,7 @@ def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], se
     return programs
 
 
-def _difference(row: Row, newest: set[tuple[tuple[str, str], ...]]) -> str:
+def _difference(row: Row, newest: set[_Settings]) -> str:
     """In words, how the settings of a row differ from the nearest ones of the newest plan."""
     nearest = min(sorted(newest), key=lambda settings: len(set(row.settings) - set(settings)))
     now = dict(nearest)

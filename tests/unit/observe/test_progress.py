@@ -128,3 +128,5 @@ def test_plain_lines_say_where_the_study_is(capsys):
 def test_the_command_that_goes_on_is_the_one_that_was_given(given):
     words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
     assert outcome.command_to_resume(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
+    own = ["--", "train.py", "resume=false"]
+    assert outcome.command_to_resume([*words, *own]).endswith(" resume=true -- train.py resume=false")

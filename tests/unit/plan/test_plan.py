@@ -26,10 +26,17 @@ from tests.conftest import DATA, GPU, inventory_of, sweep
 SYNTHETIC = "data.source=synthetic_device"
 
 
-def test_a_single_run_is_one_group_without_baseline(make_plan):
-    plan = make_plan([])
-    assert [group.name for group in plan.groups] == ["naive-2x-tiny"]
-    assert plan.groups[0].degree == 2
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], {"naive-2x-tiny", "serial-1x-tiny"}),
+        (["baseline=never"], {"naive-2x-tiny"}),
+        (["degree=1"], {"naive-1x-tiny"}),
+        (["mix=[S,S]", "workload@sizes.S=tiny"], {"naive-2x-S", "serial-1x-S"}),
+    ],
+)
+def test_a_single_run_of_several_jobs_says_what_they_gain(make_plan, overrides, names):
+    assert {group.name for group in make_plan(overrides, is_sweep=False).groups} == names
 
 
 def test_a_sweep_measures_each_baseline_once_and_drops_duplicates(make_plan):
@@ -202,10 +209,11 @@ def test_what_cannot_run_is_refused_with_the_remedy(make_plan, overrides, words)
 
 def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monkeypatch):
     monkeypatch.chdir(PROJECT_DIR)
-    for overrides in (["workload=script", "workload.script=absent"], ["env=venv", "env.file=absent"]):
+    for overrides in (["workload=script", "workload.script=absent.py"], ["env=venv", "env.file=absent"]):
         with pytest.raises(ConfigError) as refused:
             make_plan(overrides)
-        assert str(refused.value).endswith(f"=absent: there is no such file in {PROJECT_DIR}")
+        assert f"=absent{'.py' if 'workload=script' in overrides else ''}: there is no such file" in str(refused.value)
+        assert str(refused.value).endswith(f" in {PROJECT_DIR}")
 
 
 def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):

@@ -75,7 +75,7 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
     (pair,) = (cell for cell in cells_of(seen) if cell.degree == 2 and not cell.is_derived)
     assert pair.values["speedup_vs_serial_ratio"] == {1: pytest.approx(2.0), 3: pytest.approx(2.0)}
     (said,) = doubts(seen)
-    assert said == f"Nothing is compared with baseline {rows[2].name} of block 2: {STOOD_STILL}."
+    assert said == f"Nothing is compared with baseline serial-1x-resnet26_cifar10 of block 2: {STOOD_STILL}."
     assert drift_table(seen).rows[0][2] == 2, "blocks with a baseline"
     assert "Nothing is compared with baseline" in render(content_of(seen))
 

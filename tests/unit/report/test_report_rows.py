@@ -118,6 +118,30 @@ def test_rows_of_a_program_that_changed_are_left_out() -> None:
     assert list(found.left_out) == ["older plan: a program, its options or its environment changed since"]
 
 
+def test_a_plan_is_older_for_its_own_programs_only() -> None:
+    """A mix that ran before stays, and so do the baselines that it is compared with."""
+    of = {name: job(0, params(name), 5.0) for name in ("a", "b")}
+    old = {"settings": settings("20 s"), "start_ms": 1, "facts": {"plan": "old"}}
+    mix = row("naive", (of["a"], dataclasses.replace(of["b"], index=1)), **old)
+    alone = [row("serial", (each,), **old) for each in of.values()]
+    copies_of_b = row("naive", (of["b"],) * 2, **old)
+    again = row("naive", (of["a"],) * 2, settings=settings("5 s"), start_ms=9, facts={"plan": "new"})
+    found = study(mix, *alone, copies_of_b, row("naive", (of["a"],) * 2, **old), again)
+    assert {r.run_id for r in found.rows} == {r.run_id for r in (mix, *alone, copies_of_b, again)}
+    assert found.left_out == {"older plan: window 20 s instead of 5 s": 1}
+
+
+def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_their_names() -> None:
+    programs = [{"workload": "train", "script": "train.py", **own} for own in (
+        {"flags.bs": "20"}, {"args": "--bs 30 --amp"}, {"args": "--bs 30"},
+    )]  # fmt: skip
+    rows = [copies("naive", 2, 5.0, own=own, facts={"plan": str(own)}) for own in programs]
+    found = study(*rows).rows
+    assert {r.workloads[0] for r in found} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
+    assert {r.name for r in found} == {f"naive-2x-train-{said}" for said in ("bs=20", "amp-bs=30", "bs=30")}
+    assert labels.workload_label("train", programs[0], ()) == "train"
+
+
 def test_what_ran_under_a_profiler_neither_counts_nor_replaces_anything() -> None:
     plain = copies("naive", 2, 9.0, start_ms=1)
     profiled = copies("naive", 2, 3.0, start_ms=2, start="later", facts={"profiler": "nsys"})

@@ -1,0 +1,90 @@
+"""The programs that one configuration runs together: copies of its workload, or a mix of sizes and command lines."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan import user_command
+from pipeline.plan.schema import Config
+from pipeline.plan.workloads import ScriptConfig, WorkloadConfig
+
+_DEFAULT_DEGREE = 2
+COMMAND = "command"
+"""The key of a mix's entry that holds its command line, beside those of a script."""
+
+
+def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
+    """The workload of each job, with its name among the sizes if it has one.
+
+    Raises:
+        ConfigError: there is none, both a degree and a mix are given, or an entry of the mix cannot be understood.
+    """
+    if config.mix is None:
+        degree = _DEFAULT_DEGREE if config.degree is None else config.degree
+        if degree < 1:
+            raise ConfigError(f"degree={degree}: at least one job must run")
+        return [(None, config.workload)] * degree
+    if not config.mix:
+        raise ConfigError("mix=[]: name at least one size or command line, as in mix=[S,M]")
+    if config.degree is not None:
+        raise ConfigError(
+            f"mix={config.mix} and degree={config.degree} both say how many jobs run: leave degree out, and name in "
+            "the mix each job as often as it shall run"
+        )
+    return [_entry(entry, config) for entry in config.mix]
+
+
+def _entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:
+    if isinstance(entry, str) and entry in config.sizes:
+        return entry, config.sizes[entry]
+    if isinstance(entry, dict):
+        return None, _script(entry)
+    words = _split(str(entry))
+    script, args = user_command.program_of(words, f"the entry {entry!r} of mix")
+    if len(words) == 1 and "/" not in script and not script.endswith(".py"):
+        raise ConfigError(
+            f"mix={config.mix}: {entry} is not among the sizes {sorted(config.sizes)}, nor a command line, such as "
+            "'train.py --epochs 3'; add a size with +workload@sizes.NAME=WORKLOAD"
+        )
+    return None, ScriptConfig(script=script, args=args)
+
+
+def with_environment(entry: Any, file: Path) -> dict[str, Any]:
+    """The entry of a mix that is no size, with another file for its environment."""
+    return {**({COMMAND: entry} if isinstance(entry, str) else entry), "env_file": str(file)}
+
+
+def _script(entry: dict[str, Any]) -> ScriptConfig:
+    """An entry with keys of its own: `command`, and all that a script's workload has."""
+    keys = sorted(each.name for each in fields(ScriptConfig))
+    if unknown := sorted(set(entry) - {COMMAND, *keys}):
+        raise ConfigError(f"mix: an entry has no key {unknown[0]}; there are {COMMAND}, {', '.join(keys)}")
+    values = dict(entry)
+    if COMMAND in values:
+        command = str(values.pop(COMMAND))
+        script, args = user_command.program_of(_split(command), f"command={command} of an entry of mix")
+        if given := sorted({"script", "args"} & values.keys()):
+            raise ConfigError(f"mix: an entry gives {COMMAND} and {given[0]}, which say the same; give one of them")
+        values |= {"script": script, "args": args}
+    if values.get("script", MISSING) == MISSING:
+        raise ConfigError(f"mix: the entry {entry} names no program; give {COMMAND} or script")
+    try:
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ScriptConfig), values))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"mix: {getattr(error, 'full_key', None)}: {str(error).splitlines()[0]}") from error
+    assert isinstance(typed, ScriptConfig)
+    return typed
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"mix: {command} cannot be split as a shell would: {error}") from error

@@ -1,0 +1,97 @@
+"""A command line of the user's own: what stands after `--`, and an entry of `mix`. Hydra gets it as overrides."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from pipeline.base.errors import ConfigError
+
+_SEPARATOR = "--"
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
+# What is said by the command line after `--`, and so cannot be said before it as well.
+_SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
+
+
+def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our arguments and, from `--` on, the user's own command line."""
+    words = list(arguments)
+    place = words.index(_SEPARATOR) if _SEPARATOR in words else len(words)
+    return words[:place], words[place:]
+
+
+def as_overrides(arguments: Sequence[str]) -> list[str]:
+    """The arguments with overrides in the place of a command line of the user's own.
+
+    Raises:
+        ConfigError: there is none after `--`, it is said twice what runs, or a flag is given twice.
+    """
+    ours, theirs = divided(arguments)
+    flags = Counter(found[1] for word in ours if (found := _FLAG.match(word)))
+    if twice := [flag for flag, times in flags.items() if times > 1]:
+        raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")
+    if not theirs:
+        return ours
+    said = [word for word in ours if word.partition("=")[0].lstrip("+~") in _SAID and word != "workload=script"]
+    if said:
+        raise ConfigError(f"{said[0]} and `{shlex.join(theirs)}` both say what runs; leave one of them out")
+    script, args = program_of(theirs[1:], "what stands after --")
+    values = [
+        "workload=script",
+        f"workload.script={_quoted(script)}",
+        f"workload.args=[{','.join(map(_quoted, args))}]",
+    ]
+    # Hydra takes overrides only where they all stand together.
+    place = next((place for place, word in enumerate(ours) if "=" in word and not word.startswith("-")), 0)
+    return [*ours[:place], *(value for value in values if value not in ours), *ours[place:]]
+
+
+def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
+    """The program of a command line and its arguments; of `python train.py --epochs 3`, the script and its own.
+
+    Raises:
+        ConfigError: it names no program, or an interpreter by its path. `what` says in words where it stands.
+    """
+    if not words or not words[0].strip():
+        raise ConfigError(f"{what} is empty: give a command line, such as train.py --epochs 3")
+    program, *args = words
+    if not _PYTHON.fullmatch(Path(program).name):
+        return program, args
+    if program != Path(program).name:
+        raise ConfigError(
+            f"{what}, {shlex.join(words)}, names an interpreter by its path, so that nobody would know its packages; "
+            f"write python and give env=existing env.prefix={program}"
+        )
+    if not args:
+        raise ConfigError(f"{what}, {program}, names no script: give one, such as {program} train.py --epochs 3")
+    # Options of the interpreter are left to it: `python` is that of the job's environment.
+    return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
+
+
+def source_files(script: str, args: Iterable[str]) -> list[str]:
+    """The Python files that a command line names: the script, or what a launcher such as torchrun is to start."""
+    return [word for word in (script, *args) if word.endswith(".py")]
+
+
+def name_of(script: str, args: Sequence[str]) -> str:
+    """What a program is called: after its file or module; `train` for `train.py` and `torchrun train.py`."""
+    files = source_files(script, args)
+    if not files and script == "python" and "-m" in args[:-1]:
+        return args[args.index("-m") + 1].rpartition(".")[2]
+    return Path(files[0]).stem if files else Path(script).name
+
+
+def _quoted(word: str) -> str:
+    """The word in Hydra's grammar, where it means exactly itself, and holds no interpolation."""
+    return str(QuotedString(plain(word), Quote.single).with_quotes())
+
+
+def plain(text: str) -> str:
+    """The text, so that OmegaConf takes nothing in it for an interpolation; backslashes before one count there."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -1,0 +1,181 @@
+"""Programs of the user's own: command lines after `--`, flags, and mixes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import WindowKind
+from pipeline.plan import plan as planning
+from pipeline.plan import read, user_command
+from pipeline.reproduce.config import config_of
+from tests.conftest import inventory_of, sweep
+from tests.unit.plan.test_plan import recorded
+
+RUNNER = str(PROJECT_DIR / "workloads/script.py")
+TINY = ["workload@sizes.S=tiny"]
+
+
+@pytest.fixture(autouse=True)
+def scripts(tmp_path, monkeypatch):
+    """A folder with scripts, from which the user calls."""
+    for name in ("train.py", "eval.py"):
+        (tmp_path / name).write_text(f"print({name!r})\n")
+    program = tmp_path / "program"
+    program.write_bytes(b"#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
+    """The arguments of the interpreter after the runner, of the jobs that a command line leads to."""
+    (group,) = make_plan(user_command.as_overrides(arguments)).groups
+    assert group.jobs[0].workload.argv[0] == RUNNER
+    return group.jobs[0].workload.argv[1:]
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "name"),
+    [
+        (["train.py", "--lr", "1e-3"], ["{}/train.py", "--lr", "1e-3"], "train"),
+        (["python", "train.py", "true", ""], ["{}/train.py", "true", ""], "train"),
+        (["python3.11", "train.py"], ["{}/train.py"], "train"),
+        (["python", "-u", "train.py", "-v"], ["python", "-u", "train.py", "-v"], "train"),
+        (["python", "-m", "package.module", "a,b"], ["python", "-m", "package.module", "a,b"], "module"),
+        (["./program", "it's", 'a "b" \\'], ["{}/program", "it's", 'a "b" \\'], "program"),
+        (["sh", "train.py", "${HOME} \\${x}", "[x]"], ["sh", "train.py", "${HOME} \\${x}", "[x]"], "train"),
+    ],
+)
+def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, scripts, command, argv, name):
+    assert argv_of(make_plan, "degree=3", "--", *command) == tuple(word.replace("{}", str(scripts)) for word in argv)
+    (group,) = make_plan(user_command.as_overrides(["degree=3", "--", *command])).groups
+    assert group.name == f"naive-3x-{name}"
+
+
+def test_the_overrides_stand_where_hydra_takes_them():
+    ours = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
+    own = ["--", "train.py", "--lr", "1"]
+    assert user_command.as_overrides(["-m", "degree=1,2", *own]) == ["-m", *ours, "degree=1,2"]
+    assert user_command.as_overrides(["degree=1,2", "-m", *own]) == [*ours, "degree=1,2", "-m"]
+    assert user_command.as_overrides(["--cfg", "job", *own]) == [*ours, "--cfg", "job"]
+    assert user_command.as_overrides(["degree=1"]) == ["degree=1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--"], "what stands after -- is empty"),
+        (["--", " "], "is empty"),
+        (["--", "python"], "names no script"),
+        (["--", "/opt/x/bin/python3", "train.py"], "env=existing env.prefix=/opt/x/bin/python3"),
+        (["workload=tiny", "--", "train.py"], "workload=tiny and .* both say what runs"),
+        (["mix=[S]", "--", "train.py"], "both say what runs"),
+        (["workload.flags.lr=1", "workload.flags.lr=2"], "workload.flags.lr is given twice"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused(arguments, why):
+    with pytest.raises(ConfigError, match=why):
+        user_command.as_overrides(arguments)
+
+
+SCRIPT = ["workload=script", "workload.script=train.py"]
+
+
+def test_flags_become_words_params_and_part_of_the_name(make_plan):
+    flags = {
+        "batch-size": "16", "lr": "1e-3", "amp": "true", "compile": "false", "seed": "null", "optimizer.eps": "2",
+        "gpus": "[0,1]", "none": "[]",
+    }  # fmt: skip
+    (group,) = make_plan([*SCRIPT, "workload.args=data", *(f"workload.flags.{k}={v}" for k, v in flags.items())]).groups
+    assert group.jobs[0].workload.argv[2:] == (
+        *("data", "--batch-size", "16", "--lr", "0.001", "--amp", "--optimizer.eps", "2", "--gpus", "0", "1"),
+    )
+    params = dict(group.jobs[0].workload.params)
+    assert (params["script"], params["args"], params["flags.batch-size"]) == ("train.py", "data", "16")
+    assert (params["flags.compile"], "flags.seed" in params) == ("false", False)
+    assert group.name.startswith("naive-2x-train-batch-size=16-lr=0.001-amp-compile=false")
+
+
+def test_a_flag_is_an_axis_of_a_sweep(make_plan):
+    grid = [[*SCRIPT, *each] for each in sweep(**{"workload.flags.batch-size": [16, 32], "degree": [2, 3]})]
+    assert sorted(group.name for group in make_plan(*grid).groups) == [
+        *(f"naive-{n}x-train-batch-size={size}" for n in (2, 3) for size in (16, 32)),
+        *(f"serial-1x-train-batch-size={size}" for size in (16, 32)),
+    ]
+
+
+def test_a_flag_is_the_same_program_however_it_is_given(make_plan):
+    ways = (
+        ["workload.flags.lr=2"],
+        ["workload.args=--lr 2"],
+        ["workload.args=[--lr,2]"],
+        ["workload.args='\"--lr\" 2'"],
+    )
+    assert len({make_plan([*SCRIPT, *way]).groups[0].digest for way in ways}) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ([*SCRIPT, "workload.args=--lr 1", "workload.flags.lr=2"], "--lr is given twice"),
+        ([*SCRIPT, "workload.args='--lr=1'", "workload.flags.lr=2"], "--lr is given twice"),
+        (["workload.flags.batch-size=2"], "--batch-size is given twice"),
+        ([*SCRIPT, 'workload.args="it\'s"'], "cannot be split as a shell would"),
+        (["workload=script", "workload.script=torchrunn"], "no such program"),
+        (["mix=[S,S]", *TINY, "degree=2"], "leave degree out"),
+        (["mix=['']"], "is empty"),
+        (["mix=['   ']"], "is empty"),
+        (["mix=[S,train]"], "train is not among the sizes"),
+        (["mix=['absent.py --lr 1']"], "there is no such file"),
+        (["mix=['train.py \"']"], "cannot be split"),
+        (["mix=[{flags:{lr:1}}]"], "names no program"),
+        (["mix=[{command:train.py,args:x}]"], "say the same"),
+        (["mix=[{command:train.py,enviro:{}}]"], "no key enviro"),
+        (["mix=[{command:train.py,ends_by_itself:perhaps}]"], "ends_by_itself"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make_plan, overrides, why):
+    with pytest.raises(ConfigError, match=why):
+        make_plan(overrides)
+
+
+def test_a_mix_has_sizes_and_command_lines_side_by_side(make_plan, scripts):
+    entries = "mix=['train.py --epochs 3',{command:'python eval.py --split test',flags:{n:2},environ:{A:b}},S]"
+    plan = make_plan([entries, *TINY], is_sweep=False)
+    assert sorted(group.name for group in plan.groups) == ["naive-train+eval[n=2]+S", "serial-train+eval[n=2]+S"]
+    train, evaluate, small = (job.workload for job in plan.groups[0].jobs)
+    assert train.argv[1:] == (str(scripts / "train.py"), "--epochs", "3")
+    assert evaluate.argv[1:] == (str(scripts / "eval.py"), "--split", "test", "--n", "2")
+    assert evaluate.environ == (("A", "b"),) and dict(evaluate.params)["environ.A"] == "b"
+    assert small.name == "tiny" and small.argv[small.argv.index("--epochs") + 1] == "5"
+
+
+def test_a_window_says_only_what_applies(make_plan):
+    script = make_plan([*SCRIPT, "window=steady", "window.epochs=9"]).groups[0].window
+    assert (script.kind, script.words) == (WindowKind.WORK, "work, until the jobs end")
+    assert (script.seconds, script.settle_s, script.epochs) == (0, 0, 0)
+    assert make_plan(["window=work", "window.epochs=9"]).groups[0].window.words == "work, 9 epochs"
+
+
+def test_the_digest_covers_what_a_launcher_starts(make_plan, scripts):
+    launched = ["workload=script", "workload.script=sh", "workload.args=train.py"]
+    before = make_plan(launched).groups[0]
+    assert before.jobs[0].workload.script == str(scripts / "train.py")
+    (scripts / "train.py").write_text("print('changed')\n")
+    assert make_plan(launched).groups[0].digest != before.digest
+
+
+def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
+    command = ["train.py", "--text", "${HOME}", "--list", "[1,2]", "true"]
+    for overrides in (
+        user_command.as_overrides(["workload.flags.lr=1", "--", *command]),
+        ["mix=['train.py --lr 1',{command:eval.py,flags:{n:2}}]"],
+    ):
+        (group,) = make_plan(overrides).groups
+        again, unrecorded = config_of(recorded(group.config_text()))
+        assert unrecorded == []
+        (config,) = read.read([again])
+        plan = planning.build_plan([config], inventory_of([config]), is_sweep=False)
+        assert [each.digest for each in plan.groups] == [group.digest]
