@@ -388,8 +388,18 @@ class _Study:
                 words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
 
     def _finish(self) -> None:
+        try:
+            if self.rows:
+                self._show_results()  # while the last of them are sent
+        finally:
+            self._send_what_is_left()
         if self.rows:
-            self._show_results()  # while the last of them are sent
+            for line in failures.in_words(self.rows, self._error_log):
+                sys.stdout.write(f"{line}\n")
+            sys.stdout.write(f"{self._how_to_report()}\n{self._how_to_open()}\n")
+        self._say_how_to_resume()
+
+    def _send_what_is_left(self) -> None:
         self.sender.rest()
         for folder in list(self.sender.unsent):
             self.sender.send(folder)  # the server may be back
@@ -398,11 +408,6 @@ class _Study:
             self.sender.amend(file)
         self.sender.rest()
         self.spool.remove_if_empty()
-        if self.rows:
-            for line in failures.in_words(self.rows, self._error_log):
-                sys.stdout.write(f"{line}\n")
-            sys.stdout.write(f"{self._how_to_report()}\n{self._how_to_open()}\n")
-        self._say_how_to_resume()
 
     def _say_what_waits(self) -> bool:
         """Say what is not in the store yet, and how it gets there; returns whether all of this study is."""

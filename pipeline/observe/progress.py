@@ -61,7 +61,8 @@ class Progress:
         self._group_begin_s: float | None = None
         self._seen: dict[Hashable, list[float]] = {}
         for ran in past:
-            self._learn(ran)
+            # Beside a steady window all take alike; how long work takes, only the same work of another study tells.
+            self._learn(ran, list(_kinds(ran)) if ran.kind == WindowKind.STEADY else [ran.key])
 
     @property
     def num_done(self) -> int:
@@ -83,7 +84,7 @@ class Progress:
         self.results[result] += 1
         if group.skip_reason is None and result is Result.OK:
             # What failed ended early, or late at a deadline, and tells nothing about the groups to come.
-            self._learn(_ran(group, took_s - _window_s(group)))
+            self._learn(_ran(group, took_s - _window_s(group)), _kinds(group))
 
     def left_s(self) -> tuple[float, bool]:
         """Seconds until the study ends, and whether that is an estimate rather than the least that it can be."""
@@ -122,8 +123,8 @@ class Progress:
         on_top = next((self._seen[kind] for kind in _kinds(group) if kind in self._seen), None)
         return None if on_top is None else _window_s(group) + statistics.median(on_top)
 
-    def _learn(self, ran: Ran) -> None:
-        for kind in _kinds(ran):
+    def _learn(self, ran: Ran, kinds: Iterable[Hashable]) -> None:
+        for kind in kinds:
             self._seen.setdefault(kind, []).append(ran.on_top_s)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +32,6 @@ from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, 
 from pipeline.record.original import script_files
 from pipeline.record.provenance import Origin, uncommitted
 from pipeline.record.sender import Sender
-
-# What MLflow's table of runs shows in columns of its own.
-_UI_COLUMNS = {Tag.SOURCE: "command_line", Tag.USER: "user"}
 
 
 class SpoolRun:
@@ -221,7 +219,7 @@ def _new_record(
         **({Tag.SIMULATED: "true"} if group.device.is_simulated else {}),
         **({} if group.profiler.is_none else {Tag.PROFILER: group.profiler.name}),
         **{fact_tag(key): value for key, value in (facts | dict(group.device.details)).items()},
-        **{key: facts[fact] for key, fact in _UI_COLUMNS.items() if fact in facts},
+        **_ui_columns(facts),
     }
     of_scripts = {script: origins[script].tags for script in _scripts(group, origins)}
     # What all jobs have in common is the group's as well.
@@ -267,6 +265,12 @@ def _new_record(
     parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
     clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
     return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
+
+
+def _ui_columns(facts: Mapping[str, str]) -> dict[str, str]:
+    """What MLflow's table of runs shows in columns of its own; of a source, only what follows the last slash."""
+    program = [Path(word).name for word in shlex.split(facts.get("command_line", ""))[:1]]
+    return {tag: value for tag, value in ((Tag.SOURCE, "".join(program)), (Tag.USER, facts.get("user"))) if value}
 
 
 def _group_params(group: Group) -> dict[str, str]:

@@ -20,11 +20,11 @@ _FIGURES = (
 )
 # Widths of the columns in pixels, in their order. The first and the last are always there.
 _WIDTHS = {
-    "attributes.`Run Name`": 230,
+    "attributes.`Run Name`": 190,
     f"tags.`{Tag.RESULT}`": 120,
-    "params.`scenario`": 90,
+    "params.`scenario`": 85,
     "params.`degree`": 70,
-    **{f"metrics.`{name}`": 140 for name in _FIGURES},
+    **{f"metrics.`{name}`": 120 for name in _FIGURES},
     "attributes.`Description`": 420,
     "duration": 90,
 }

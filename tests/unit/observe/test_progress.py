@@ -63,6 +63,8 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
         Ran(key=pair.key, device=device, on_top_s=9.0, **like),
         Ran(key="another program", device=device, on_top_s=70.0, **like),
         Ran(key="on another GPU", device="a small one", on_top_s=500.0, **like),
+        # Another program's fixed amount of work says nothing of this one's.
+        Ran(key="other work", device=device, on_top_s=900.0, **like | {"window": other.window.words, "kind": "work"}),
     ]
     seven = group(*"aaaaaaa", number=2)  # nothing closer than the same window on the same device
     assert forecast([pair, seven], past).words == "takes about 70 s, as groups like these did before"

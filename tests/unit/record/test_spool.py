@@ -56,7 +56,9 @@ def test_a_password_of_the_server_is_not_published_with_the_configuration(tmp_pa
 
 def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
     sender = Recorded()
-    spool = Spool(tmp_path, sender, {"host": "h", "command_line": "run.py"}, {"plan.txt": "the plan"})
+    spool = Spool(
+        tmp_path, sender, {"host": "h", "command_line": "a/run.py tracking.root=/x"}, {"plan.txt": "the plan"}
+    )
     with spool.open(a_group) as run:
         assert leftovers.scratch_folder(run.spool_id).is_dir()
         run.sink.put(Sample(source="host", t_ns=5, values={"load_1min": 1.5}))
