@@ -81,9 +81,9 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
 
 def _place(group: Group) -> tuple[object, ...]:
     """Where a group stands in the table: beside those of the same jobs, in the order of modes."""
-    workloads = sorted(job.workload.name for job in group.jobs)
-    case = (len({job.workload.digest for job in group.jobs}) > 1, sorted(set(workloads)), group.window.words)
-    return (group.device.name, *case, group.degree, workloads, mode_of(group.scenario).order, group.name)
+    jobs = sorted((job.workload.name, job.workload.params, job.workload.digest) for job in group.jobs)
+    case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words)
+    return (group.device.name, *case, group.degree, jobs, mode_of(group.scenario).order, group.name)
 
 
 def _median(found: Sequence[GroupResult], key: str, form: str) -> str:

@@ -65,6 +65,21 @@ def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case()
     ]
 
 
+def test_programs_that_differ_in_a_flag_are_cases_of_their_own():
+    def copies(number, size):
+        made = group(*"a" * number, name=f"{number}x-{size}", key=f"{number}x-{size}")
+        program = dataclasses.replace(made.jobs[0].workload, params=(("batch-size", size),), digest=f"digest-{size}")
+        return dataclasses.replace(made, jobs=tuple(dataclasses.replace(job, workload=program) for job in made.jobs))
+
+    rows = [
+        GroupResult(group=copies(number, size), result=Result.OK, reason="")
+        for number in (2, 1)
+        for size in ("32", "16")
+    ]
+    names = [line.split()[0] for line in table(rows, FIELDS).splitlines()[1:]]
+    assert names == ["1x-16", "2x-16", "1x-32", "2x-32"]
+
+
 def test_a_reason_that_many_groups_share_is_said_once():
     groups = [group(*"a" * number) for number in range(2, 8)]
     rows = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in groups]
