@@ -2,7 +2,8 @@
 
 A name begins with the sharing mode and the jobs, and goes on with the options that tell the group from others of the
 study: `naive-2x-tiny-batch_size=16`. The options of the mode and the flags of a script are always among them, if they
-are given. Names are for people: no digest depends on one, so that a study to which values are added stays the same.
+are given. Where options of jobs make a name too long to read, the values that most programs of that name share go
+without saying. Names are for people: no digest depends on one, so a study to which values are added stays the same.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ _PREFIXES = ("job.", "place.")
 # Says too little to a reader, and is told by the environment, or by a few digits at the end.
 _UNSAID = "environment_digest"
 _PROFILER = "profiler"
+_MANY = 70  # characters of options
 _LONGEST = 120  # of a name: a database keeps 250 characters of it, a folder 255
 
 
@@ -135,35 +137,49 @@ def _programs(group: GroupFacts) -> frozenset[str]:
 
 def _job_words(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[str]]:
     """By what a job is called and its digest: the options that tell it from others of that name, and its flags."""
-    programs: dict[tuple[str, str], JobFacts] = {}
+    alike: dict[str, dict[str, JobFacts]] = defaultdict(dict)
     for job in jobs:
-        programs.setdefault((_called(job), job.digest), job)
-    facts = {key: as_flags(own_params(job.params)) for key, job in programs.items()}
-    alike: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for (called, digest), job in programs.items():
-        alike[called, job.workload].append(facts[called, digest])
-        kinds[called].add(job.workload)
-    varying = {key: differing(every) for key, every in alike.items()}
-    words = {}
-    for (called, digest), job in programs.items():
-        # A size has a name of its own, which stands for its flags as well.
-        always = [] if job.size else [f"--{key[len(FLAG) :]}" for key in job.params if key.startswith(FLAG)]
-        keys = dict.fromkeys([*always, *varying[called, job.workload]])
-        said = facts[called, digest]
-        kind = [_word("workload", job.workload)] if len(kinds[called]) > 1 else []
-        words[called, digest] = kind + [
-            _word(key.lstrip("-"), said[key]) for key in keys if key in said and key != _UNSAID
-        ]
+        alike[_called(job)].setdefault(job.digest, job)
+    words: dict[tuple[str, str], list[str]] = {}
+    for called, programs in alike.items():
+        kinds: dict[str, list[JobFacts]] = defaultdict(list)
+        for job in programs.values():
+            kinds[job.workload].append(job)
+        for workload, every in kinds.items():
+            kind = [_word("workload", workload)] if len(kinds) > 1 else []
+            words |= {(called, digest): kind + said for digest, said in _words_of(every).items()}
     return words
+
+
+def _words_of(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
+    """By digest, the words for jobs of one workload. If they are many, those are left out that most jobs share."""
+    facts = {job.digest: as_flags(own_params(job.params)) for job in jobs}
+    # A size has a name of its own, which stands for its flags as well.
+    given = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
+    keys = [key for key in dict.fromkeys([*given, *differing(facts.values())]) if key != _UNSAID]
+    said = {digest: {key: own[key] for key in keys if key in own} for digest, own in facts.items()}
+    if len(said) > 1 and max(len("-".join(_words(own))) for own in said.values()) > _MANY:
+        values = {key: Counter(own.get(key) for own in said.values()).most_common(1)[0] for key in keys}
+        usual = {(key, value) for key, (value, times) in values.items() if 2 * times > len(said)}
+        said = {digest: dict(own.items() - usual) for digest, own in said.items()}
+    return {digest: _words({key: own[key] for key in keys if key in own}) for digest, own in said.items()}
+
+
+def _words(said: Mapping[str, str]) -> list[str]:
+    return [_word(key.lstrip("-"), value) for key, value in said.items()]
 
 
 def _varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
     """By scenario, the options in which its groups differ."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    profilers: dict[str, set[str]] = defaultdict(set)
     for group in groups:
-        found[group.scenario].append({key: _text(value) for key, value in group.options.items()})
-    return {scenario: set(differing(every)) for scenario, every in found.items()}
+        found[group.scenario].append({key: _text(value) for key, value in group.options.items() if key != _PROFILER})
+        if _PROFILER in group.options:
+            profilers[group.scenario].add(_text(group.options[_PROFILER]))
+    # Its name is always said, so that only two ways of using one need more.
+    said = {scenario: {_PROFILER} if len(profilers[scenario]) > 1 else set[str]() for scenario in found}
+    return {scenario: said[scenario].union(differing(every)) for scenario, every in found.items()}
 
 
 def _varying_settings(groups: Sequence[GroupFacts]) -> dict[frozenset[str], list[str]]:

@@ -79,7 +79,9 @@ def group(
             id="settings in which the same jobs differ",
         ),
         pytest.param(
-            [group(job(), profiler=("nsys", ("options", ("-t", "cuda"))))], ["naive-1x-train-nsys"], id="a profiler"
+            [group(job(), profiler=("nsys", ("options", ("-t", "cuda")))), group(job())],
+            ["naive-1x-train-nsys", "naive-1x-train"],
+            id="a profiler",
         ),
     ],
 )  # fmt: skip
@@ -94,6 +96,16 @@ def test_groups_that_differ_in_nothing_that_is_said_have_names_of_their_own():
     first, second, again = naming.names([group(one), group(changed), group(one)])
     assert first != second and first == again and first.startswith("naive-1x-train-")
     assert naming.names([group(one), group(other)])[0] != naming.names([group(one), group(other)])[1]
+
+
+def test_of_many_options_the_usual_values_go_without_saying():
+    usual = {"source": "synthetic_device", "precision": "tf32", "recipe": "published", "tuning": "each_by_itself"}
+    variants = [usual, *({key: "other"} for key in usual), {"recipe": "other", "tuning": "other"}]
+    assert naming.names([group(job(**usual | each)) for each in variants]) == [
+        "naive-1x-train",
+        *(f"naive-1x-train-{key}=other" for key in usual),
+        "naive-1x-train-recipe=other-tuning=other",
+    ]
 
 
 def test_a_long_name_is_cut_and_still_its_own():

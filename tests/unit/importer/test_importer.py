@@ -87,6 +87,7 @@ def test_the_published_table_is_198_groups(tmp_path, capsys):
         # 4g+2g+2g and 4g+2g+1g+1g are in the table, and no A100 can hold them.
         assert sum(group.skip_reason is not None for group in collocated) == 3
         assert len(plan.groups) - len(collocated) == 12 + 14
+        assert len({group.name for group in plan.groups}) == len(plan.groups)
 
 
 def test_arguments_arrive_as_a_shell_would_split_them(tmp_path, monkeypatch):

@@ -138,7 +138,7 @@ def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_
     rows = [copies("naive", 2, 5.0, own=own, facts={"plan": str(own)}) for own in programs]
     found = study(*rows).rows
     assert {r.workloads[0] for r in found} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
-    assert {r.name for r in found} == {f"naive-2x-train-{said}" for said in ("bs=20", "amp-bs=30", "bs=30")}
+    assert {r.name for r in found} == {f"naive-2x-train-{said}" for said in ("bs=20", "bs=30-amp", "bs=30")}
     assert labels.workload_label("train", programs[0], ()) == "train"
 
 
