@@ -4,16 +4,19 @@ import gc
 import sys
 
 from pipeline.base import interrupts
-from pipeline.plan import help as explained
 from pipeline.record import sender
 
 if __name__ == "__main__":
-    explained.exit_if_asked(sys.argv[1:])
     gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
     interrupts.install()
     sender.start_early(sys.argv[1:])
 
-import hydra  # below, because the sender imports MLflow meanwhile
+from pipeline.plan import help as explained  # below, because the sender imports MLflow meanwhile
+
+if __name__ == "__main__":
+    explained.exit_if_asked(sys.argv[1:])
+
+import hydra
 from omegaconf import DictConfig
 
 from pipeline.base import library_internals

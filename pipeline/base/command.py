@@ -82,7 +82,7 @@ def run(
         except OSError as error:
             raise CommandError(list(argv), None, f"could not be started: {error}") from error
         try:
-            status = _status_at_end(process, timeout_s)
+            status = status_at_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
             _kill(process)
             message = f"killed at its time limit of {timeout_s:g} s. {_text(stderr)}"
@@ -97,7 +97,7 @@ def run(
     return completed
 
 
-def _status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+def status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
     """Its status as soon as it has ended; `Popen.wait` with a limit looks now and then. TimeoutExpired at the limit."""
     descriptor = os.pidfd_open(process.pid)
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import interrupts
+from pipeline.base.command import status_at_end
 from pipeline.base.errors import LaunchError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Interpreter, Workload
@@ -175,7 +176,7 @@ class ForkServer:
         self._control.close()
         if self._is_ready:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_ANSWER_LIMIT_S)
+                status_at_end(self._process, _ANSWER_LIMIT_S)
         self._process.kill()  # one that still imports has nothing to clean up
         self._process.wait()
 

@@ -31,7 +31,10 @@ _END_LIMIT_S = 30.0
 
 # Command lines that end before anything is sent.
 _WITHOUT_STORE = frozenset(
-    ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "dry_run=true", "dry_run=json")
+    (
+        *("--help", "-h", "--help-keys", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version"),
+        *("dry_run=true", "dry_run=json"),
+    )
 )
 
 log = logging.getLogger(__name__)
@@ -73,13 +76,15 @@ class Sender:
         """Let it finish what it was asked, then end it; at once if it was asked nothing."""
         if self._process is None:
             return
+        from pipeline.base.command import status_at_end
+
         process, self._process = self._process, None
         assert process.stdin is not None and process.stdout is not None
         if not self._was_asked:
             process.kill()  # it would finish importing MLflow first
         try:
             process.stdin.close()
-            process.wait(_END_LIMIT_S)
+            status_at_end(process, _END_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired):
             process.kill()
             process.wait()

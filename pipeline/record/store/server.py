@@ -27,6 +27,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,7 @@ def serve(handler: RequestHandler) -> int:
     gc.disable()  # nearly all objects of MLflow stay: looking for garbage took a fifth of its import
     import_mlflow(with_database=handler.is_local)
     gc.freeze()
+    gc.set_threshold(100_000)
     gc.enable()
     for line in sys.stdin:
         try:
@@ -167,11 +169,17 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {reason_of(error)}"
 
 
-def import_mlflow(*, with_database: bool) -> None:
+def import_mlflow(*, with_database: bool, stand_ins: Sequence[str] = _STAND_INS) -> None:
     """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
-    with library_internals.without(_NOT_NEEDED, stand_ins=_STAND_INS):
-        importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
-        with suppress(ModuleNotFoundError):
-            import pyarrow.parquet
+    module = "mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow"
+    try:
+        with library_internals.without(_NOT_NEEDED, stand_ins=stand_ins):
+            importlib.import_module(module)
+    except Exception:  # noqa: BLE001  a version of MLflow that needs more than empty classes gets the whole
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+            del sys.modules[name]
+        importlib.import_module(module)
+    with suppress(ModuleNotFoundError), library_internals.without(_NOT_NEEDED):
+        import pyarrow.parquet
 
-            pyarrow.scalar(0)  # it looks once for pandas, of which the import takes 0.3 s
+        pyarrow.scalar(0)  # it looks once for pandas, of which the import takes 0.3 s

@@ -285,6 +285,16 @@ def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_im
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
 
 
+def test_a_version_of_mlflow_that_needs_what_stands_in_is_imported_whole() -> None:
+    code = (
+        "from pipeline.record.store.server import import_mlflow\n"
+        "import_mlflow(with_database=False, stand_ins=['mlflow.telemetry'])\n"  # its decorators are no classes
+        "import mlflow, mlflow.telemetry.track\n"
+        "assert mlflow.telemetry.track.__file__ and mlflow.MlflowClient"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
+
+
 def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     page = "#/experiments/3/runs?workflowType=machine_learning&viewStateShareKey=collocation"
