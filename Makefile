@@ -5,7 +5,7 @@ ARGS ?=
 
 .PHONY: run test lint
 run: $(VENV)/.installed
-	$(VENV)/bin/python run.py $(or $(ARGS),window.seconds=8)
+	$(VENV)/bin/python run.py $(or $(ARGS),window.seconds=5)
 
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
