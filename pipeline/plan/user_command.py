@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from pipeline.base.errors import ConfigError
 
 _SEPARATOR = "--"
+_SWEEP = ("-m", "--multirun")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
 # What is said by the command line after `--`, and so cannot be said before it as well.
@@ -33,6 +34,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         ConfigError: there is none after `--`, it is said twice what runs, or a flag is given twice.
     """
     ours, theirs = divided(arguments)
+    ours.sort(key=lambda word: word not in _SWEEP)  # Hydra refuses it between overrides
     flags = Counter(found[1] for word in ours if (found := _FLAG.match(word)))
     if twice := [flag for flag, times in flags.items() if times > 1]:
         raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")

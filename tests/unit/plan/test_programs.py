@@ -58,7 +58,7 @@ def test_the_overrides_stand_where_hydra_takes_them():
     ours = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
     own = ["--", "train.py", "--lr", "1"]
     assert user_command.as_overrides(["-m", "degree=1,2", *own]) == ["-m", *ours, "degree=1,2"]
-    assert user_command.as_overrides(["degree=1,2", "-m", *own]) == [*ours, "degree=1,2", "-m"]
+    assert user_command.as_overrides(["degree=1,2", "-m", *own]) == ["-m", *ours, "degree=1,2"]
     assert user_command.as_overrides(["--cfg", "job", *own]) == [*ours, "--cfg", "job"]
     assert user_command.as_overrides(["degree=1"]) == ["degree=1"]
 
