@@ -89,8 +89,6 @@ def row(
         "detail": "",
         "profiles": (),
         "options": options,
-        "workloads": tuple(one.label for one in jobs),
-        "sizes": tuple(one.size for one in jobs),
         "setting": "",
         "settings": settings,
         "block": block,

@@ -111,7 +111,7 @@ def cells_of(study: Study) -> list[Cell]:
 def _case_of(row: Row) -> Case:
     """What a row is a repeat of, whatever its degree and mode."""
     jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
-    label = labels.jobs_label(row.workloads, row.sizes)
+    label = labels.jobs_label(row.called)
     return Case(
         label=f"{label} [{row.setting}]" if row.setting else label,
         is_mix=row.is_mix,

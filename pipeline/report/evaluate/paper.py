@@ -119,12 +119,12 @@ def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
     programs = [program for params in cell.case.params if (program := publication.program(params)) is not None]
     if len(programs) < len(cell.case.params):
         return False
-    names = [program.name for program in programs]
     if cell.case.is_mix or finding.mixes:
-        is_meant = cell.case.is_mix and labels.jobs_label(names, [each.size for each in programs]) in finding.mixes
+        mix = labels.mix_of([labels.Called(program.name, program.size) for program in programs])
+        is_meant = cell.case.is_mix and mix in finding.mixes
         has_degree = True
     else:
-        is_meant = not finding.workloads or names[0] in finding.workloads
+        is_meant = not finding.workloads or programs[0].name in finding.workloads
         has_degree = cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
     if cell.is_derived or not is_meant or not has_degree or cell.sharing.name not in (finding.among or finding.modes):
         return False

@@ -154,7 +154,7 @@ def case_table(study: Study) -> Table:
     """What the mixes consist of."""
     cases = cases_of(study)
     mixes = [row for row in study.rows if row.is_mix]
-    parts = {cases[row.run_id].label: set(zip(row.sizes, row.workloads, strict=True)) for row in mixes}
+    parts = {cases[row.run_id].label: {(job.size, job.label) for job in row.jobs} for row in mixes}
     rows: list[Values] = []
     for label, jobs in sorted(parts.items()):
         words = [f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)]

@@ -28,8 +28,6 @@ def _row(ended: GroupResult) -> Row:
         scenario=group.scenario,
         sharing=mode_of(group.scenario),
         options=json.loads(json.dumps(group.options)),  # as a store gives them back
-        workloads=tuple(job.label for job in jobs),
-        sizes=tuple(job.size for job in jobs),
         settings=tuple(group.settings.items()),
         block=group.block,
         result=ended.result,

@@ -5,11 +5,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from pipeline.base.modes import PERCENTAGE, PROFILE, Mode
 from pipeline.base.naming import differing, own_params
 
 Program = tuple[str | tuple[str, str], ...]
+
+
+class Called(NamedTuple):
+    """What one job of a group is called.
+
+    Attributes:
+        workload: the label of its workload.
+        size: its letter in a mix.
+        words: what that label says in parentheses (`params_in_words`).
+    """
+
+    workload: str
+    size: str | None = None
+    words: str = ""
+
 
 STEP_MODE = "step_mode"
 _WORDS = {
@@ -46,11 +62,19 @@ def of_all(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
     return found
 
 
-def workload_label(name: str, params: Mapping[str, str], varying: Container[str]) -> str:
-    """The name of a workload and those of its params that differ within the study: `resnet26 bs128 (bf16)`."""
-    label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
+def params_in_words(params: Mapping[str, str], varying: Container[str]) -> str:
+    """Those of a workload's params that differ within the study: `bf16, CUDA graph`; empty if none does."""
     said = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]
-    words = ", ".join(value_in_words(key, params[key]) for key in said)
+    return ", ".join(value_in_words(key, params[key]) for key in said)
+
+
+def workload_label(name: str, params: Mapping[str, str], words: str) -> str:
+    """The name of a workload with its batch size and the words for its params: `resnet26 bs128 (bf16)`."""
+    label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
+    return _with_words(label, words)
+
+
+def _with_words(label: str, words: str) -> str:
     return f"{label} ({words})" if words else label
 
 
@@ -70,22 +94,28 @@ def _said(key: str, value: str) -> str:
     return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
 
 
-def jobs_label(workloads: Sequence[str], sizes: Sequence[str | None]) -> str:
+def jobs_label(jobs: Sequence[Called]) -> str:
     """The jobs of a group without their order: `M+2S (bf16)` where they have sizes, else `a + 2 b`; `a` for equal ones.
 
-    What all labels say in parentheses stands behind the sizes.
+    The words of all labels, where these are the same, stand behind the sizes.
     """
-    if len(set(workloads)) == 1:
-        return workloads[0]
-    if all(size is not None for size in sizes) and len(set(sizes)) == len(set(workloads)):
-        counted = Counter(str(size) for size in sizes)
-        known = [size for size in _SIZE_ORDER if size in counted]
-        ordered = known + sorted(size for size in counted if size not in _SIZE_ORDER)
-        of_all = {found[0] if (found := re.search(r" \([^()]*\)", label)) else "" for label in workloads}
-        shared = of_all.pop() if len(of_all) == 1 else ""
-        return "+".join(f"{counted[size]}{size}" if counted[size] > 1 else size for size in ordered) + shared
-    names = Counter(workloads)
+    names = Counter(job.workload for job in jobs)
+    if len(names) == 1:
+        return jobs[0].workload
+    if (mix := mix_of(jobs)) is not None:
+        words = {job.words for job in jobs}
+        return _with_words(mix, words.pop() if len(words) == 1 else "")
     return " + ".join(f"{names[name]} {name}" if names[name] > 1 else name for name in sorted(names))
+
+
+def mix_of(jobs: Sequence[Called]) -> str | None:
+    """The sizes of different jobs without their order: `M+2S`; `None` where each workload has not one of its own."""
+    sizes = Counter(job.size for job in jobs if job.size is not None)
+    if sizes.total() < len(jobs) or len(sizes) != len({job.workload for job in jobs}):
+        return None
+    known = [size for size in _SIZE_ORDER if size in sizes]
+    ordered = known + sorted(size for size in sizes if size not in _SIZE_ORDER)
+    return "+".join(f"{sizes[size]}{size}" if sizes[size] > 1 else size for size in ordered)
 
 
 def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:

@@ -24,12 +24,14 @@ def named(rows: Sequence[Row]) -> list[Row]:
             placed[row.key] = row
     renamed = []
     for row in _with_names(rows):
-        jobs = [dataclasses.replace(job, label=names[job.digest]) for job in row.jobs]
+        jobs = [
+            dataclasses.replace(job, label=names[job.digest].workload, words=names[job.digest].words)
+            for job in row.jobs
+        ]
         places = [job.place for job in placed[row.key].jobs]
         row = dataclasses.replace(
             row,
             jobs=tuple(jobs),
-            workloads=tuple(job.label for job in jobs),
             sharing=modes[row.scenario],
             detail=labels.mode_detail(row.sharing, row.options, places),
             profiles=labels.profiles_of(row.sharing, row.options, places),
@@ -106,7 +108,7 @@ def _with_differences(rows: Sequence[Row]) -> list[Row]:
 
 def _same_jobs(row: Row) -> tuple[object, ...]:
     """What rows of the same jobs, in whatever order, share: with the mode, all that a table tells groups apart by."""
-    return (labels.jobs_label(row.workloads, row.sizes), tuple(sorted(row.workloads)), row.setting)
+    return (labels.jobs_label(row.called), tuple(sorted(job.label for job in row.jobs)), row.setting)
 
 
 def _jobs(row: Row) -> tuple[labels.Program, ...]:
@@ -122,12 +124,14 @@ def _varying(rows: Sequence[Row]) -> set[str]:
     return {key for key, found in values.items() if len(found) > 1}
 
 
-def _workload_names(jobs: Sequence[JobRow]) -> dict[str, str]:
+def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.Called]:
     programs = {job.digest: naming.as_flags(naming.own_params(job.params)) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
     differing = [key for key, values in labels.of_all(programs.values()).items() if len(values) > 1]
-    found = {digest: labels.workload_label(names[digest], own, differing) for digest, own in programs.items()}
-    return _told_apart(found, programs, {job.digest: job.params.get("epochs") for job in jobs})
+    words = {digest: labels.params_in_words(own, differing) for digest, own in programs.items()}
+    found = {digest: labels.workload_label(names[digest], own, words[digest]) for digest, own in programs.items()}
+    apart = _told_apart(found, programs, {job.digest: job.params.get("epochs") for job in jobs})
+    return {digest: labels.Called(label, words=words[digest]) for digest, label in apart.items()}
 
 
 def _told_apart(

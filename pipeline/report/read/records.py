@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.base.modes import SERIAL, Mode
 from pipeline.base.records import Result, WindowKind
+from pipeline.report.read.labels import Called
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,7 @@ class JobRow:
 
     Attributes:
         label, digest: of its workload; equal labels are equal programs.
+        words: what the label says in parentheses.
         size: the mix letter, if any.
         params: all params of its run.
         place: where it ran (`device`, `gi_id`, `mig_profile`, ...).
@@ -24,6 +26,7 @@ class JobRow:
 
     index: int
     label: str
+    words: str = ""
     digest: str
     size: str | None
     result: Result | None
@@ -44,8 +47,6 @@ class Row:
         detail: what its label says behind that (`25 %`, `2g.10gb`); empty if nothing.
         profiles: of its MIG instances, the largest first.
         options: of the scenario that are given, and what the GPU was made to be for it.
-        workloads: label of each job's workload.
-        sizes: mix letter of each job, or `None`.
         setting: what tells the settings of this row (window, seed, ...) from others of its jobs; else empty.
         settings: these settings by name, all of which rows must share to be compared.
         flag: what is doubtful about a row that is `ok`, such as an overlap below the limit.
@@ -63,8 +64,6 @@ class Row:
     detail: str = ""
     profiles: tuple[str, ...] = ()
     options: Mapping[str, object]
-    workloads: tuple[str, ...]
-    sizes: tuple[str | None, ...]
     setting: str = ""
     settings: tuple[tuple[str, str], ...]
     block: int
@@ -97,11 +96,16 @@ class Row:
 
     @property
     def degree(self) -> int:
-        return len(self.workloads)
+        return len(self.jobs)
 
     @property
     def is_mix(self) -> bool:
-        return len(set(self.workloads)) > 1
+        return len({job.label for job in self.jobs}) > 1
+
+    @property
+    def called(self) -> tuple[Called, ...]:
+        """What each of its jobs is called."""
+        return tuple(Called(job.label, job.size, job.words) for job in self.jobs)
 
     @property
     def is_sequential(self) -> bool:

@@ -139,8 +139,6 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) ->
         scenario=scenario,
         sharing=mode_of(scenario),
         options=options,
-        workloads=tuple(job.label for job in jobs),
-        sizes=tuple(job.size for job in jobs),
         settings=settings,
         block=int(facts["block"]) if facts.get("block", "").isdigit() else 1,
         result=Result(facts["result"]),

@@ -17,7 +17,7 @@ from pipeline.observe.fields import Fields
 from pipeline.record.series import Series, SeriesKey, read_table
 from pipeline.record.store.local import open_named
 from pipeline.record.store.results import fetch
-from pipeline.report.read.labels import jobs_label
+from pipeline.report.read.labels import mix_of
 from pipeline.report.read.records import Row, Study
 
 POINTS = 1500
@@ -84,7 +84,7 @@ def choose_group(study: Study, wanted: str | None = None) -> Row | None:
                 f"it has: {names}"
             )
         return next((row for row in found if row in rows), found[0])
-    mixes = [row for row in rows if row.is_mix and jobs_label(row.workloads, row.sizes).split(" ")[0] == _MIX]
+    mixes = [row for row in rows if row.is_mix and mix_of(row.called) == _MIX]
     together = [row for row in rows if not row.is_sequential]
     return min(mixes or together or rows, key=_preference, default=None)
 

@@ -137,9 +137,9 @@ def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_
     )]  # fmt: skip
     rows = [copies("naive", 2, 5.0, own=own, facts={"plan": str(own)}) for own in programs]
     found = study(*rows).rows
-    assert {r.workloads[0] for r in found} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
+    assert {r.jobs[0].label for r in found} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
     assert {r.name for r in found} == {f"naive-2x-train-{said}" for said in ("bs=20", "bs=30-amp", "bs=30")}
-    assert labels.workload_label("train", programs[0], ()) == "train"
+    assert labels.workload_label("train", programs[0], "") == "train"
 
 
 def test_what_ran_under_a_profiler_neither_counts_nor_replaces_anything() -> None:
@@ -168,7 +168,7 @@ def test_two_precisions_that_ran_apart_stand_beside_each_other() -> None:
     assert [(block.number, block.boot_id) for block in found.blocks] == [
         (1, "boot-1"), (2, "boot-1"), (3, "boot-2"), (4, "boot-2"),
     ]  # fmt: skip
-    labels = {r.workloads[0] for r in found.rows}
+    labels = {r.jobs[0].label for r in found.rows}
     assert labels == {"resnet26_cifar10 bs128 (default precision)", "resnet26_cifar10 bs128 (bf16)"}
     gains = [cell.values["speedup_vs_serial_ratio"] for cell in cells_of(found) if cell.mode == "naive"]
     assert gains == [{3: 2.0, 4: 2.0}, {1: 2.0, 2: 2.0}]
@@ -183,7 +183,7 @@ def test_two_precisions_of_one_boot_share_their_blocks() -> None:
 
 def test_a_label_says_only_what_differs_within_the_study() -> None:
     def labels_of(*changes: dict[str, str]) -> list[str]:
-        return [r.workloads[0] for r in study(*(copies("serial", 1, 9.0, own=params(**own)) for own in changes)).rows]
+        return [r.jobs[0].label for r in study(*(copies("serial", 1, 9.0, own=params(**own)) for own in changes)).rows]
 
     assert labels_of({"precision": "bf16", "source": "disk"}) == ["resnet26_cifar10 bs128"]
     assert sorted(
@@ -222,7 +222,7 @@ def test_a_resumed_plan_is_one_plan_whatever_its_last_start_ran() -> None:
 def test_programs_that_share_a_label_are_told_apart() -> None:
     rows = [copies("serial", 1, 5.0, own=params(learning_rate=rate)) for rate in (0.1, 0.05)]
     rows += [row("serial", (job(0, params("other"), 5.0, salt=salt),)) for salt in ("a", "b")]
-    found = sorted(r.workloads[0] for r in study(*rows).rows)
+    found = sorted(r.jobs[0].label for r in study(*rows).rows)
     assert [name for name in found if "resnet26" in name] == [
         f"resnet26_cifar10 bs128 learning_rate={rate}" for rate in ("0.05", "0.1")
     ]
@@ -237,7 +237,7 @@ def test_a_program_in_two_windows_has_one_name() -> None:
     ]
     found = study(*rows).rows
     assert len({r.key for r in found}) == 2
-    assert {r.workloads for r in found} == {("resnet26_cifar10 bs128",)}
+    assert [[job.label for job in r.jobs] for r in found] == [["resnet26_cifar10 bs128"]] * len(found)
 
 
 def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> None:
@@ -275,7 +275,7 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
     for sizes, label in (("SMS", "M+2S"), ("LMSS", "L+M+2S"), ("MM", "resnet50")):
         jobs = tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate(sizes))
         (found,) = study(row("naive", jobs)).rows
-        assert labels.jobs_label(found.workloads, found.sizes).startswith(label)
+        assert labels.jobs_label(found.called).startswith(label)
         assert found.is_mix == (sizes != "MM")
 
 
@@ -334,7 +334,7 @@ def test_what_the_plan_tells_apart_the_report_does_not_take_for_one_group(make_p
 def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(make_plan, tmp_path) -> None:
     mix = ["mix=[M,S]", "data.source=synthetic_device", "scenario=mig", "scenario.profiles=[4g,1g]"]
     (found,) = study(recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
-    assert (found.sizes, found.mode, found.profiles) == (("M", "S"), "MIG 4g+1g", ("4g", "1g"))
+    assert ([job.size for job in found.jobs], found.mode, found.profiles) == (["M", "S"], "MIG 4g+1g", ("4g", "1g"))
     (case,) = {cell.case for cell in cells_of(study(found))}
     assert case.label == "M+S"
     assert [(one["workload"], one["batch_size"], one["step_mode"]) for one in case.params] == [

@@ -200,8 +200,9 @@ def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_o
 
     first, second = sizes, sizes[::-1]
     one = [mix("naive", first, 1.0), mix("mps", first, 3.0)]
-    label = labels.jobs_label(("a", "b"), tuple(sizes))
-    assert label == labels.jobs_label(("b", "a"), tuple(second)) == {"AB": "A+B", "SM": "M+S"}[sizes]
+    jobs = [labels.Called(name, size) for name, size in zip("ab", sizes, strict=True)]
+    label = labels.jobs_label(jobs)
+    assert label == labels.jobs_label(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
     assert blocks_of_each_cell(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
     assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == blocks_of_each_cell(*one)  # no order to tell from
     assert blocks_of_each_cell(*one, mix("naive", second, 2.0)) == {
