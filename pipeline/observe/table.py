@@ -38,11 +38,12 @@ _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
 
-def in_one_line(result: Result, reason: str, metrics: Mapping[str, float]) -> str:
+def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is_simulated: bool = False) -> str:
     """How a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `skipped: REASON`."""
     figures = [f"{form.format(metrics[key])} {unit}" for key, form, unit in _RATES if key in metrics]
     figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
-    return ", ".join([result.value, *figures]) + (f": {reason}" if reason else "")
+    ended = f"{result.value} (simulated GPU)" if is_simulated else result.value
+    return ", ".join([ended, *figures]) + (f": {reason}" if reason else "")
 
 
 def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] = ()) -> str:

@@ -66,7 +66,7 @@ class SpoolRun:
     def close(self, result: GroupResult) -> None:
         """Write the row; from here on, the folder can be sent."""
         now = time.monotonic_ns()
-        tags = _ending(result) | result.tags
+        tags = _ending(result, is_simulated=result.group.device.is_simulated) | result.tags
         parent = dataclasses.replace(
             self.record.parent,
             status=result.result.mlflow_status,
@@ -319,11 +319,11 @@ def _group_json(group: Group) -> str:
     )
 
 
-def _ending(row: GroupResult | JobResult) -> dict[str, str]:
+def _ending(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
     return {
         Tag.RESULT: row.result.value,
         Tag.REASON: row.reason,
-        Tag.DESCRIPTION: in_one_line(row.result, row.reason, row.metrics),
+        Tag.DESCRIPTION: in_one_line(row.result, row.reason, row.metrics, is_simulated=is_simulated),
     }
 
 
@@ -333,7 +333,7 @@ def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, 
         tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
         return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
     facts: dict[str, object] = {
-        **_ending(job),
+        **_ending(job, is_simulated=group.group.device.is_simulated),
         Tag.EXIT_STATUS: job.exit_status,
         Tag.PID: job.pid,
         # Monotonic, so that spans of one boot can be compared to the nanosecond.

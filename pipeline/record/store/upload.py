@@ -135,7 +135,9 @@ def amend(store: Store, file: Path) -> None:
     for name, value in amendment.metrics.items():
         if runs[0].data.metrics.get(name) != value:
             store.client.log_metric(run_id, name, value)
-    description = in_one_line(result, amendment.reason, runs[0].data.metrics | amendment.metrics)
+    known = runs[0].data
+    is_simulated = Tag.SIMULATED in known.tags
+    description = in_one_line(result, amendment.reason, known.metrics | amendment.metrics, is_simulated=is_simulated)
     store.client.set_tag(run_id, Tag.DESCRIPTION, description)
     if runs[0].data.tags.get(Tag.RESULT) != result:
         store.client.set_tag(run_id, Tag.RESULT, result.value)

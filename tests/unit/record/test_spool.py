@@ -81,6 +81,16 @@ def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
     assert {p.name for p in (folder / "artifacts").iterdir()} == {"plan.txt", "group.json", "config.yaml"}
 
 
+def test_a_run_of_a_simulated_gpu_says_so_in_its_line(tmp_path, a_group):
+    simulated = dataclasses.replace(a_group, device=dataclasses.replace(a_group.device, kind="simulated"))
+    with Spool(tmp_path, Recorded(), {}, {}).open(simulated) as run:
+        jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in simulated.jobs)
+        run.close(GroupResult(group=simulated, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": 2.0}))
+    record = group_folder.read(run.folder)
+    notes = [each.tags["mlflow.note.content"] for each in (record.parent, *record.children)]
+    assert all(note.startswith("ok (simulated GPU)") for note in notes)
+
+
 def test_a_group_that_is_left_without_a_row_is_closed_as_interrupted_by_the_next_start(tmp_path, a_group):
     spool = Spool(tmp_path, Recorded(), {}, {})
     with pytest.raises(RuntimeError), spool.open(a_group):
