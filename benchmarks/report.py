@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -85,6 +86,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         content["params"] += [(key, value, run_id) for key, value in params.items()]
         content["latest_metrics"] += [(key, value, 1, 0, 0, run_id) for key, value in metrics.items()]
 
+    table: Path | None = None
     for number, (block, workload, scenario, degree) in enumerate(planned(num_runs)):
         run_id, start_ms = f"{machine:08x}{number:016x}{0:08x}", _START_MS + 10_000 * number
         rate = 1000 * _SPEED[scenario] / degree * (1 + 0.001 * (number % 7)) if degree > 1 else 1000.0
@@ -122,7 +124,10 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
             add(child, f"{index}-{workload}", start_ms, common | tags, own | place, throughput_samples_per_s=rate)
         folder = artifacts / run_id / "artifacts"
         folder.mkdir(parents=True)
-        write_table(_samples(num_samples), Clock(wall_ns=_START_MS * 1_000_000, monotonic_ns=0), folder)
+        if table is None:
+            table = write_table(_samples(num_samples), Clock(wall_ns=_START_MS * 1_000_000, monotonic_ns=0), folder)
+        else:
+            shutil.copy(table, folder)
         (folder / FIELDS).write_text(fields, encoding="utf-8")
     with closing(sqlite3.connect(root / DATABASE)) as connection, connection:
         connection.executemany(f"INSERT INTO runs ({_RUN_COLUMNS}) VALUES ({','.join('?' * 13)})", runs)  # noqa: S608

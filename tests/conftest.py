@@ -20,6 +20,7 @@ from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
+from tests import forks
 from tests.experiments import composed
 
 _MEMORY = Path("/dev/shm")
@@ -37,6 +38,8 @@ def _keep_files_in_memory() -> None:
 
 
 _keep_files_in_memory()
+forks.shorten_waits()
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # tests run beside each other: threads that spin take their CPUs
 pytest.register_assert_rewrite("tests.listener_contract")
 GPU = Device(
     kind="nvidia",

@@ -61,6 +61,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A place of the test's own for the folders of groups, as short as the real one."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
+        monkeypatch.setattr(leftovers, "_GRACE_S", 0.2)
         yield Path(folder)
 
 
