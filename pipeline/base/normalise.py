@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from pipeline.base.records import WindowKind
-
-T = TypeVar("T")
 
 SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio"
 
@@ -51,12 +48,3 @@ def normalise(
         SLOWDOWN: 1 / min(progress),
         FAIRNESS: sum(progress) ** 2 / (len(progress) * sum(value * value for value in progress)),
     }
-
-
-def in_turn(mixes: Mapping[tuple[str, ...], T], jobs: tuple[str, ...]) -> T | None:
-    """The same jobs one after another: in their own order where that ran, else in another one; `None` if in none.
-
-    Both mixes and jobs are told by the workload digests of jobs in their order.
-    """
-    of_any = (mix for digests, mix in mixes.items() if sorted(digests) == sorted(jobs))
-    return mixes[jobs] if jobs in mixes else next(of_any, None)

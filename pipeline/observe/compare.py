@@ -12,11 +12,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pipeline.base.normalise import in_turn, normalise, rate_name
+from pipeline.base.baselines import Baselines
+from pipeline.base.normalise import normalise, rate_name
 from pipeline.base.records import Group, Result
 from pipeline.base.tags import Tag
 from pipeline.observe import endings
-from pipeline.observe.group_result import GroupResult
+from pipeline.observe.group_result import GroupResult, JobResult
 
 # How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
 # the largest difference between equal jobs that computed correctly: two models, seven jobs at once on an H100, in fp32,
@@ -25,12 +26,17 @@ from pipeline.observe.group_result import GroupResult
 _LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
 
 
+_Alone = tuple[JobResult, list[float]]
+"""A job, and the losses of its first steps."""
+_Baselines = Baselines[GroupResult, _Alone]
+
+
 class Comparison:
     """The rows of a study and the baselines among them."""
 
     def __init__(self) -> None:
         # Serial rows that ended well and did not stand still, by what a comparison must share.
-        self._baselines: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
+        self._baselines: dict[tuple[object, ...], _Baselines] = defaultdict(Baselines)
         self._rows: dict[str, GroupResult] = {}
 
     def add(self, row: GroupResult) -> list[GroupResult]:
@@ -42,7 +48,8 @@ class Comparison:
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK and Tag.FLAG not in row.tags:
-            self._baselines[comparable(row.group)].append(row)
+            jobs = list(zip(row.jobs, _losses(row), strict=True))
+            self._baselines[comparable(row.group)].add(row, _digests(row), jobs)
             concerned = list(self._rows)
         changed = []
         for digest in concerned:
@@ -62,23 +69,25 @@ class Comparison:
     def latest(self, row: GroupResult) -> GroupResult:
         return self._rows.get(row.group.digest, row)
 
-    def _usable(self, row: GroupResult) -> list[GroupResult]:
-        return self._baselines.get(comparable(row.group), [])
+    def _alone(self, row: GroupResult) -> list[list[_Alone]]:
+        """The runs alone of each job of a row."""
+        baselines, together = self._baselines[comparable(row.group)], _digests(row)
+        return [baselines.alone(digest, together) for digest in together]
 
     def _loss_difference(self, row: GroupResult) -> str | None:
-        alone = {digest: losses for baseline in self._usable(row) for digest, losses in _losses(baseline)}
-        for job, (digest, together) in zip(row.jobs, _losses(row), strict=True):
-            if difference := loss_difference(together, alone.get(digest, [])):
-                return f"the losses of job {job.job.name} differ from its solo run: {difference}"
+        for job, losses, runs in zip(row.jobs, _losses(row), self._alone(row), strict=True):
+            for _, alone in runs:
+                if difference := loss_difference(losses, alone):
+                    return f"the losses of job {job.job.name} differ from its solo run: {difference}"
         return None
 
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
-        usable = self._usable(row)
-        own = [baseline for baseline in usable if baseline.group.degree == 1]
-        mixes = {_digests(baseline): baseline for baseline in usable if baseline.group.degree > 1}
-        mix = in_turn(mixes, _digests(row))
-        # A run of its own is preferred to turns in the same mix, and those to turns in any.
-        solo = _means(usable) | _means([mix] if mix else []) | _means(own)
+        rate = rate_name(row.group.window.kind)
+        solo = {}
+        for digest, runs in zip(_digests(row), self._alone(row), strict=True):
+            if rates := [job.metrics[rate] for job, _ in runs if rate in job.metrics]:
+                solo[digest] = statistics.fmean(rates)
+        mix = self._baselines[comparable(row.group)].in_turn(_digests(row))
         return against_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 
@@ -115,21 +124,10 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
     return None
 
 
-def _means(baselines: Sequence[GroupResult]) -> dict[str, float]:
-    """By workload digest: the mean of its jobs in all of the baselines: seconds (work window) or samples/s."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for baseline in baselines:
-        name = rate_name(baseline.group.window.kind)
-        for job in baseline.jobs:
-            if name in job.metrics:
-                values[job.job.workload.digest].append(job.metrics[name])
-    return {digest: statistics.fmean(found) for digest, found in values.items()}
-
-
-def _losses(row: GroupResult) -> list[tuple[str, list[float]]]:
-    """Workload digest and losses of the first steps of each job."""
+def _losses(row: GroupResult) -> list[list[float]]:
+    """The losses of the first steps of each job."""
     told = json.loads(row.tags.get(Tag.FIRST_LOSSES, "{}"))
-    return [(job.job.workload.digest, told.get(str(job.job.index), [])) for job in row.jobs]
+    return [told.get(str(job.job.index), []) for job in row.jobs]
 
 
 def _digests(row: GroupResult) -> tuple[str, ...]:

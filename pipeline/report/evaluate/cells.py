@@ -93,7 +93,7 @@ def cells_of(study: Study) -> list[Cell]:
     baselines, cases = quantities.baselines_of(study.rows), cases_of(study)
     members: dict[tuple[Case, int, str, Mode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in study.rows:
-        mine = baselines.get(quantities.baseline_key(row), quantities.Baselines())
+        mine = baselines.get(quantities.baseline_key(row), quantities.BlockBaselines())
         members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, mine)))
     solos = {case: found for (case, degree, _, sharing), found in members.items() if (degree, sharing) == (1, SERIAL)}
     collocated = {(case, degree) for case, degree, _, _ in members if not case.is_mix and degree > 1}

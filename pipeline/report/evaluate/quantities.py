@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base.normalise import SLOWDOWN, in_turn, normalise, rate_name
+from pipeline.base.baselines import Baselines
+from pipeline.base.normalise import SLOWDOWN, normalise, rate_name
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.metrics import BEST_SOLO, HOST, SPEEDUP, sampled
 from pipeline.report.read import labels
@@ -31,48 +32,37 @@ Rates = tuple[float | None, float | None]
 
 
 @dataclass(slots=True)
-class Baselines:
+class BlockBaselines(Baselines[Row, JobRow]):
     """What ran alone in one block, on one GPU and with the same settings.
 
     Attributes:
-        solo: the run of its own of each workload that has one, by digest.
         by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
-        mixes: several jobs really executed one after another, by their digests in their order.
     """
 
-    solo: dict[str, JobRow] = field(default_factory=dict)
     by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
-    mixes: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
     def in_step_modes(self, job: JobRow) -> list[JobRow]:
         """A job's program alone, in each of its step modes; none of a program that has no step modes."""
         return self.by_program.get(labels.program_of(job.params), [])
 
-    def alone(self, row: Row, job: JobRow) -> JobRow | None:
-        """A job of a row alone: its own run, else its turns in the same mix, else those in any; of several the mean."""
-        if job.digest in self.solo:
-            return self.solo[job.digest]
-        mix = in_turn(self.mixes, _digests(row))
-        turns = [turn for each in ([mix] if mix else self.mixes.values()) for turn in each.jobs]
-        same = [turn for turn in turns if turn.digest == job.digest]
-        return _mean_job(same) if same else None
+    def solo(self, row: Row, job: JobRow) -> JobRow | None:
+        """A job of a row alone; of several runs their mean."""
+        runs = self.alone(job.digest, _digests(row))
+        return _mean_job(runs) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
         """Of a row's jobs one after another; `None` if that did not run."""
-        mix = in_turn(self.mixes, _digests(row))
+        mix = self.in_turn(_digests(row))
         return mix.metrics.get("makespan_s") if mix else None
 
 
-def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, Baselines]:
+def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
     """The baselines of each block, by `baseline_key`. Those that failed or stood still are none."""
-    found: dict[BaselineKey, Baselines] = defaultdict(Baselines)
+    found: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
     for row in (row for row in rows if row.is_sequential and row.result is Result.OK and not row.flag):
         mine = found[baseline_key(row)]
-        if row.degree > 1:
-            mine.mixes[_digests(row)] = row
-        else:
-            (job,) = row.jobs
-            mine.solo[job.digest] = job
+        mine.add(row, _digests(row), row.jobs)
+        for job in row.jobs if row.degree == 1 else ():
             if labels.STEP_MODE in job.params:
                 mine.by_program[labels.program_of(job.params)].append(job)
     return dict(found)
@@ -83,7 +73,7 @@ def baseline_key(row: Row) -> BaselineKey:
     return (row.block, row.settings, row.gpu_uuid, row.boot_id)
 
 
-def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
+def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Every quantity of a row that can be known, by the names of `evaluate.metrics`; the others are absent."""
     found = {name: row.metrics[name] for name in (*RECORDED, *sampled(row)) if name in row.metrics}
     if row.window is WindowKind.STEADY:
@@ -93,7 +83,7 @@ def quantities(row: Row, baselines: Baselines) -> dict[str, float]:
         share = row.metrics["energy_above_idle_j"] / energy_j
         found["energy_above_idle_per_sample_j"] = share * found["energy_per_sample_j"]
     found |= _epochs(row, baselines)
-    alone = [baselines.alone(row, job) for job in row.jobs]
+    alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalised(row, alone, baselines.total_time_s(row))
     step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
     if figures and max(map(len, step_modes)) > 1:  # of one mode alone, it is not known to be the best
@@ -153,7 +143,7 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
     )
 
 
-def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
+def _best(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window)
     candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
@@ -161,7 +151,7 @@ def _best(row: Row, baselines: Baselines, job: JobRow) -> JobRow | None:
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 
 
-def _epochs(row: Row, baselines: Baselines) -> dict[str, float]:
+def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Time per epoch of equal jobs, and against the job alone. Epochs of different jobs have no common length."""
     if row.is_mix:
         return {}
@@ -170,7 +160,7 @@ def _epochs(row: Row, baselines: Baselines) -> dict[str, float]:
     if together is None:
         return {}
     found = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
-    solo = baselines.alone(row, row.jobs[0])
+    solo = baselines.solo(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
     return found | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
 

@@ -279,6 +279,17 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
         assert found.is_mix == (sizes != "MM")
 
 
+def test_words_that_all_jobs_of_a_mix_share_stand_behind_their_sizes() -> None:
+    def mix(*precisions: str) -> Row:
+        own = [params(name, precision=each) for name, each in zip(("a", "b"), precisions, strict=True)]
+        return row(
+            "naive", tuple(job(i, of, 5.0, size=size) for i, (of, size) in enumerate(zip(own, "MS", strict=True)))
+        )
+
+    rows = study(mix("bf16", "bf16"), mix("bf16", "fp32")).rows
+    assert sorted(labels.jobs_label(found.called) for found in rows) == ["M+S", "M+S (bf16)"]
+
+
 def recorded(group: Group, root: Path, **facts: str) -> Row:
     """A group as a report reads it back from what was recorded of it."""
     (row,) = recorded_together([group], root, **facts)

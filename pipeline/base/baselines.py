@@ -1,0 +1,46 @@
+"""Which runs of a job alone it is compared with: one rule for the live table and for the report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+J = TypeVar("J")
+Jobs = tuple[str, ...]
+"""The workload digests of a group's jobs, in their order."""
+
+
+@dataclass(slots=True)
+class Baselines(Generic[R, J]):
+    """Groups that ran one job after another, in one block, on one GPU and with the same settings; by their jobs."""
+
+    _own: dict[str, list[J]] = field(default_factory=lambda: defaultdict(list))
+    _mixes: dict[Jobs, tuple[R, Sequence[J]]] = field(default_factory=dict)
+
+    def add(self, group: R, digests: Jobs, jobs: Sequence[J]) -> None:
+        """Take in a group with its jobs."""
+        if len(digests) == 1:
+            self._own[digests[0]] += jobs
+        else:
+            self._mixes[digests] = (group, jobs)
+
+    def alone(self, digest: str, together: Jobs) -> list[J]:
+        """A job's runs of its own, else its turns in the mix that it ran together with, else those in any mix."""
+        if digest in self._own:
+            return self._own[digest]
+        same = self._same(together)
+        mixes = self._mixes if same is None else {same: self._mixes[same]}
+        turns = ((each, job) for digests, (_, jobs) in mixes.items() for each, job in zip(digests, jobs, strict=True))
+        return [job for each, job in turns if each == digest]
+
+    def in_turn(self, together: Jobs) -> R | None:
+        """The group of the same jobs one after another, in their own order where that ran; `None` if none did."""
+        same = self._same(together)
+        return None if same is None else self._mixes[same][0]
+
+    def _same(self, together: Jobs) -> Jobs | None:
+        of_any = (digests for digests in self._mixes if sorted(digests) == sorted(together))
+        return together if together in self._mixes else next(of_any, None)
