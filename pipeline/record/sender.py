@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base import layout
 from pipeline.base.errors import TrackingError
 
 if TYPE_CHECKING:
@@ -73,14 +74,14 @@ class Sender:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let it finish what it was asked, then end it; at once if it was asked nothing."""
+        """Let it finish what it was asked, then end it; at once if that is nothing, or to make a new store."""
         if self._process is None:
             return
         from pipeline.base.command import status_at_end
 
         process, self._process = self._process, None
         assert process.stdin is not None and process.stdout is not None
-        if not self._was_asked:
+        if not self._was_asked or self._is_making_store():
             process.kill()  # it would finish importing MLflow first
         try:
             process.stdin.close()
@@ -90,6 +91,13 @@ class Sender:
             process.wait()
         finally:
             process.stdout.close()
+
+    def _is_making_store(self) -> bool:
+        """Whether all that it does is to make a local store, which takes seconds. A half of one is never in place."""
+        opening = self._opening
+        if opening is None or opening["uri"] is not None or list(self._pending) != [opening]:
+            return False
+        return not (Path(opening["root"]) / layout.DATABASE).exists()
 
     @property
     def pid(self) -> int:

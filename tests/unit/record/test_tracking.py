@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import layout
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.sender import Sender
@@ -164,6 +163,16 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
         assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
 
 
+def test_who_leaves_does_not_wait_for_a_new_store(tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    with Sender() as sender:
+        sender.open(EXPERIMENT, root, None, 100)
+        deadline = time.monotonic() + 60
+        while not root.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert [path.name for path in root.iterdir() if path.name == "mlflow.db"] == []
+
+
 def test_flush_sends_the_figures_that_came_too_late(root: Path) -> None:
     tagged = of_a_group(record(()))
     make_spool(root, tagged)
@@ -214,12 +223,10 @@ def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
 
 
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
-    content_ = record(tuple(child(index, num_series=5, num_points=50) for index in range(7)))
-    folder = make_spool(root, content_)
-    # A sender that reads a pipe which nobody writes waits there, after the first jobs and before the last ones.
-    trap = folder / content_.children[3].folder / layout.SCRIPT_STORE / "0" / "run"
-    trap.mkdir(parents=True)
-    os.mkfifo(trap / "meta.yaml")
+    num_points = [50, 50, 50, 1500, 50, 50, 50]  # the fourth job keeps the sender busy until it is killed
+    folder = make_spool(
+        root, record(tuple(child(index, num_series=5, num_points=num) for index, num in enumerate(num_points)))
+    )
     first = serve("--root", root)
     first.ask("begin", spool=folder)
     first.tell("send", spool=folder)
@@ -227,16 +234,14 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
     wait_for(lambda: by_name(tracking)["2-toy"].info.status == "FINISHED")
     first.kill()
     assert by_name(tracking)["3-toy"].info.status == "RUNNING"
-    (trap / "meta.yaml").unlink()
 
     assert serve("--root", root).ask("send", spool=folder)["ok"]
 
     runs = by_name(tracking)
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert len(runs) == 8
-    for index in range(7):
-        history = tracking.get_metric_history(runs[f"{index}-toy"].info.run_id, "series_4")
-        assert len(history) == 50
+    for index, num in enumerate(num_points):
+        assert len(tracking.get_metric_history(runs[f"{index}-toy"].info.run_id, "series_4")) == num
 
 
 def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> None:
