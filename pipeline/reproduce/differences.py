@@ -59,10 +59,10 @@ def _options(original: Original, group: Group) -> Iterable[str]:
     """What the programs are given, job by job."""
     found: dict[str, None] = {}
     for then, now in zip(_programs(original), (job.workload for job in group.jobs), strict=False):
-        for old, new in ((then.params, dict(now.params)), (then.environ, dict(now.environ))):
-            for key in sorted(old.keys() | new.keys()):
-                if old.get(key) != new.get(key):
-                    found[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
+        old, new = then.params, dict(now.params)
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                found[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
     return found
 
 
@@ -73,7 +73,6 @@ class _Program:
     script: str
     sources: dict[str, str]
     params: dict[str, str]
-    environ: dict[str, str]
 
 
 def _programs(original: Original) -> list[_Program]:
@@ -84,7 +83,6 @@ def _programs(original: Original) -> list[_Program]:
                 script=str(job["workload"]["script"]),
                 sources={source["name"]: source["digest"] for source in job["workload"]["sources"]},
                 params=dict(job["workload"]["params"]),
-                environ=dict(job["workload"]["environ"]),
             )
             for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])
         ]

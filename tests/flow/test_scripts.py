@@ -18,7 +18,10 @@ def toys(tmp_path):
     for name in ("with_a_bug", "tensorboard_files", "event_writer", "hf_trainer", "loader_workers"):
         shutil.copy(TOYS / f"{name}.py", tmp_path)
     (tmp_path / "writes.py").write_text(
-        "import os, sys; open(sys.argv[1], 'w').write(os.environ['COLLOCATION_OUTPUT_DIR'])"
+        "import os, sys, time\n"
+        "time.sleep(0.3)\n"  # until both run, also on a busy machine
+        "open(sys.argv[1], 'w').write(os.environ['COLLOCATION_OUTPUT_DIR'])\n"
+        "time.sleep(0.5)\n"
     )
 
 

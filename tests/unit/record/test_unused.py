@@ -69,9 +69,9 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
     name = original.name
     assert {line.removeprefix(f"    changed since {name}: ") for line in lines[1:]} == {
         "seed: 0, now 3",
-        "A of script: 1, now 2",
+        "environ.A of train: 1, now 2",
         "model.py: its content has changed",
-        "more.py has become a part of script",
+        "more.py has become a part of train",
         "train.py: its content has changed",
     }
 
