@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -20,7 +21,7 @@ from pipeline.base.errors import ListenerError
 from pipeline.base.records import Slot
 from tests.conftest import DATA
 from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, wait_until
-from tests.nvml_library import UUID, Gpu, NvmlLibrary, installed
+from tests.nvml_library import UUID, NvmlLibrary, installed
 
 IDS: dict[str, int] = json.loads((DATA / "gpm_metric_ids.json").read_text())
 # Seven ResNets under MPS on an H100 80GB HBM3 (driver 580.159.04), in percent; the traffic is made up, in MiB/s.
@@ -47,8 +48,16 @@ class GpmLibrary(NvmlLibrary):
         asked: the metric ids of each query, by GPU instance.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, folder: Path, *others: str) -> None:
+        super().__init__(folder, *others)
+        self.functions |= {
+            "nvmlGpmQueryDeviceSupport": self.query_support,
+            "nvmlGpmSampleAlloc": self.allocate,
+            "nvmlGpmSampleFree": self.free,
+            "nvmlGpmSampleGet": self.take,
+            "nvmlGpmMigSampleGet": self.take_of_instance,
+            "nvmlGpmMetricsGet": self.tell,
+        }
         self.is_supported = 1
         self.values: dict[int | None, dict[int, float]] = {None: dict(WHOLE)}
         self.passed_over: set[int] = set()
@@ -59,38 +68,38 @@ class GpmLibrary(NvmlLibrary):
     def _buffer(self, sample: Any) -> _Buffer:
         return self.buffers[ctypes.addressof(sample.contents)]
 
-    def nvmlGpmQueryDeviceSupport(self, _handle: Any, support: Any) -> int:  # noqa: N802
+    def query_support(self, _handle: Any, support: Any) -> int:
         if support._obj.version != 1:
             return int(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
         support._obj.isSupportedDevice = self.is_supported
         return 0
 
-    def nvmlGpmSampleAlloc(self, sample: Any) -> int:  # noqa: N802
+    def allocate(self, sample: Any) -> int:
         buffer = _Buffer()
         sample._obj.contents = buffer.structure
         self.buffers[ctypes.addressof(buffer.structure)] = buffer
         return 0
 
-    def nvmlGpmSampleFree(self, sample: Any) -> int:  # noqa: N802
+    def free(self, sample: Any) -> int:
         del self.buffers[ctypes.addressof(sample.contents)]
         return 0
 
-    def nvmlGpmSampleGet(self, handle: Any, sample: Any) -> int:  # noqa: N802
-        assert self._gpu(handle).uuid == UUID
-        return self._take(sample, None)
+    def take(self, handle: Any, sample: Any) -> int:
+        assert self.whole_gpu(handle)[1].uuid == UUID
+        return self._taken(sample, None)
 
-    def nvmlGpmMigSampleGet(self, handle: Any, gi_id: Any, sample: Any) -> int:  # noqa: N802
-        assert self._gpu(handle).uuid == UUID, "the handle of the GPU is wanted, not that of a MIG device"
-        return self._take(sample, int(gi_id))
+    def take_of_instance(self, handle: Any, gi_id: Any, sample: Any) -> int:
+        assert self.whole_gpu(handle)[1].uuid == UUID, "the handle of the GPU is wanted, not that of a MIG device"
+        return self._taken(sample, int(gi_id))
 
-    def _take(self, sample: Any, gi_id: int | None) -> int:
+    def _taken(self, sample: Any, gi_id: int | None) -> int:
         if gi_id not in self.values:
             return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
         buffer = self._buffer(sample)
         buffer.taken_ns, buffer.gi_id = time.monotonic_ns(), gi_id
         return 0
 
-    def nvmlGpmMetricsGet(self, request: Any) -> int:  # noqa: N802
+    def tell(self, request: Any) -> int:
         query = request._obj
         first, second = self._buffer(query.sample1), self._buffer(query.sample2)
         if first.taken_ns is None or second.taken_ns is None or first.gi_id != second.gi_id:
@@ -112,9 +121,8 @@ class GpmLibrary(NvmlLibrary):
 
 
 @pytest.fixture(autouse=True)
-def library() -> Iterator[GpmLibrary]:
-    with installed(GpmLibrary()) as library:
-        assert isinstance(library, GpmLibrary)
+def library(tmp_path: Path) -> Iterator[GpmLibrary]:
+    with installed(GpmLibrary(tmp_path)) as library:
         yield library
     assert not library.buffers, "a sample was not freed"
 
@@ -136,11 +144,11 @@ class TestGpmListener(ListenerContract):
 
     @pytest.fixture
     def remove_source(self, library: GpmLibrary) -> Callable[[], None]:
-        return lambda: library.errors.update(nvmlInitWithFlags=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        return lambda: library.fail(nvmlInitWithFlags=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     @pytest.fixture
     def kill_source(self, library: GpmLibrary) -> Callable[[ThreadedListener], None]:
-        return lambda _listener: library.errors.update(nvmlGpmSampleGet=pynvml.NVML_ERROR_GPU_IS_LOST)
+        return lambda _listener: library.fail(nvmlGpmSampleGet=pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 def test_values_are_in_the_units_of_their_names() -> None:
@@ -240,19 +248,19 @@ def test_a_gpu_without_counters_is_told_which_ones_have_them(library: GpmLibrary
     if answer == "unsupported":
         library.is_supported = 0
     else:
-        library.errors["nvmlGpmQueryDeviceSupport"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+        library.fail(nvmlGpmQueryDeviceSupport=pynvml.NVML_ERROR_NOT_SUPPORTED)
     with pytest.raises(ListenerError, match=r"no GPM counters\. Hopper .*listeners\.gpm\.required=false"):
         _first()
 
 
 def test_a_driver_without_gpm_is_named_as_such(library: GpmLibrary) -> None:
-    library.errors["nvmlGpmQueryDeviceSupport"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    library.fail(nvmlGpmQueryDeviceSupport=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     with pytest.raises(ListenerError, match="R520"):
         _first()
 
 
 def test_missing_permission_is_an_error_with_the_remedy(library: GpmLibrary) -> None:
-    library.errors["nvmlGpmSampleGet"] = pynvml.NVML_ERROR_NO_PERMISSION
+    library.fail(nvmlGpmSampleGet=pynvml.NVML_ERROR_NO_PERMISSION)
     with pytest.raises(ListenerError, match=r"whole GPU: Insufficient Permissions.*RestrictProfiling"):
         _first()
 
@@ -269,13 +277,13 @@ def test_instances_are_sampled_where_the_whole_gpu_may_not_be(
     library: GpmLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
     library.values[5] = dict(PER_INSTANCE)
-    library.errors["nvmlGpmSampleGet"] = pynvml.NVML_ERROR_NO_PERMISSION
+    library.fail(nvmlGpmSampleGet=pynvml.NVML_ERROR_NO_PERMISSION)
     assert [sample.gi_id for sample in _first(5)] == [5]
     assert "the whole GPU" in caplog.text
 
 
 def test_a_gpu_that_nvml_does_not_know_is_an_error(library: GpmLibrary) -> None:
-    library.gpus = [Gpu(uuid="GPU-other")]
+    library.change(uuid="GPU-other")
     with pytest.raises(ListenerError, match=f"listener gpm: NVML does not give GPU {UUID}"):
         _first()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -11,16 +12,17 @@ import pytest
 from listeners.base import ThreadedListener
 from listeners.nvml import NvmlListener
 from pipeline.base.errors import ListenerError
+from pipeline.simulation.machine.state import Process
 from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
-from tests.nvml_library import MIB, NvmlLibrary, installed
+from tests.nvml_library import NvmlLibrary, installed
 
 
 class TestNvmlListener(ListenerContract):
     """NVML over a stand-in for its C library."""
 
     @pytest.fixture(autouse=True)
-    def library(self) -> Iterator[NvmlLibrary]:
-        with installed(NvmlLibrary()) as library:
+    def library(self, tmp_path: Path) -> Iterator[NvmlLibrary]:
+        with installed(NvmlLibrary(tmp_path)) as library:
             yield library
 
     @pytest.fixture
@@ -29,11 +31,11 @@ class TestNvmlListener(ListenerContract):
 
     @pytest.fixture
     def remove_source(self, library: NvmlLibrary) -> Callable[[], None]:
-        return lambda: library.errors.update(nvmlInitWithFlags=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        return lambda: library.fail(nvmlInitWithFlags=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     @pytest.fixture
     def kill_source(self, library: NvmlLibrary) -> Callable[[ThreadedListener], None]:
-        return lambda _listener: library.errors.update(nvmlDeviceGetPowerUsage=pynvml.NVML_ERROR_GPU_IS_LOST)
+        return lambda _listener: library.fail(nvmlDeviceGetPowerUsage=pynvml.NVML_ERROR_GPU_IS_LOST)
 
     def test_values_are_in_the_units_of_their_names(self) -> None:
         sink = Collected()
@@ -41,7 +43,7 @@ class TestNvmlListener(ListenerContract):
             pass
         assert sink[0].values == pytest.approx(
             {
-                "memory_used_mib": 1564,
+                "memory_used_mib": 1554,
                 "power_w": 581.023,
                 "energy_j": 5637.754,
                 "sm_clock_mhz": 345,
@@ -55,7 +57,7 @@ class TestNvmlListener(ListenerContract):
         )
 
     def test_what_the_gpu_does_not_offer_is_absent(self, library: NvmlLibrary) -> None:
-        library.errors.update(nvmlDeviceGetUtilizationRates=pynvml.NVML_ERROR_NOT_SUPPORTED)
+        library.fail(nvmlDeviceGetUtilizationRates=pynvml.NVML_ERROR_NOT_SUPPORTED)
         sink = Collected()
         with NvmlListener(1000).observe(OneDevice(), sink):
             pass
@@ -68,8 +70,8 @@ class TestNvmlListener(ListenerContract):
             go(first)
             assert first.stdout is not None
             child = int(first.stdout.readline())
-            listed = [(first.pid, 100 * MIB), (child, 20 * MIB), (os.getpid(), 7 * MIB)]
-            library.gpus[0].processes = {"Compute": listed, "MPSCompute": listed[:1], "Graphics": []}
+            listed = [(first.pid, 100, "M+C"), (child, 20, "C"), (os.getpid(), 7, "C")]
+            library.change(processes=tuple(Process(pid=p, name="", memory_mib=m, kind=k) for p, m, k in listed))
             watch.jobs = {0: first.pid, 1: second.pid}
             with NvmlListener(1000).observe(watch, sink):
                 wait_until(lambda: sink.named("process_memory_mib", 0))
@@ -77,7 +79,7 @@ class TestNvmlListener(ListenerContract):
         assert not [sample for sample in sink if sample.job == 1], "a job that is not on the GPU has no value, not 0"
 
     def test_memory_of_jobs_that_cannot_be_had_is_absent(self, library: NvmlLibrary) -> None:
-        library.errors.update(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NO_PERMISSION)
+        library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NO_PERMISSION)
         watch, sink = OneDevice(), Collected()
         watch.jobs = {0: os.getpid()}
         with NvmlListener(200).observe(watch, sink):

@@ -13,18 +13,20 @@ from pipeline.base.errors import ConfigError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.device.nvml import GpuProcess
-from tests.nvml_library import MIB, NOT_AVAILABLE, OTHER_UUID, UUID, Gpu, NvmlLibrary, installed
+from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
+from pipeline.simulation.nvml.calls import fill
+from tests.nvml_library import MIB, OTHER_UUID, PROCESSES, UUID, NvmlLibrary, installed
 
 
 @pytest.fixture
-def library() -> Iterator[NvmlLibrary]:
-    with installed(NvmlLibrary()) as stand_in:
+def library(tmp_path: Path) -> Iterator[NvmlLibrary]:
+    with installed(NvmlLibrary(tmp_path)) as stand_in:
         yield stand_in
 
 
 @pytest.fixture
-def two_gpus() -> Iterator[NvmlLibrary]:
-    with installed(NvmlLibrary(Gpu(), Gpu(uuid=OTHER_UUID))) as stand_in:
+def two_gpus(tmp_path: Path) -> Iterator[NvmlLibrary]:
+    with installed(NvmlLibrary(tmp_path, OTHER_UUID)) as stand_in:
         yield stand_in
 
 
@@ -54,9 +56,11 @@ def test_a_device_tells_what_identifies_it(library: NvmlLibrary) -> None:
 
 
 def test_details_that_the_gpu_does_not_offer_are_absent(library: NvmlLibrary) -> None:
-    library.errors["nvmlDeviceGetMigMode"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    library.errors["nvmlDeviceGetNumGpuCores"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-    library.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_NO_PERMISSION
+    library.fail(
+        nvmlDeviceGetMigMode=pynvml.NVML_ERROR_NOT_SUPPORTED,
+        nvmlDeviceGetNumGpuCores=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        nvmlDeviceGetMemoryInfo=pynvml.NVML_ERROR_NO_PERMISSION,
+    )
     (device,) = nvml.list_devices()
     assert device.memory_mib is None
     assert not device.mig_enabled
@@ -64,7 +68,7 @@ def test_details_that_the_gpu_does_not_offer_are_absent(library: NvmlLibrary) ->
 
 
 def test_a_pending_mig_mode_is_told_apart_from_a_current_one(library: NvmlLibrary) -> None:
-    library.gpus[0].mig_mode = (0, 1)
+    library.change(mig_pending=True)
     (device,) = nvml.list_devices()
     details = dict(device.details)
     assert (device.mig_enabled, details["mig_mode_current"], details["mig_mode_pending"]) == (
@@ -88,32 +92,31 @@ def test_a_selector_that_is_not_one_gpu_is_refused_with_what_there_is(two_gpus: 
 def test_a_gpu_that_we_may_not_use_is_left_out_and_keeps_its_index(
     two_gpus: NvmlLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
-    by_index = two_gpus.nvmlDeviceGetHandleByIndex_v2
-    two_gpus.nvmlDeviceGetHandleByIndex_v2 = (  # type: ignore[method-assign]
-        lambda index, handle: by_index(index, handle) if index.value else pynvml.NVML_ERROR_NO_PERMISSION
+    by_index = two_gpus.functions["nvmlDeviceGetHandleByIndex_v2"]
+    two_gpus.functions["nvmlDeviceGetHandleByIndex_v2"] = lambda index, handle: (
+        by_index(index, handle) if index.value else pynvml.NVML_ERROR_NO_PERMISSION
     )
     assert [(device.index, device.uuid) for device in nvml.list_devices()] == [(1, OTHER_UUID)]
     assert "GPU 0 is left out" in caplog.text
 
 
 def test_without_the_library_there_is_no_gpu(library: NvmlLibrary) -> None:
-    library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    library.fail(nvmlInitWithFlags=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     assert nvml.list_devices() == ()
     with pytest.raises(ConfigError, match="no NVIDIA driver"), nvml.session():
         pass
 
 
-def test_a_driver_without_any_gpu_is_no_gpu() -> None:
-    with installed(NvmlLibrary()) as library:
-        library.gpus.clear()
-        assert nvml.list_devices() == ()
+def test_a_driver_without_any_gpu_is_no_gpu(library: NvmlLibrary) -> None:
+    library.remove_gpus()
+    assert nvml.list_devices() == ()
 
 
 @pytest.mark.parametrize(("vendor", "kind"), [("0x8086", "0x030000"), ("0x10de", "0x040300")])
 def test_an_unloaded_driver_without_an_nvidia_gpu_is_no_gpu(
     library: NvmlLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, kind: str
 ) -> None:
-    library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    library.fail(nvmlInitWithFlags=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, vendor, kind))
     assert nvml.list_devices() == ()
 
@@ -121,7 +124,7 @@ def test_an_unloaded_driver_without_an_nvidia_gpu_is_no_gpu(
 def test_an_unloaded_driver_beside_an_nvidia_gpu_is_an_error(
     library: NvmlLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library.errors["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    library.fail(nvmlInitWithFlags=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     monkeypatch.setattr(nvml, "_PCI_DEVICES", _pci(tmp_path, "0x10de", "0x030200"))
     with pytest.raises(ConfigError, match="modprobe nvidia"):
         nvml.list_devices()
@@ -132,7 +135,7 @@ def test_an_unloaded_driver_beside_an_nvidia_gpu_is_an_error(
     [(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"), (pynvml.NVML_ERROR_UNKNOWN, "nvidia-smi")],
 )
 def test_a_broken_driver_is_an_error_with_its_remedy(library: NvmlLibrary, code: int, remedy: str) -> None:
-    library.errors["nvmlInitWithFlags"] = code
+    library.fail(nvmlInitWithFlags=code)
     with pytest.raises(ConfigError, match=remedy):
         nvml.list_devices()
 
@@ -140,16 +143,16 @@ def test_a_broken_driver_is_an_error_with_its_remedy(library: NvmlLibrary, code:
 def test_sessions_nest(library: NvmlLibrary) -> None:
     with nvml.session():
         with nvml.session():
-            assert library.open_sessions == 2
-        assert library.open_sessions == 1
+            assert library.num_open == 2
+        assert library.num_open == 1
         assert nvml.list_devices()
-        assert library.open_sessions == 1
+        assert library.num_open == 1
 
 
 def test_a_session_ends_with_an_error_of_its_body(library: NvmlLibrary) -> None:
     with pytest.raises(KeyError), nvml.session():
         raise KeyError
-    assert library.open_sessions == 0
+    assert library.num_open == 0
 
 
 def test_a_client_of_mps_counts_once_and_names_are_those_of_programs(library: NvmlLibrary) -> None:
@@ -161,11 +164,10 @@ def test_a_client_of_mps_counts_once_and_names_are_those_of_programs(library: Nv
 
 
 def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> None:
-    library.gpus[0].processes = {
-        "Compute": [(os.getpid(), NOT_AVAILABLE)],
-        "MPSCompute": [],
-        "Graphics": [(1, 5 * MIB)],
-    }
+    library.hide_memory(of=os.getpid())
+    ours = Process(pid=os.getpid(), name="unknown to the driver", memory_mib=7)
+    library.change(processes=(ours, Process(pid=1, name="unknown as well", memory_mib=5, kind="G")))
+    library.fail(nvmlSystemGetProcessName=pynvml.NVML_ERROR_NOT_FOUND)
     first, second = nvml.processes(UUID)
     assert (first.pid, first.kind, first.memory_mib) == (1, "graphics", 5.0)
     assert (second.kind, second.memory_mib) == ("compute", None)
@@ -173,32 +175,38 @@ def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> N
 
 
 def test_a_process_that_nobody_can_name_has_no_name(library: NvmlLibrary) -> None:
-    library.gpus[0].processes = {"Compute": [(2**22 + 1, MIB)], "MPSCompute": [], "Graphics": []}
+    library.change(processes=(Process(pid=2**22 + 1, name="unknown to the driver", memory_mib=1),))
+    library.fail(nvmlSystemGetProcessName=pynvml.NVML_ERROR_NOT_FOUND)
     assert [process.name for process in nvml.processes(UUID)] == [None]
 
 
 def test_an_old_driver_without_the_mps_list_still_lists_processes(library: NvmlLibrary) -> None:
-    library.errors["nvmlDeviceGetMPSComputeRunningProcesses_v3"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    library.fail(nvmlDeviceGetMPSComputeRunningProcesses_v3=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     assert {process.kind for process in nvml.processes(UUID)} == {"compute"}
 
 
 def test_a_list_of_processes_that_cannot_be_had_is_never_empty(library: NvmlLibrary) -> None:
-    library.errors["nvmlDeviceGetComputeRunningProcesses_v3"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NOT_SUPPORTED)
     with pytest.raises(nvml.NvmlError, match="compute processes"):
         nvml.processes(UUID)
 
 
-def test_under_mig_the_processes_are_those_of_the_mig_devices() -> None:
-    instance = Gpu(uuid="MIG-1", processes={"Compute": [(700, 10 * MIB)], "MPSCompute": [], "Graphics": []})
-    gpu = Gpu(mig_mode=(1, 1), mig_devices={2: instance})
-    with installed(NvmlLibrary(gpu)):
-        assert [(process.pid, process.memory_mib) for process in nvml.processes(UUID)] == [(700, 10.0)]
+def test_under_mig_the_processes_are_those_of_the_mig_devices_whatever_their_index(library: NvmlLibrary) -> None:
+    whole = ComputeInstance(id=0, profile_id=0, start=0, size=1)
+    instance = GpuInstance(id=9, profile_id=19, start=0, size=1, compute_instances=(whole,))
+    inside = Process(pid=700, name="python3", memory_mib=10, gpu_instance_id=9, compute_instance_id=0)
+    library.change(mig_current=True, mig_pending=True, instances=(instance,), processes=(inside,))
+    by_index = library.functions["nvmlDeviceGetMigDeviceHandleByIndex"]
+    library.functions["nvmlDeviceGetMigDeviceHandleByIndex"] = lambda handle, index, mig: (
+        by_index(handle, 0, mig) if index.value == 2 else pynvml.NVML_ERROR_NOT_FOUND
+    )
+    assert [(process.pid, process.memory_mib) for process in nvml.processes(UUID)] == [(700, 10.0)]
 
 
 def test_one_reading_holds_every_quantity_in_the_units_of_nvml(library: NvmlLibrary) -> None:
     with nvml.session():
         reading = nvml.GpuReader(UUID).quantities()
-    assert reading["nvmlDeviceGetMemoryInfo_v2.used"] == 1564 * MIB, "without the 480 MiB that the driver reserves"
+    assert reading["nvmlDeviceGetMemoryInfo_v2.used"] == 1554 * MIB, "without the 480 MiB that the driver reserves"
     assert reading["nvmlDeviceGetPowerUsage"] == 581023
     assert reading["nvmlDeviceGetTotalEnergyConsumption"] == 5637754
     assert reading["nvmlDeviceGetClockInfo(SM)"] == 345
@@ -214,8 +222,8 @@ def test_one_reading_holds_every_quantity_in_the_units_of_nvml(library: NvmlLibr
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION]
 )
 def test_a_quantity_that_is_not_offered_is_absent(library: NvmlLibrary, code: int) -> None:
-    library.errors["nvmlDeviceGetUtilizationRates"] = library.errors["nvmlDeviceGetMemoryInfo_v2"] = code
-    library.pstate = pynvml.NVML_PSTATE_UNKNOWN
+    library.fail(nvmlDeviceGetUtilizationRates=code, nvmlDeviceGetMemoryInfo_v2=code)
+    library.functions["nvmlDeviceGetPerformanceState"] = lambda _, state: fill(state, pynvml.NVML_PSTATE_UNKNOWN)
     with nvml.session():
         reading = nvml.GpuReader(UUID).quantities()
     assert not [name for name in reading if "Utilization" in name or "Memory" in name or "PerformanceState" in name]
@@ -225,7 +233,7 @@ def test_a_quantity_that_is_not_offered_is_absent(library: NvmlLibrary, code: in
 def test_a_gpu_that_is_lost_is_an_error(library: NvmlLibrary) -> None:
     with nvml.session():
         reader = nvml.GpuReader(UUID)
-        library.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_GPU_IS_LOST
+        library.fail(nvmlDeviceGetPowerUsage=pynvml.NVML_ERROR_GPU_IS_LOST)
         with pytest.raises(nvml.NvmlError, match="GPU is lost"):
             reader.quantities()
 
@@ -236,6 +244,7 @@ def test_a_uuid_that_no_gpu_has_is_an_error(library: NvmlLibrary) -> None:
 
 
 def test_memory_of_processes_is_by_pid_and_without_the_unknown(library: NvmlLibrary) -> None:
-    library.gpus[0].processes["Compute"].append((999, NOT_AVAILABLE))
+    library.change(processes=(*PROCESSES, Process(pid=999, name="python3", memory_mib=7)))
+    library.hide_memory(of=999)
     with nvml.session():
         assert nvml.GpuReader(UUID).process_memory_bytes() == {577: 66 * MIB, 538: 744 * MIB, 539: 744 * MIB}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -17,7 +18,7 @@ from pipeline.gpu.__main__ import main
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.prepare.mig import profiles
 from tests import forks
-from tests.nvml_library import OTHER_UUID, UUID, Gpu, NvmlLibrary, installed
+from tests.nvml_library import OTHER_UUID, UUID, NvmlLibrary, installed
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text())
 ROWS = [
@@ -43,11 +44,15 @@ FIRST_UNKNOWN_QUERY = 17
 class MigLibrary(NvmlLibrary):
     """NVML of GPUs whose MIG profiles are `answers`; the driver refuses the numbers that it does not know."""
 
-    def __init__(self, *gpus: Gpu) -> None:
-        super().__init__(*gpus)
+    def __init__(self, folder: Path, *others: str) -> None:
+        super().__init__(folder, *others)
+        self.functions |= {
+            "nvmlDeviceGetGpuInstanceProfileInfoV": self.tell_profile,
+            "nvmlDeviceGetGpuInstancePossiblePlacements_v2": self.tell_placements,
+        }
         self.answers = dict(H100)
 
-    def nvmlDeviceGetGpuInstanceProfileInfoV(self, _handle: Any, query: int, info: Any) -> int:  # noqa: N802
+    def tell_profile(self, _handle: Any, query: int, info: Any) -> int:
         if query >= FIRST_UNKNOWN_QUERY:
             return pynvml.NVML_ERROR_INVALID_ARGUMENT
         if query not in self.answers:
@@ -59,9 +64,7 @@ class MigLibrary(NvmlLibrary):
         info._obj.multiprocessorCount, info._obj.memorySizeMB = rest[:2]
         return 0
 
-    def nvmlDeviceGetGpuInstancePossiblePlacements_v2(  # noqa: N802
-        self, _handle: Any, profile_id: int, placements: Any, count: Any
-    ) -> int:
+    def tell_placements(self, _handle: Any, profile_id: int, placements: Any, count: Any) -> int:
         size, starts = next(answer[6:] for answer in self.answers.values() if answer[1] == profile_id)
         if placements is not None:
             assert len(placements) >= len(starts)
@@ -72,9 +75,8 @@ class MigLibrary(NvmlLibrary):
 
 
 @pytest.fixture
-def library() -> Iterator[MigLibrary]:
-    with installed(MigLibrary()) as stand_in:
-        assert isinstance(stand_in, MigLibrary)
+def library(tmp_path: Path) -> Iterator[MigLibrary]:
+    with installed(MigLibrary(tmp_path)) as stand_in:
         yield stand_in
 
 
@@ -147,12 +149,11 @@ def test_a_model_that_is_not_known_is_an_error(name: str, message: str) -> None:
         profiles.load_model(name)
 
 
-def test_the_selector_picks_the_gpu() -> None:
-    with installed(MigLibrary(Gpu(), Gpu(uuid=OTHER_UUID))) as library:
-        assert isinstance(library, MigLibrary)
+def test_the_selector_picks_the_gpu(tmp_path: Path) -> None:
+    with installed(MigLibrary(tmp_path, OTHER_UUID)) as library:
         asked = []
-        original = library.nvmlDeviceGetHandleByUUID
-        library.nvmlDeviceGetHandleByUUID = lambda uuid, handle: (
+        original = library.functions["nvmlDeviceGetHandleByUUID"]
+        library.functions["nvmlDeviceGetHandleByUUID"] = lambda uuid, handle: (
             asked.append(uuid.value.decode()) or original(uuid, handle)
         )
         profiles.find_gpu("1")
@@ -186,7 +187,7 @@ def test_a_gpu_without_mig_is_an_error(library: MigLibrary) -> None:
 def test_what_the_driver_refuses_is_an_error(
     library: MigLibrary, function: str, code: int, error: type[Exception], message: str
 ) -> None:
-    library.errors[f"nvmlDeviceGetGpuInstance{function}"] = code
+    library.fail(**{f"nvmlDeviceGetGpuInstance{function}": code})
     with pytest.raises(error, match=message):
         profiles.find_gpu("0")
 
@@ -206,10 +207,9 @@ def test_the_command_shows_a_real_gpu(library: MigLibrary, capsys: pytest.Captur
     }
 
 
-def test_without_a_gpu_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with installed(MigLibrary()) as library:
-        library.gpus.clear()
-        assert main(["partitions", "--json"]) == 2
+def test_without_a_gpu_the_command_says_so_in_one_line(library: MigLibrary, capsys: pytest.CaptureFixture[str]) -> None:
+    library.remove_gpus()
+    assert main(["partitions", "--json"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("error: there is no NVIDIA GPU on this machine")
@@ -219,7 +219,7 @@ def test_without_a_gpu_the_command_says_so_in_one_line(capsys: pytest.CaptureFix
 def test_a_gpu_that_does_not_answer_is_no_refused_question(
     library: MigLibrary, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    library.errors["nvmlDeviceGetGpuInstanceProfileInfoV"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    library.fail(nvmlDeviceGetGpuInstanceProfileInfoV=pynvml.NVML_ERROR_GPU_IS_LOST)
     assert main(["profiles"]) == 1
     assert "does not give the MIG profiles" in capsys.readouterr().err
 
