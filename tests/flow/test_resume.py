@@ -17,7 +17,7 @@ from pipeline.base.records import Result
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
-STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=0.4", "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
+STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=0.9", "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
 BLOCK = ["-m", *TOY, *SHORT]
 # Of a run, what no two starts share.
 PASSING = ("study", "spool_id", "command_line", "first_losses", "rates", "pid")
