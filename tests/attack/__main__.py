@@ -7,6 +7,7 @@ import itertools
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,7 +42,10 @@ def main(arguments: Sequence[str]) -> int:
             if time.monotonic() > deadline or (options.most is not None and number >= options.seed + options.most):
                 break
             name = options.only[number % len(options.only)]
-            outcome = ATTACKS[name](bench, Random(number))
+            try:
+                outcome = ATTACKS[name](bench, Random(number))
+            except Exception:  # noqa: BLE001  what was attacked broke the harness: that did not hold either
+                outcome = Outcome("an attack that could not be made or judged", [traceback.format_exc()])
             tried[f"{name}: {outcome.what}"] += 1
             if outcome.problems:
                 num_failed += 1
