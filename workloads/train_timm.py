@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from workloads.images.request import Batch, Batches, DataRequest, TrainingData
+    from workloads.data.batches import Batch, Batches, TrainingData
+    from workloads.images.request import DataRequest
     from workloads.training.recipes import Recipe
     from workloads.training.steps import Step, Training
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
+from workloads.data.batches import Batch, TrainingData, generator, mixed
+from workloads.data.loader import EpochOrder, Loader
 from workloads.images.image_files import ImageArrays, read_cifar10, read_digits, read_imagenet64, split_folders
-from workloads.images.loader import EpochOrder, Loader
-from workloads.images.request import Batch, DataRequest, TrainingData, generator, mixed, noise
+from workloads.images.request import DataRequest, noise
 from workloads.images.vision import import_torchvision
 
 _SYNTHETIC_POOL = 256

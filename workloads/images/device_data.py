@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from workloads.images.request import Batch, DataRequest, TrainingData, generator, noise
+from workloads.data.batches import Batch, TrainingData, generator
+from workloads.images.request import DataRequest, noise
 
 _DEVICE_BATCHES = 4
 

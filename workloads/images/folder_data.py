@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from workloads.data.batches import Batch, TrainingData
+from workloads.data.loader import EpochOrder, Loader
 from workloads.images import synthetic_files
 from workloads.images.image_files import split_folders
-from workloads.images.loader import EpochOrder, Loader
-from workloads.images.request import Batch, DataRequest, TrainingData
+from workloads.images.request import DataRequest
 from workloads.images.vision import import_torchvision
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from workloads.data.batches import TrainingData
 from workloads.images import array_data, device_data, folder_data
-from workloads.images.request import DataRequest, TrainingData
+from workloads.images.request import DataRequest
 
 _SOURCES = {
     "disk": array_data.open_disk,

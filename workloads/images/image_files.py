@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from workloads.images.made_once import made_once
+from workloads.data.made_once import made_once
 
 _log = logging.getLogger(__name__)
 

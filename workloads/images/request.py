@@ -1,19 +1,18 @@
-"""What is asked of training data, what is known of each data set, and what every source delivers."""
+"""What is asked of image data, and what is known of each data set.
+
+Every source delivers normalised float32 [batch, 3, px, px] and labels, int64 [batch].
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]
-"""Normalised float32 [batch, 3, px, px] and int64 [batch], both on the device."""
+from workloads.data.batches import generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,54 +93,6 @@ class DataRequest:
         """Refuse with `ValueError` a data set of more classes than the model has."""
         if found > self.num_classes:
             raise ValueError(f"the data set has {found} classes: --num-classes {self.num_classes} is too few")
-
-
-class Batches(Protocol):
-    """Batches of one split, epoch after epoch.
-
-    Order and augmentation of an epoch depend on the seed and the number of the epoch alone, so an epoch can be begun,
-    left and begun again.
-    """
-
-    num_batches: int
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch, the same ones each time it is asked for."""
-        ...
-
-    def close(self) -> None:
-        """End what delivers them; nothing can be asked for afterwards."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingData:
-    """Batches to train with, all full, and those to validate with.
-
-    Attributes:
-        validation: `None` where there is nothing to validate with.
-        is_made_up: the images show nothing, so an accuracy would say nothing.
-    """
-
-    train: Batches
-    validation: Batches | None
-    is_made_up: bool
-
-    def close(self) -> None:
-        """End what delivers the batches."""
-        self.train.close()
-        if self.validation is not None:
-            self.validation.close()
-
-
-def mixed(*parts: int) -> int:
-    """Return one well mixed 64-bit seed from several small numbers."""
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
-
-
-def generator(*parts: int) -> torch.Generator:
-    """Return a generator on the CPU with such a seed."""
-    return torch.Generator().manual_seed(mixed(*parts))
 
 
 def noise(request: DataRequest, count: int, px: int) -> Tensor:

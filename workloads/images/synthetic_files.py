@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workloads.images.made_once import made_once
+from workloads.data.made_once import made_once
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -9,8 +9,8 @@ import time
 import torch
 
 from workloads import client
-from workloads.images.request import Batches, TrainingData
-from workloads.training.steps import LossRecord, Step, StepClock, Training
+from workloads.data.batches import Batches, TrainingData
+from workloads.training.steps import PASSED_OVER, LossRecord, Step, StepClock, Training
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Trainer:
     """Trains for a number of epochs, or with 0 until told to stop.
 
     With `validates`, the accuracy is measured after each epoch of a fixed number, else once, after the stop. Made-up
-    images are looked at in the first case only, for the time that it takes.
+    data is looked at in the first case only, for the time that it takes.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Trainer:
     def _issue_epoch(self, number: int) -> bool:
         num_steps = 0
         self._recipe.begin_epoch(number)
-        for images, labels in self._job.until_stop(self._data.train.epoch(number)):
-            loss = self._step(images, labels)
+        for inputs, labels in self._job.until_stop(self._data.train.epoch(number)):
+            loss = self._step(inputs, labels)
             self._losses.add(loss)
             if self._recipe.reads_loss:
                 loss.item()
@@ -97,13 +97,13 @@ class Trainer:
         _log.info("epoch %d: %.3f s, %s", number, seconds, text)
 
     def _validate(self, batches: Batches) -> float:
-        """Return the share of images whose most likely class is right, by the model as it is, not compiled."""
+        """Return the share of labels whose most likely class is right, by the model as it is, not compiled."""
         model = self._training.model.eval()
-        right = torch.zeros((), dtype=torch.int64, device=self._training.device)
-        total = 0
+        right, total = torch.zeros((2,), dtype=torch.int64, device=self._training.device)
         with torch.no_grad():
-            for images, labels in batches.epoch(0):
-                right += (self._training.forward(model, images).argmax(1) == labels).sum()
-                total += len(labels)
+            for inputs, labels in batches.epoch(0):
+                predicted = self._training.forward(model, inputs).argmax(-1)
+                right += (predicted == labels).sum()  # none of those to be passed over
+                total += (labels != PASSED_OVER).sum()
         model.train()
-        return float(right.item()) / total
+        return float(right.item()) / float(total.item())

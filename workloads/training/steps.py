@@ -21,6 +21,8 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 _STEPS_AHEAD = 2
 _FIRST_LOSSES = 10
+PASSED_OVER = -100
+"""The label of a token that nothing is to be said of: torch's cross-entropy passes it over."""
 # Source: PyTorch's notes on CUDA graphs: libraries must have initialised before the capture; they run three steps.
 _STEPS_BEFORE_CAPTURE = 3
 
@@ -101,10 +103,10 @@ class Training:
     device: torch.device
     autocast: torch.dtype | None
 
-    def forward(self, model: Forward, images: Tensor) -> Tensor:
-        """Return logits [batch, classes] in the precision of the training."""
+    def forward(self, model: Forward, inputs: Tensor) -> Tensor:
+        """Return logits [batch, ..., classes] in the precision of the training."""
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            return model(images)
+            return model(inputs)
 
 
 def eager_step(training: Training, forward: Forward | None = None) -> Step:
@@ -112,9 +114,9 @@ def eager_step(training: Training, forward: Forward | None = None) -> Step:
     model, scaler = training.model if forward is None else forward, training.scaler
     optimizer, loss_of = training.recipe.optimizer, training.recipe.loss
 
-    def step(images: Tensor, labels: Tensor) -> Tensor:
+    def step(inputs: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(training.forward(model, images).float(), labels)
+        loss = loss_of(training.forward(model, inputs).float(), labels)
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
@@ -128,28 +130,28 @@ def compiled_step(training: Training) -> Step:
     return eager_step(training, torch.compile(training.model))
 
 
-def graph_step(training: Training, images: Tensor, labels: Tensor) -> Step:
+def graph_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
     """Capture forward, backward and optimiser as one CUDA graph; return a step that replays it.
 
     Trains a few steps on the batch given. Every later batch must have its shape. The loss returned is overwritten by
     the next step.
     """
-    held_images, held_labels = images.clone(), labels.clone()
+    held_inputs, held_labels = inputs.clone(), labels.clone()
     step = eager_step(training)
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(_STEPS_BEFORE_CAPTURE):
-            step(held_images, held_labels)
+            step(held_inputs, held_labels)
     torch.cuda.current_stream().wait_stream(side)
     # The gradients must be made inside the capture: those made before it would be added to at every replay.
     training.recipe.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        held_loss = step(held_images, held_labels)
+        held_loss = step(held_inputs, held_labels)
 
-    def replay(images: Tensor, labels: Tensor) -> Tensor:
-        held_images.copy_(images, non_blocking=True)
+    def replay(inputs: Tensor, labels: Tensor) -> Tensor:
+        held_inputs.copy_(inputs, non_blocking=True)
         held_labels.copy_(labels, non_blocking=True)
         graph.replay()
         return held_loss
@@ -162,9 +164,10 @@ def undone(training: Training) -> Iterator[None]:
     """Put back weights, optimiser, scaler and random numbers on leaving, for a warm-up that leaves no trace.
 
     The optimiser must be fresh. Tensors keep their places, because a captured graph works on them where they lie:
-    momentum is set to zero, from which SGD's first step (without dampening) is the same as from none.
+    what the optimiser keeps is set to zero, from which the first step of SGD (without dampening) and of Adam is the
+    same as from none. The weights wait on the host: a second copy of a large model would be its peak of memory.
     """
-    weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+    weights = {name: tensor.to("cpu", copy=True) for name, tensor in training.model.state_dict().items()}
     scaler = training.scaler.state_dict()
     host, gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if training.device.type == "cuda" else None
     yield

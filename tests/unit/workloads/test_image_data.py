@@ -19,9 +19,10 @@ import torch
 from PIL import Image
 
 from pipeline.base.paths import PROJECT_DIR
+from workloads.data.batches import TrainingData
 from workloads.images import image_data, synthetic_files
 from workloads.images.image_files import read_cifar10, read_digits, read_imagenet64
-from workloads.images.request import FACTS, DataRequest, TrainingData
+from workloads.images.request import FACTS, DataRequest
 
 CPU = torch.device("cpu")
 OPENED: list[TrainingData] = []

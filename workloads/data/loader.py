@@ -4,45 +4,60 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from workloads.images.request import DataRequest, generator
+from workloads.data.batches import generator
 
 _JOIN_LIMIT_S = 5.0
+
+
+class Request(Protocol):
+    """What the loader needs to know of what is asked for."""
+
+    @property
+    def dataset(self) -> str:
+        """Its name, for messages."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def loader_workers(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 class EpochOrder(Sampler[int]):
     """A random order for each epoch; the loader's own would depend on whether its processes ran an epoch before.
 
-    With `numbered`, an image is given as `epoch * num_images + image`, so that a worker knows both.
+    With `numbered`, a sample is given as `epoch * num_samples + sample`, so that a worker knows both.
     """
 
-    def __init__(self, num_images: int, seed: int, *, numbered: bool = False) -> None:
-        self._num_images, self._seed, self._numbered = num_images, seed, numbered
+    def __init__(self, num_samples: int, seed: int, *, numbered: bool = False) -> None:
+        self._num_samples, self._seed, self._numbered = num_samples, seed, numbered
         self.epoch = 0
 
     def __len__(self) -> int:
-        return self._num_images
+        return self._num_samples
 
     def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(self._num_images, generator=generator(self._seed, 2, self.epoch))
-        return iter((order + self.epoch * self._num_images if self._numbered else order).tolist())
+        order = torch.randperm(self._num_samples, generator=generator(self._seed, 2, self.epoch))
+        return iter((order + self.epoch * self._num_samples if self._numbered else order).tolist())
 
 
 class Loader:
     """Batches of a data set as its `collate` leaves them, epoch after epoch.
 
-    Without an order, the images come as they are, all of them; with one, full batches only. The workers are forked
+    Without an order, the samples come as they are, all of them; with one, full batches only. The workers are forked
     when the first epoch begins and live until `close`.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        request: DataRequest,
+        request: Request,
         order: EpochOrder | None,
         collate: Callable[[Any], Any] | None,
         *,
@@ -61,11 +76,11 @@ class Loader:
             persistent_workers=workers > 0,
             generator=generator(request.seed, 4),  # else it would draw from torch's own, which models draw from
             collate_fn=collate,
-            # Forked workers share the images; where Python starts them afresh, each would get a copy of a mapped array.
+            # Forked workers share the data; where Python starts them afresh, each would get a copy of a mapped array.
             multiprocessing_context="fork" if workers > 0 else None,
         )
         if len(self) == 0:
-            raise ValueError(f"{request.dataset} holds less than one batch of {request.batch_size} images")
+            raise ValueError(f"{request.dataset} holds less than one batch of {request.batch_size} samples")
 
     def __len__(self) -> int:
         """The number of batches of an epoch."""

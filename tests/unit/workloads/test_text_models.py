@@ -1,0 +1,68 @@
+"""Models of text are those of transformers: fused attention computes what the plain one does, padding is not seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workloads.text import models
+from workloads.text.models import CAUSAL_LM, CLASSIFICATION, MASKED_LM, ModelRequest
+
+_BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_SMALL = {
+    "bert": _BERT,
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+}
+_KINDS = [("bert", CLASSIFICATION), ("bert", MASKED_LM), ("distilbert", CLASSIFICATION), ("gpt2", CAUSAL_LM)]
+_PADDING = 0
+
+
+def build(kind: str, task: str, attention: str = "sdpa") -> models.TextModel:
+    torch.manual_seed(0)
+    arguments = {**_SMALL[kind], "vocab_size": 100}
+    request = ModelRequest(model=kind, model_args=arguments, task=task, num_classes=3, attention=attention)
+    return models.build(request, padding=_PADDING).eval()
+
+
+def ids(tokens: int = 12) -> torch.Tensor:
+    return torch.randint(1, 100, (4, tokens), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("kind", "task"), _KINDS)
+@torch.no_grad()
+def test_both_attentions_compute_the_same(kind, task):
+    given = ids()
+    given[0, 7:] = _PADDING
+    fused, plain = (build(kind, task, attention)(given) for attention in ("sdpa", "eager"))
+    assert fused.shape == ((4, 3) if task == CLASSIFICATION else (4, 12, 100))
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+    assert fused.std() > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "task"), _KINDS)
+@torch.no_grad()
+def test_padding_is_not_seen(kind, task):
+    model, given = build(kind, task), ids()
+    padded = torch.cat([given, torch.full((4, 5), _PADDING)], 1)
+    seen = model(padded)
+    torch.testing.assert_close(seen if task == CLASSIFICATION else seen[:, :12], model(given), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_decoder_never_looks_ahead_and_an_encoder_does():
+    changed = ids()
+    changed[:, -1] = 1 + changed[:, -1] % 99
+    for kind, task, looks in (("gpt2", CAUSAL_LM, False), ("bert", MASKED_LM, True)):
+        model = build(kind, task)
+        assert bool((model(changed)[:, 0] != model(ids())[:, 0]).any()) == looks, kind
+
+
+def test_weights_of_another_configuration_are_refused(tmp_path):
+    build("bert", CLASSIFICATION).model.save_pretrained(tmp_path)
+    again = models.build(ModelRequest(model="bert", model_args=_BERT, num_classes=5, weights=tmp_path))
+    assert again.config.num_labels == 5  # a head of its own
+    with pytest.raises(ValueError, match="hidden_size is 32, not 768"):
+        models.build(ModelRequest(model="bert", model_args={"hidden_size": 768}, weights=tmp_path))
+    with pytest.raises(ValueError, match="holds a bert, not a gpt2"):
+        models.build(ModelRequest(model="gpt2", weights=tmp_path))

@@ -1,0 +1,1 @@
+"""Text: models of transformers, passages and their tokens."""

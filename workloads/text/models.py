@@ -1,0 +1,164 @@
+"""Models of transformers, built from their configuration or from weights in a folder. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CLASSIFICATION, MASKED_LM, CAUSAL_LM = "classification", "masked_lm", "causal_lm"
+_HEADS = {
+    CLASSIFICATION: "AutoModelForSequenceClassification",
+    MASKED_LM: "AutoModelForMaskedLM",
+    CAUSAL_LM: "AutoModelForCausalLM",
+}
+# transformers makes a mask for each attention that it knows, and for that reads values of the device at every step
+# (are there paddings, are sequences packed?). An attention with a name of its own gets the mask that is handed in.
+_SDPA = "sdpa_without_looking"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """Which model.
+
+    Attributes:
+        model: its kind, as `model_type` of transformers: `bert`, `distilbert`, `gpt2`.
+        model_args: what differs from the defaults of that kind, such as `hidden_size`.
+        task: what its head is for: `classification`, `masked_lm` or `causal_lm`.
+        num_classes: of a classification.
+        weights: folder of a trained model; without, it starts from random weights.
+        attention: `sdpa`, torch's fused attention, or `eager`, product by product.
+    """
+
+    model: str
+    model_args: dict[str, Any] = field(default_factory=dict)
+    task: str = CLASSIFICATION
+    num_classes: int | None = None
+    weights: Path | None = None
+    attention: str = "sdpa"
+
+
+class TextModel(nn.Module):
+    """A model of transformers, from token ids to logits.
+
+    Attributes:
+        model: with `generate` and the like.
+        config: of transformers.
+        padding: the id of tokens that no other looks at; `None` where sequences are full, or no token looks ahead.
+    """
+
+    def __init__(self, model: Any, padding: int | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.padding = padding
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits of ids [batch, tokens]: [batch, classes] to classify, else [batch, tokens, vocabulary]."""
+        mask = None if self.padding is None else self._mask(ids != self.padding)
+        logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **self._options).logits
+        return logits
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"use_cache": False} if self.config.model_type == "gpt2" else {}
+
+    def _mask(self, is_text: Tensor) -> Tensor:
+        """What the attention adds, [batch, 1, 1, tokens], or where it looks; version 4 makes it itself."""
+        if not _takes_masks():
+            return is_text.long()
+        mask = is_text[:, None, None, :].expand(-1, 1, is_text.shape[1], -1)
+        if self.config._attn_implementation != "eager":
+            return mask
+        return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+
+def configuration(request: ModelRequest) -> Any:
+    """Return transformers' configuration of a model, that of its weights if it has some.
+
+    Raises:
+        ValueError: there is no such kind of model, or the weights are of another one.
+    """
+    _prepare()
+    from transformers import AutoConfig
+
+    labels = {} if request.num_classes is None else {"num_labels": request.num_classes}
+    if request.weights is None:
+        found = AutoConfig.for_model(request.model, **request.model_args, **labels)
+    else:
+        found = AutoConfig.from_pretrained(str(request.weights), local_files_only=True, **labels)
+        if found.model_type != request.model:
+            raise ValueError(f"{request.weights} holds a {found.model_type}, not a {request.model}")
+        for name, value in request.model_args.items():
+            if getattr(found, name, value) != value:
+                raise ValueError(f"{request.weights}: {name} is {getattr(found, name)}, not {value}")
+    return found
+
+
+def build(request: ModelRequest, *, padding: int | None = None) -> TextModel:
+    """Return the model, in fp32 on the CPU, in training mode; random weights depend on torch's seed.
+
+    Args:
+        request: which one.
+        padding: the id of the tokens that fill short sequences up, if there are any.
+
+    Raises:
+        ValueError: as of `configuration`.
+        OSError: the weights cannot be read.
+    """
+    config = configuration(request)
+    import transformers
+
+    head = getattr(transformers, _HEADS[request.task])
+    attention = request.attention
+    if attention == "sdpa" and _takes_masks():
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        attention = _SDPA
+        transformers.AttentionInterface.register(_SDPA, sdpa_attention_forward)
+    if request.weights is None:
+        model = head.from_config(config, attn_implementation=attention)
+    else:
+        # Heads of another number of classes are made anew; everything else is as in the weights' own configuration.
+        model = head.from_pretrained(
+            str(request.weights),
+            config=config,
+            attn_implementation=attention,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            dtype=torch.float32,
+        )
+    # Who looks only back never sees what comes after the end of a sequence.
+    return TextModel(model.float().train(), None if request.task == CAUSAL_LM else padding)
+
+
+def takes_graphs() -> bool:
+    """Whether a step can be captured as a CUDA graph: before version 5 transformers reads the device in each."""
+    return _takes_masks()
+
+
+def _takes_masks() -> bool:
+    import transformers
+
+    return int(transformers.__version__.partition(".")[0]) >= 5
+
+
+def _prepare() -> None:
+    """Keep transformers from asking the net, from a torchvision that does not load, and from drawing progress bars."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if importlib.util.find_spec("torchvision") is not None:
+        from workloads.images.vision import import_torchvision
+
+        import_torchvision()
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
