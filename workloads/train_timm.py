@@ -7,25 +7,21 @@ log: one line an epoch.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
 import logging
-import os
 import sys
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from workloads import client
+from workloads import client, program
+from workloads.program import count, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from workloads.data.batches import Batch, Batches, TrainingData
@@ -40,50 +36,12 @@ _RECORDED = (
 _log = logging.getLogger(__name__)
 
 
-class UsageError(SystemExit):
-    """The command line cannot be run here; ends the process with status 2, as argparse does."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.code = 2
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        sys.stderr.write(f"{self.prog}: error: {message}\n")
-        raise UsageError(message)
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
-        return value
-
-    return number
-
-
-_count, _positive = _at_least(0), _at_least(1)
-
-
-def _model_argument(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE; the value is JSON, or text where it is not JSON."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> program.Parser:
     """Return the parser of the command line."""
-    parser = _Parser(description="Train a model of timm on images.")
+    parser = program.Parser(description="Train a model of timm on images.")
     flag, on_off = parser.add_argument, argparse.BooleanOptionalAction
     flag("--model", required=True, help="name of the model in timm")
-    flag("--model-args", nargs="*", action="extend", type=_model_argument, default=[], metavar="KEY=VALUE",
+    flag("--model-args", nargs="*", action="extend", type=program.model_argument, default=[], metavar="KEY=VALUE",
          help="arguments of the model; values are JSON, or text")  # fmt: skip
     flag("--dataset", required=True, choices=["digits", "cifar10", "imagenet64", "imagenet"])
     flag("--source", default="disk", choices=["disk", "files", "synthetic_files", "synthetic_host", "synthetic_device"])
@@ -93,27 +51,27 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder of converted data sets (default: the data set's) and made-up files (default: the user's cache)",
     )
-    flag("--image-px", type=_positive, required=True)
-    flag("--num-classes", type=_positive, required=True)
-    flag("--samples", type=_positive, help="images an epoch of synthetic data (default: as many as the real one has)")
-    flag("--batch-size", type=_positive, required=True)
+    flag("--image-px", type=positive, required=True)
+    flag("--num-classes", type=positive, required=True)
+    flag("--samples", type=positive, help="images an epoch of synthetic data (default: as many as the real one has)")
+    flag("--batch-size", type=positive, required=True)
     flag("--recipe", default="plain", choices=["plain", "timm"],
          help="plain: SGD at one learning rate; timm: what timm's train.py does by default")  # fmt: skip
     flag("--learning-rate", type=float, help="of the first epoch (default: 0.1; recipe timm: 0.1 for 256 images)")
-    flag("--step-mode", default="eager", choices=["eager", "compile", "cuda_graph"])
-    flag("--precision", default="default", choices=["default", "tf32", "fp32", "bf16", "fp16"],
+    flag("--step-mode", default="eager", choices=program.STEP_MODES)
+    flag("--precision", default="default", choices=program.PRECISIONS,
          help="default: what torch does by itself, which is TF32 in convolutions and fp32 in products")  # fmt: skip
     flag("--channels-last", action=on_off, default=True)
-    flag("--loader-workers", type=_count, default=2, help="loader processes; 0 loads in this one")
-    flag("--threads", type=_positive, help="CPU threads of torch (default: its own choice)")
+    flag("--loader-workers", type=count, default=2, help="loader processes; 0 loads in this one")
+    flag("--threads", type=positive, help="CPU threads of torch (default: its own choice)")
     flag("--autotune", default="off", choices=["in_turn", "together", "off"],
          help="let cuDNN try its algorithms: one job after another, all at once, or not at all")  # fmt: skip
-    flag("--warmup-steps", type=_count, default=10, help="warm-up steps before the run, undone before it begins")
+    flag("--warmup-steps", type=count, default=10, help="warm-up steps before the run, undone before it begins")
     flag("--canary", action=on_off, default=True, help="check first that products and convolutions come out right")
     flag("--validate", action=on_off, default=False, help="measure the accuracy; synthetic data has none")
-    flag("--seed", type=_count, default=0)
+    flag("--seed", type=count, default=0)
     flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
-    flag("--epochs", type=_count, default=1, help="0: until told to stop, as a job only")
+    flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
     return parser
 
 
@@ -146,17 +104,7 @@ def main() -> None:
             build_parser().error("--epochs 0 trains until told to stop, which needs the orchestrator; give a number")
         run(args, job)
     if job.attached:
-        _leave()
-
-
-def _leave() -> NoReturn:
-    """End without taking interpreter and libraries apart, which leaves nothing behind and takes longer.
-
-    From the last word of seven jobs to their end on an H200: 0.45 instead of 0.78 s, under MPS 0.35 instead of 0.61 s.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        program.leave()
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
@@ -173,8 +121,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     from workloads.images.image_data import open_data
 
     job.phase("build")
-    device = _device(args)
-    _set_arithmetic(args)
+    device = program.device_of(args, build_parser())
+    program.set_arithmetic(args, autotunes=args.autotune != "off")
     with closing(open_data(_data_request(args), device)) as data:
         _train(args, job, _build(args, device), data)
     if device.type == "cuda":
@@ -191,35 +139,6 @@ def _train(args: argparse.Namespace, job: client.NullJob, training: Training, da
     job.ready()
     job.phase("train")
     Trainer(job, training, data, step, epochs=args.epochs, validates=args.validate).train()
-
-
-def _device(args: argparse.Namespace) -> torch.device:
-    import torch
-
-    if args.device != "cpu" and torch.cuda.is_available():
-        return torch.device("cuda", 0)
-    if args.device == "cuda":
-        build_parser().error("--device cuda: torch finds no GPU here")
-    if args.step_mode == "cuda_graph":
-        build_parser().error("--step-mode cuda_graph needs a GPU, and torch finds none here")
-    return torch.device("cpu")
-
-
-def _set_arithmetic(args: argparse.Namespace) -> None:
-    """Seed everything, and say where TF32 may stand for fp32."""
-    import random
-
-    import numpy as np
-    import torch
-
-    random.seed(args.seed)
-    np.random.seed(args.seed % 2**32)
-    torch.manual_seed(args.seed)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = args.precision in ("default", "tf32")
-    torch.backends.cudnn.benchmark = args.autotune != "off"
 
 
 def _data_request(args: argparse.Namespace) -> DataRequest:
@@ -247,7 +166,7 @@ def _build(args: argparse.Namespace, device: torch.device) -> Training:
         recipe=_recipe(args, model, device),
         scaler=torch.amp.GradScaler(device.type, enabled=args.precision == "fp16"),
         device=device,
-        autocast={"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision),
+        autocast=program.autocast_dtype(args.precision),
     )
 
 
@@ -310,33 +229,10 @@ def _check_results(job: client.NullJob, training: Training, batch: Batch) -> Non
 
 def _describe(args: argparse.Namespace, job: client.NullJob, training: Training) -> None:
     """Record what runs, on what, with which versions; what is not there is left out."""
-    import torch
-
-    facts: dict[str, object] = {
-        "torch": torch.__version__,
-        "timm": importlib.metadata.version("timm"),
-        "device": training.device.type,
-        "threads": torch.get_num_threads(),
-        "learning_rate": training.recipe.learning_rate,
-        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
-    }
-    if training.device.type == "cuda":
-        # Under an MPS percentage, and on a MIG device, this is what the job has of them.
-        facts["multiprocessors"] = torch.cuda.get_device_properties(training.device).multi_processor_count
-        facts["gpu_name"] = torch.cuda.get_device_name(training.device)
-        facts["cuda"] = torch.version.cuda
-        facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        facts["cublas"] = _cublas_version()
+    facts = program.facts_of(training.model, training.device, "timm")
+    facts["learning_rate"] = training.recipe.learning_rate
     facts |= {name: getattr(args, name) for name in _RECORDED}
     job.param(**{name: value for name, value in facts.items() if value is not None})
-
-
-def _cublas_version() -> str | None:
-    """Return the version of the package that PyPI's torch takes cuBLAS from; `None` if it comes from elsewhere."""
-    for name in ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+"""What the programs of this folder have in common: how they read a command line, set torch up, and end.
+
+Nothing heavy is imported here: a command line that is wrong is refused at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+PRECISIONS = ["default", "tf32", "fp32", "bf16", "fp16"]
+STEP_MODES = ["eager", "compile", "cuda_graph"]
+
+
+class UsageError(SystemExit):
+    """The command line cannot be run here; ends the process with status 2, as argparse does."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends by `UsageError`."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        sys.stderr.write(f"{self.prog}: error: {message}\n")
+        raise UsageError(message)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` on."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    return number
+
+
+count, positive = at_least(0), at_least(1)
+
+
+def model_argument(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE; the value is JSON, or text where it is not JSON."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def device_of(args: argparse.Namespace, parser: Parser) -> torch.device:
+    """Return the device of `--device`.
+
+    Raises:
+        UsageError: this machine lacks it, or `--step-mode` needs another one.
+    """
+    import torch
+
+    if args.device != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if args.device == "cuda":
+        parser.error("--device cuda: torch finds no GPU here")
+    if args.step_mode == "cuda_graph":
+        parser.error("--step-mode cuda_graph needs a GPU, and torch finds none here")
+    return torch.device("cpu")
+
+
+def set_arithmetic(args: argparse.Namespace, *, autotunes: bool) -> None:
+    """Seed everything, and say where TF32 may stand for fp32."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(args.seed)
+    np.random.seed(args.seed % 2**32)
+    torch.manual_seed(args.seed)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = args.precision in ("default", "tf32")
+    torch.backends.cudnn.benchmark = autotunes
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """Return what `--precision` computes in under autocast; `None` without it."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
+def facts_of(model: torch.nn.Module, device: torch.device, *packages: str) -> dict[str, object]:
+    """Return what runs, on what, with which versions; what is not there is `None`."""
+    import torch
+
+    facts: dict[str, object] = {
+        "torch": torch.__version__,
+        **{package: importlib.metadata.version(package) for package in packages},
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    if device.type == "cuda":
+        # Under an MPS percentage, and on a MIG device, this is what the job has of them.
+        facts["multiprocessors"] = torch.cuda.get_device_properties(device).multi_processor_count
+        facts["gpu_name"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+        facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        facts["cublas"] = _cublas_version()
+    return facts
+
+
+def leave() -> NoReturn:
+    """End without taking interpreter and libraries apart, which leaves nothing behind and takes longer.
+
+    From the last word of seven jobs to their end on an H200: 0.45 instead of 0.78 s, under MPS 0.35 instead of 0.61 s.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _cublas_version() -> str | None:
+    """Return the version of the package that PyPI's torch takes cuBLAS from; `None` if it comes from elsewhere."""
+    for name in ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
