@@ -1,26 +1,34 @@
-"""The GPU through NVML: device quantities, and GPU memory of each job; `pipeline.prepare.device.nvml` reads them."""
+"""The GPU through NVML: device quantities, and GPU memory of each job and GPU instance.
+
+`pipeline.prepare.device.nvml` reads them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scaled
 from listeners.host import job_of
 from pipeline.base.protocols import Watch
-from pipeline.base.samples import Chart, Field, Sample, Summary
+from pipeline.base.samples import THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
 
+# Source: nvml.h, nvmlClocksEventReason*: software power cap, hardware slowdown (either), heat by software and by
+# hardware, external power brake.
+_POWER_OR_HEAT = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+_THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWTH
 
 
 class NvmlListener(PollingListener):
-    """Samples one whole GPU (`job` is `None`), and the GPU memory of each job's processes.
+    """Samples one whole GPU (`job` is `None`), the GPU memory of each job's processes, and of the GPU instances used.
 
     Memory leaves out what the driver reserves for itself. Energy counts from the loading of the driver, so that only
     differences mean anything. Power, clocks and temperature are of the whole GPU under MIG too. `throttle_reasons_bits`
-    is the bit mask of nvml.h (nvmlClocksEventReason*): 1 is idle, 4 the power cap.
+    is the bit mask of nvml.h (nvmlClocksEventReason*): 1 is idle, 4 the power cap. `throttled_ratio` is 1 where power
+    or heat held the clocks down at the instant of the sample, else 0; in the row, the share of the window's samples.
     """
 
     name = "nvml"
@@ -46,7 +54,15 @@ class NvmlListener(PollingListener):
         Field("nvmlDeviceGetTemperature", "temperature_c", "degrees Celsius", summary=MAX, title="highest temperature"),
         Field("nvmlDeviceGetUtilizationRates.gpu", "utilization_gpu_pct", "%", summary=MEAN, chart=GPU_UTILISATION),
         Field("nvmlDeviceGetUtilizationRates.memory", "utilization_memory_pct", "%"),
-        Field("nvmlDeviceGetCurrentClocksThrottleReasons", "throttle_reasons_bits", "bit mask of nvml.h"),
+        Field(_THROTTLE_REASONS, "throttle_reasons_bits", "bit mask of nvml.h"),
+        Field(
+            f"{_THROTTLE_REASONS} & {_POWER_OR_HEAT:#x}",
+            THROTTLED,
+            "ratio",
+            summary=MEAN,
+            figure=THROTTLED,
+            title="time throttled by power or heat",
+        ),
         Field("nvmlDeviceGetPerformanceState", "pstate", "number of the performance state"),
         Field(
             "usedGpuMemory",
@@ -57,6 +73,15 @@ class NvmlListener(PollingListener):
             figure="memory_peak_mib",
             is_live=True,
         ),
+        Field(
+            "used of a MIG device",
+            "instance_memory_used_mib",
+            "MiB",
+            scale=1 / MIB,
+            summary=PEAK,
+            figure="instance_memory_peak_mib",
+            title="peak memory of the GPU instance",
+        ),
     )
 
     @contextmanager
@@ -64,11 +89,21 @@ class NvmlListener(PollingListener):
         device = self.gpu(watch)
         with nvml.session():
             reader = nvml.GpuReader(device.uuid)
-            yield lambda: self._read(reader, watch.pids())
+            used = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
+            yield lambda: self._read(reader, used, watch.pids())
 
-    def _read(self, reader: nvml.GpuReader, jobs: Mapping[int, int]) -> Iterator[Sample]:
+    def _read(self, reader: nvml.GpuReader, instances: Collection[int], jobs: Mapping[int, int]) -> Iterator[Sample]:
         t_ns = time.monotonic_ns()
-        yield Sample(source=self.name, t_ns=t_ns, values=scaled(reader.quantities(), self.fields))
+        read = reader.quantities()
+        if _THROTTLE_REASONS in read:
+            read[f"{_THROTTLE_REASONS} & {_POWER_OR_HEAT:#x}"] = bool(int(read[_THROTTLE_REASONS]) & _POWER_OR_HEAT)
+        yield Sample(source=self.name, t_ns=t_ns, values=scaled(read, self.fields))
+        if instances:
+            t_ns = time.monotonic_ns()
+            for gi_id, memory in reader.instance_memory_bytes().items():
+                if gi_id in instances:
+                    values = scaled({"used of a MIG device": memory}, self.fields)
+                    yield Sample(source=self.name, t_ns=t_ns, values=values, gi_id=gi_id)
         if not jobs:
             return
         t_ns = time.monotonic_ns()

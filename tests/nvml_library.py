@@ -49,6 +49,8 @@ class NvmlLibrary(simulated.NvmlLibrary):
             "nvmlDeviceGetTotalEnergyConsumption": _number(5637754),
             "nvmlDeviceGetClockInfo": _clock,
             "nvmlDeviceGetTemperature": _number(42),
+            "nvmlDeviceGetEnforcedPowerLimit": _number(650_000),
+            "nvmlDeviceGetEccMode": _ecc,
             "nvmlDeviceGetCurrentClocksThrottleReasons": _number(4),
             "nvmlDeviceGetPerformanceState": _number(0),
         }
@@ -88,6 +90,11 @@ def _number(value: int) -> Any:
 
 def _clock(_handle: Any, kind: Any, clock: Any) -> None:
     fill(clock, {pynvml.NVML_CLOCK_SM: 345, pynvml.NVML_CLOCK_MEM: 2619}[kind.value])
+
+
+def _ecc(_handle: Any, current: Any, pending: Any) -> None:
+    fill(current, 1)
+    fill(pending, 1)
 
 
 def _utilization(_handle: Any, rates: Any) -> None:

@@ -1,16 +1,18 @@
-"""This machine and who uses it: its CPUs, its boot, the user, its processes as /proc shows them (Linux only)."""
+"""This machine and who uses it: its CPUs and memory, its boot, the user, its processes as /proc shows them (Linux)."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.base.records import Device
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+_SYSTEM = Path("/sys/devices/system")
 
 
 class ProcessReading(NamedTuple):
@@ -88,10 +90,28 @@ def boot_id() -> str:
 
 def cpu_device() -> Device:
     """The CPUs of this machine as a device."""
-    return Device(kind="cpu", uuid=f"CPU-{platform.node()}", name=_cpu_model())
+    return Device(kind="cpu", uuid=f"CPU-{platform.node()}", name=cpu_model())
 
 
-def _cpu_model() -> str:
+def machine() -> dict[str, str]:
+    """What the machine is: CPU model, sockets, NUMA nodes, memory, operating system; what it does not tell is absent.
+
+    In a virtual machine or a container, that is what it shows of the host.
+    """
+    sockets = {path.read_text() for path in _SYSTEM.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
+    facts = {
+        "cpu_model": cpu_model(),
+        "cpu_sockets": str(len(sockets) or ""),
+        "numa_nodes": str(len(list(_SYSTEM.glob("node/node[0-9]*"))) or ""),
+        "memory_mib": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20),
+    }
+    with suppress(OSError):
+        facts["os"] = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    return {name: value for name, value in facts.items() if value}
+
+
+def cpu_model() -> str:
+    """What the CPUs of this machine are called."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -8,6 +8,9 @@ from dataclasses import KW_ONLY, dataclass
 MIN_INTERVAL_MS = 200
 """Between two readings of a listener: sensors do not change faster, and reading them costs what the jobs need."""
 
+THROTTLED = "throttled_ratio"
+"""Figure of a device: the share of the window in which power or heat held its clocks down."""
+
 
 class Summary(enum.StrEnum):
     """What the samples of a quantity become in the row of the group or job that they belong to."""

@@ -37,6 +37,7 @@ class Tag(StrEnum):
     RESULT = f"{PREFIX}result"
     REASON = f"{PREFIX}reason"
     FLAG = f"{PREFIX}flag"
+    STALLED = f"{PREFIX}stalled"  # the part of the flag that makes a row no baseline
     FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: of each job, by its index
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"

@@ -47,7 +47,7 @@ class Comparison:
         """
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
-        if row.group.sequential and row.result is Result.OK and Tag.FLAG not in row.tags:
+        if row.group.sequential and row.result is Result.OK and Tag.STALLED not in row.tags:
             jobs = list(zip(row.jobs, _losses(row), strict=True))
             self._baselines[comparable(row.group)].add(row, _digests(row), jobs)
             concerned = list(self._rows)

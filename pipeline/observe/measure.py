@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.base import layout
 from pipeline.base.records import Group, Job, Result, WindowKind
+from pipeline.base.samples import THROTTLED
 from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.launch import events
@@ -25,6 +26,7 @@ from pipeline.observe.observation import Observation
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
 MIN_OVERLAP_RATIO = 0.95
+MOST_THROTTLED_RATIO = 0.01
 FIRST_GPU_USE = "first_gpu_use_s"
 COMPARED = ("throughput_samples_per_s", "makespan_s")
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
@@ -34,7 +36,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     """The row of a group."""
     jobs: list[JobResult] = []
     windows: list[sampled.Window] = []
-    flags: list[str] = []
+    stalls: list[str] = []
     read = sampled.readings(seen.samples)
     every = [state for batch in seen.batches for state in batch]
     log_of = {state.job.index: events.read(state.folder / layout.EVENTS) for state in every}
@@ -45,11 +47,11 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         window = _window(group, batch, logs, said)
         if window is not None:
             windows.append(window)
-            flags += _stalls(group, batch, logs, window)
+            stalls += _stalls(group, batch, logs, window)
         jobs += [_job(group, *each, window, seen, read) for each in zip(batch, logs, said, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
-    of_device = sampled.figures(read.get(None, {}), seen.fields, windows)
+    of_device = sampled.figures(read.get(sampled.WHOLE, {}), seen.fields, windows)
     rate = metrics.get("throughput_total_samples_per_s")
     metrics |= host.figures(jobs, of_device)
     metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rate)
@@ -68,9 +70,14 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     if windows:
         tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
+    flags = list(stalls)
     overlap = metrics.get("overlap_ratio")
     if group.window.kind is WindowKind.STEADY and overlap is not None and overlap < MIN_OVERLAP_RATIO:
         flags.append(f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}")
+    if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
+        flags.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
+    if stalls:
+        tags[Tag.STALLED] = "; ".join(stalls)
     if flags:
         tags[Tag.FLAG] = "; ".join(flags)
     return GroupResult(
@@ -132,9 +139,10 @@ def _job(
     said: Logged | None,
     window: sampled.Window | None,
     seen: Observation,
-    read: Mapping[int | None, sampled.Readings],
+    read: Mapping[sampled.Subject, sampled.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
+    own, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
     end_ns = _end_ns(state, log)
     if log.started_ns is not None and end_ns is not None:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
@@ -142,11 +150,14 @@ def _job(
         metrics |= throughput.figures(group.window.kind, log, window)
     metrics |= _of_script(group, state.job, metrics, said, window)
     if state.job.workload.ends_by_itself and log.started_ns is not None:
-        use_ns = sampled.first_gpu_use_ns(read.get(state.job.index, {}), seen.fields, log.started_ns)
+        use_ns = sampled.first_gpu_use_ns(own, seen.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
-    metrics |= sampled.figures(read.get(state.job.index, {}), seen.fields, [window] if window is not None else [])
+    windows = [window] if window is not None else []
+    if "gi_id" in place:  # what is known of its GPU instance, which it may share
+        metrics |= sampled.figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
+    metrics |= sampled.figures(own, seen.fields, windows)
     spans = phases.of_job(state, log)
     metrics |= phases.job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
@@ -165,7 +176,7 @@ def _job(
         metrics=metrics,
         series=_series(log) | _logged_series(said),
         spans=tuple(spans),
-        place=seen.places[state.job.index] if seen.places else {},
+        place=place,
         params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}) | _source(said),
     )
 

@@ -15,15 +15,17 @@ Window = tuple[int, int]
 Reading = tuple[int, float]
 Readings = Mapping[tuple[str, str], Sequence[Reading]]
 """Instants and values of one subject, in order, by listener and quantity."""
+Subject = tuple[int | None, int | None]
+"""Index of a job or id of a GPU instance, and `WHOLE`, the device or machine, without either."""
+WHOLE: Subject = (None, None)
 
 
-def readings(samples: Iterable[Sample]) -> Mapping[int | None, Readings]:
-    """What was read of the whole device or machine (`None`), and of each job by its index."""
-    found: dict[int | None, dict[tuple[str, str], list[Reading]]] = defaultdict(lambda: defaultdict(list))
+def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
+    """What was read of each subject."""
+    found: dict[Subject, dict[tuple[str, str], list[Reading]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
-        if sample.job is not None or sample.is_of_whole:
-            for name, value in sample.values.items():
-                found[sample.job][sample.source, name].append((sample.t_ns, value))
+        for name, value in sample.values.items():
+            found[sample.job, sample.gi_id][sample.source, name].append((sample.t_ns, value))
     return found
 
 

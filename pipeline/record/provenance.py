@@ -31,6 +31,7 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
         "host": platform.node(),
         "kernel": platform.release(),
         "cpus": str(len(os.sched_getaffinity(0))),
+        **host.machine(),
         "boot_id": boot_id(),
         "python": platform.python_version(),
         **_git(),

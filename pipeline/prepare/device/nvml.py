@@ -158,6 +158,7 @@ class GpuReader:
     def __init__(self, uuid: str) -> None:
         handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         self._process_handles = _process_handles(handle)
+        self._instances = _instances(handle)
         self._quantities: dict[str, Callable[[], Any]] = {
             "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
             "nvmlDeviceGetUtilizationRates": partial(pynvml.nvmlDeviceGetUtilizationRates, handle),
@@ -190,6 +191,15 @@ class GpuReader:
             elif answer is not None:
                 values[name] = float(answer)
         return values
+
+    def instance_memory_bytes(self) -> dict[int, float]:
+        """Id of each GPU instance to its memory in use, in bytes, as `quantities` counts it; those that tell it."""
+        found = {}
+        for gi_id, handle in self._instances.items():
+            memory = _ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+            if memory is not None:
+                found[gi_id] = float(memory.used)
+        return found
 
     def process_memory_bytes(self) -> dict[int, int]:
         """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells."""
@@ -291,6 +301,14 @@ def _process_handles(handle: object) -> list[object]:
         return list(mig_handles(handle))
 
 
+def _instances(handle: object) -> dict[int, object]:
+    """Id of each GPU instance to the handle of one of its MIG devices, which share its memory; none without MIG."""
+    if not ((mode := _ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)) and mode[0]):
+        return {}
+    with asking("the MIG devices"):
+        return {pynvml.nvmlDeviceGetGpuInstanceId(device): device for device in mig_handles(handle)}
+
+
 def mig_handles(handle: object) -> Iterator[object]:
     """The handle of each MIG device of a GPU, in NVML's order."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -332,6 +350,8 @@ def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None
     cores_each = _CORES_PER_MULTIPROCESSOR.get(tuple(capability))
     persistence = _ask_if_offered("the persistence mode", pynvml.nvmlDeviceGetPersistenceMode, handle)
     compute_mode = _ask_if_offered("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)
+    power_limit_mw = _ask_if_offered("the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    ecc = _ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
     return {
         "driver_version": _ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),
         "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
@@ -340,6 +360,8 @@ def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None
         "multiprocessors": None if cores is None or cores_each is None else str(cores // cores_each),
         "persistence_mode": _SWITCH.get(persistence),
         "compute_mode": _COMPUTE_MODES.get(compute_mode),
+        "power_limit_w": None if power_limit_mw is None else f"{power_limit_mw / 1000:g}",
+        "ecc_mode": None if ecc is None else _SWITCH.get(ecc[0]),
         "mig_mode_current": None if mig_mode is None else _SWITCH.get(mig_mode[0]),
         "mig_mode_pending": None if mig_mode is None else _SWITCH.get(mig_mode[1]),
     }

@@ -39,9 +39,11 @@ def doubts(study: Study) -> list[str]:
         for block, loop_ms, is_slow in loops
         if is_slow and loop_ms is not None
     ]
-    still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.flag]
+    still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.stalled]
     said += _mixed_packages(study)
-    return said + [f"Nothing is compared with baseline {row.name} of block {row.block}: {row.flag}." for row in still]
+    return said + [
+        f"Nothing is compared with baseline {row.name} of block {row.block}: {row.stalled}." for row in still
+    ]
 
 
 def _mixed_packages(study: Study) -> list[str]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.base.samples import Summary
+from pipeline.base.samples import THROTTLED, Summary
 from pipeline.report.read.records import Row
 
 
@@ -61,6 +61,7 @@ _ALL = (
     Metric("power_mean_w", "power of the GPU", "W"),
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
+    Metric(THROTTLED, "time throttled by power or heat", scale=Scale.SHARE),
     Metric(HOST_LOOP, "loop on the host", "ms"),
     Metric("process_cpu_mean_pct", "CPU of a job's busiest process", "% of one core", Scale.PLAIN),
     Metric("run_queue_delay_pct", "waiting for a CPU", "% of one core", Scale.PLAIN),
@@ -73,7 +74,11 @@ METRICS = {metric.name: metric for metric in _ALL}
 """By name, in the order of tables."""
 
 _SPEED = (THROUGHPUT, "epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
-_SHARE = ("gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio", "tensor_active_mean_ratio")
+ACTIVITY = (
+    *("gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio", "tensor_active_mean_ratio", "dram_active_mean_ratio"),
+)
+"""What listeners read of a GPU, and of each of its GPU instances."""
+
 _POWER = (ENERGY_PER_SAMPLE, "energy_above_idle_per_sample_j", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
 HOST = (
     *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
@@ -84,8 +89,8 @@ HOST = (
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
     ("fairness", "What each job gets", ("epoch_time_vs_solo_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")),
-    ("utilisation", "Utilisation and memory", (*_SHARE, "dram_active_mean_ratio", MEMORY)),
-    ("energy", "Energy, power and clocks", _POWER),
+    ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY)),
+    ("energy", "Energy, power and clocks", (*_POWER, THROTTLED)),
 )
 """Quantities that are printed side by side: name and title of the table, and what is in it."""
 

@@ -59,7 +59,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
     """The baselines of each block, by `baseline_key`. Those that failed or stood still are none."""
     found: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
-    for row in (row for row in rows if row.is_sequential and row.result is Result.OK and not row.flag):
+    for row in (row for row in rows if row.is_sequential and row.result is Result.OK and not row.stalled):
         mine = found[baseline_key(row)]
         mine.add(row, _digests(row), row.jobs)
         for job in row.jobs if row.degree == 1 else ():

@@ -15,6 +15,7 @@ from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.page.instances import instance_table
 from pipeline.report.page.table_format import Table, Value, Values, with_interval
 from pipeline.report.read.records import Row, Study
 
@@ -38,6 +39,7 @@ def every_table(
         winner_table(winners),
         verdict_table(verdicts),
         *(group_table(cells, *group) for group in GROUPS),
+        instance_table(study),
         host_table(cells),
         result_table(cells),
         ending_table(cells),
@@ -198,7 +200,7 @@ def _what_ran(cell: Cell) -> Values:
 
 def _baseline(row: Row) -> tuple[str, float] | None:
     """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
-    if not row.is_sequential or row.result is not Result.OK or row.flag:
+    if not row.is_sequential or row.result is not Result.OK or row.stalled:
         return None
     name, unit = (TOTAL_TIME, "s") if row.window is WindowKind.WORK else (THROUGHPUT, "samples/s")
     return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None

@@ -33,6 +33,7 @@ def _row(ended: GroupResult) -> Row:
         result=ended.result,
         reason=ended.reason,
         flag=ended.tags.get(Tag.FLAG, ""),
+        stalled=ended.tags.get(Tag.STALLED, ""),
         metrics=ended.metrics,
         params={},
         window=group.window.kind,

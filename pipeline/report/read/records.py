@@ -50,6 +50,7 @@ class Row:
         setting: what tells the settings of this row (window, seed, ...) from others of its jobs; else empty.
         settings: these settings by name, all of which rows must share to be compared.
         flag: what is doubtful about a row that is `ok`, such as an overlap below the limit.
+        stalled: the part of it that makes the row no baseline: jobs that stood still.
         start_ms, end_ms: wall clock, since the epoch.
         start: name of the start of the orchestrator that it belongs to.
         facts: provenance by name, as the run's tags have it.
@@ -70,6 +71,7 @@ class Row:
     result: Result
     reason: str
     flag: str
+    stalled: str = ""
     metrics: Mapping[str, float]
     params: Mapping[str, str]
     window: WindowKind

@@ -23,6 +23,8 @@ _NEEDS_HARDWARE = frozenset(
     for quantity in (
         "ClockInfo",
         "CurrentClocksThrottleReasons",
+        "EccMode",
+        "EnforcedPowerLimit",
         "PerformanceState",
         "PowerUsage",
         "Temperature",

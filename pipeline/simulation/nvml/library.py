@@ -152,8 +152,14 @@ class NvmlLibrary(MigCalls, GpmCalls):
         target = pointee(memory)
         if target.version != pynvml.nvmlMemory_v2:
             raise DriverError(codes.VERSION_MISMATCH)
-        _fill_memory(target, self.whole_gpu(handle)[1])
-        target.reserved = queries.RESERVED_MIB * _MIB
+        if self.is_mig_device(handle):
+            gpu, instance, _ = self.mig_device(handle)
+            target.total = queries.profile_of(gpu, instance).capacity_mib * _MIB
+            target.used = queries.used_memory_mib(gpu, instance.id) * _MIB
+            target.free, target.reserved = target.total - target.used, 0
+        else:
+            _fill_memory(target, self.whole_gpu(handle)[1])
+            target.reserved = queries.RESERVED_MIB * _MIB
 
     @answers("nvmlDeviceGetComputeRunningProcesses_v3")
     def _compute_processes(self, handle: Any, count: Any, array: Any) -> None:

@@ -12,7 +12,10 @@ import pytest
 from listeners.base import ThreadedListener
 from listeners.nvml import NvmlListener
 from pipeline.base.errors import ListenerError
-from pipeline.simulation.machine.state import Process
+from pipeline.base.mig_table import find
+from pipeline.base.records import Slot
+from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
+from pipeline.simulation.nvml.calls import fill
 from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 from tests.nvml_library import NvmlLibrary, installed
 
@@ -52,9 +55,36 @@ class TestNvmlListener(ListenerContract):
                 "utilization_gpu_pct": 100,
                 "utilization_memory_pct": 15,
                 "throttle_reasons_bits": 4,
+                "throttled_ratio": 1,
                 "pstate": 0,
             }
         )
+
+    @pytest.mark.parametrize(("bits", "ratio"), [(0x0, 0), (0x1 | 0x2 | 0x10, 0), (0x4, 1), (0x1 | 0x20, 1), (0x80, 1)])
+    def test_power_and_heat_throttle_and_an_idle_gpu_does_not(
+        self, library: NvmlLibrary, bits: int, ratio: float
+    ) -> None:
+        library.functions["nvmlDeviceGetCurrentClocksThrottleReasons"] = lambda _, reasons: fill(reasons, bits)
+        sink = Collected()
+        with NvmlListener(1000).observe(OneDevice(), sink):
+            pass
+        assert sink.named("throttled_ratio") == [ratio]
+
+    def test_memory_is_read_of_each_instance_that_is_used(self, library: NvmlLibrary) -> None:
+        profile = next(profile for profile in find("h100_80gb").profiles if profile.name == "1g.10gb")
+        whole = ComputeInstance(id=0, profile_id=profile.ci_profiles[0].id, start=0, size=1)
+        instances = tuple(
+            GpuInstance(id=number, profile_id=profile.id, start=start, size=1, compute_instances=(whole,))
+            for start, number in enumerate((7, 8, 9))
+        )
+        processes = (_on(7, 500), _on(7, 20), _on(8, 300), _on(9, 1))
+        library.change(mig_current=True, mig_pending=True, instances=instances, processes=processes)
+        watch, sink = OneDevice(), Collected()
+        watch.slots = tuple(Slot(visible_devices="MIG-x", gi_id=number) for number in (7, 8))
+        with NvmlListener(1000).observe(watch, sink):
+            pass
+        read = {sample.gi_id: sample.values for sample in sink if sample.gi_id is not None}
+        assert read == {7: {"instance_memory_used_mib": 520}, 8: {"instance_memory_used_mib": 300}}
 
     def test_what_the_gpu_does_not_offer_is_absent(self, library: NvmlLibrary) -> None:
         library.fail(nvmlDeviceGetUtilizationRates=pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -89,3 +119,10 @@ class TestNvmlListener(ListenerContract):
     def test_a_device_that_is_no_gpu_is_refused(self) -> None:
         with pytest.raises(ListenerError, match="not a GPU"), NvmlListener(1000).observe(OneDevice(CPU), Collected()):
             pytest.fail("there is no GPU")
+
+
+def _on(instance: int, memory_mib: int) -> Process:
+    """A process on the only MIG device of a GPU instance."""
+    return Process(
+        pid=1000 + memory_mib, name="", memory_mib=memory_mib, gpu_instance_id=instance, compute_instance_id=0
+    )

@@ -181,6 +181,42 @@ def test_utilisation_is_the_mean_of_the_whole_gpu_inside_the_window(tmp_path):
     assert "dram_active_mean_ratio" not in metrics
 
 
+def test_the_run_of_a_job_has_the_figures_of_its_gpu_instance(tmp_path):
+    three = group("a", "b", "c")
+    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in three.jobs]
+    samples = [
+        Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": 0.9}),
+        *(Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": gi / 10}, gi_id=gi) for gi in (3, 5)),
+        Sample(source="nvml", t_ns=3 * S, values={"instance_memory_used_mib": 700.0}, gi_id=5),
+        Sample(source="nvml", t_ns=3 * S, values={"process_memory_mib": 300.0}, job=1),
+    ]
+    places = [{"gi_id": "3"}, {"gi_id": "5"}, {"gi_id": "5"}]
+    row = judge(tmp_path, three, *states, samples=samples, places=places)
+    assert row.metrics["gract_mean_ratio"] == pytest.approx(0.9), "the whole GPU stays on the group"
+    assert [job.metrics["gract_mean_ratio"] for job in row.jobs] == pytest.approx([0.3, 0.5, 0.5])
+    assert [job.metrics.get("instance_memory_peak_mib") for job in row.jobs] == [None, 700, 700]
+    assert [job.metrics.get("memory_peak_mib") for job in row.jobs] == [None, 300, None]
+    without = judge(tmp_path, three, *states, samples=samples, places=[{}, {}, {}])
+    assert not any("gract_mean_ratio" in job.metrics for job in without.jobs)
+
+
+@pytest.mark.parametrize(("held", "words"), [(0, None), (1, "held the clocks down for 10 % of the window")])
+def test_a_row_whose_clocks_power_or_heat_held_down_is_flagged_and_stays_a_baseline(tmp_path, held, words):
+    alone = group("a", sequential=True)
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = [nvml(1 + t, throttled_ratio=float(t < held)) for t in range(10)] + [nvml(0, throttled_ratio=1.0)]
+    row = judge(tmp_path, alone, good, samples=samples)
+    assert row.metrics["throttled_ratio"] == pytest.approx(held / 10)
+    assert (words in row.tags["collocation.flag"]) if words else "collocation.flag" not in row.tags
+    comparison = compare.Comparison()
+    comparison.add(row)
+    pair = group("a", "a")
+    (compared,) = comparison.add(
+        judge(tmp_path, pair, *(state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs))
+    )
+    assert compared.metrics["speedup_vs_serial_ratio"] == pytest.approx(2)
+
+
 def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
     alone = group("a")
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)

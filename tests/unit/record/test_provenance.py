@@ -22,6 +22,14 @@ def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     assert facts["command_line"] == "run.py degree=2 tracking.uri=https://mlflow.example.org/x"
 
 
+def test_the_machine_is_recorded():
+    facts = provenance.collect({})
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    assert int(facts["memory_mib"]) == pytest.approx(int(lines["MemTotal"].split()[0]) / 1024, rel=0.01)
+    assert facts["cpu_model"] and facts["os"]
+    assert all(int(facts[name]) >= 1 for name in ("cpu_sockets", "numa_nodes") if name in facts)
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"

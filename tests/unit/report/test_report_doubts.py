@@ -67,7 +67,7 @@ def test_without_gpu_activity_nothing_is_said_of_what_binds_a_group() -> None:
 
 def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
     rows = [
-        copies(scenario, degree, 1000.0, block, flag=STOOD_STILL if (scenario, block) == ("serial", 2) else "")
+        copies(scenario, degree, 1000.0, block, stalled=STOOD_STILL if (scenario, block) == ("serial", 2) else "")
         for block in (1, 2, 3)
         for scenario, degree in (("serial", 1), ("naive", 2))
     ]

@@ -50,6 +50,8 @@ def test_a_device_tells_what_identifies_it(library: NvmlLibrary) -> None:
         "multiprocessors": "132",
         "persistence_mode": "enabled",
         "compute_mode": "default",
+        "power_limit_w": "650",
+        "ecc_mode": "enabled",
         "mig_mode_current": "disabled",
         "mig_mode_pending": "disabled",
     }
@@ -60,11 +62,12 @@ def test_details_that_the_gpu_does_not_offer_are_absent(library: NvmlLibrary) ->
         nvmlDeviceGetMigMode=pynvml.NVML_ERROR_NOT_SUPPORTED,
         nvmlDeviceGetNumGpuCores=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         nvmlDeviceGetMemoryInfo=pynvml.NVML_ERROR_NO_PERMISSION,
+        nvmlDeviceGetEccMode=pynvml.NVML_ERROR_NOT_SUPPORTED,
     )
     (device,) = nvml.list_devices()
     assert device.memory_mib is None
     assert not device.mig_enabled
-    assert not {"mig_mode_current", "mig_mode_pending", "multiprocessors"} & dict(device.details).keys()
+    assert not {"mig_mode_current", "mig_mode_pending", "multiprocessors", "ecc_mode"} & dict(device.details).keys()
 
 
 def test_a_pending_mig_mode_is_told_apart_from_a_current_one(library: NvmlLibrary) -> None:
