@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.records import WindowKind
+from pipeline.base.units import SAMPLES, rate_of
 from pipeline.launch import events
 from pipeline.observe.throughput import figures
 
@@ -69,7 +70,7 @@ def throughput(
                 raise RuntimeError(f"a job of the bare loop ended with status {process.returncode}")
         window = (stop_ns - int(seconds * 1e9), stop_ns)
         logs = [events.read(folder / str(index) / "events.jsonl") for index in range(num_jobs)]
-        return sum(figures(WindowKind.STEADY, log, window)["throughput_samples_per_s"] for log in logs)
+        return sum(figures(WindowKind.STEADY, SAMPLES, log, window)[rate_of(SAMPLES)] for log in logs)
 
 
 def _start(argv: Sequence[str], index: int, folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

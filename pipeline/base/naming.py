@@ -16,12 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pipeline.base.modes import mode_of
+from pipeline.base.units import GIVEN_RATE
 
 FLAG = "flags."
 """How the params begin which say what a script was given by `workload.flags`."""
 ARGUMENTS = "args"
 # What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
-_NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root"})
+_NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
 _PREFIXES = ("job.", "place.")
 # Says too little to a reader, and is told by the environment, or by a few digits at the end.
 _UNSAID = "environment_digest"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.modes import is_program
+from pipeline.base.units import SAMPLES
 
 
 class Result(enum.StrEnum):
@@ -149,10 +150,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSource:
-    """Where the samples/s of a program come from that does not report its steps; at most one of these is given.
+    """Where the rate of a program comes from that does not report its steps; at most one of these is given.
 
     Attributes:
-        samples: those of a whole run.
+        samples: what a whole run does, in the unit of the workload.
         metric: what it logs them as, through MLflow or in TensorBoard files.
         pattern: a regular expression for lines of its output, with one group.
     """
@@ -188,6 +189,8 @@ class Workload:
         program_digest: of the same without the packages.
         sources: the files of the program, and of the runner that starts it.
         is_in_own_folder: each job starts in its output folder, and not where the user called from.
+        unit: what its work is counted in.
+        is_rate_given: it is a service that answers as many requests as the user chose to send.
     """
 
     name: str
@@ -203,6 +206,8 @@ class Workload:
     sources: tuple[Source, ...] = ()
     is_in_own_folder: bool = False
     rate: RateSource = RateSource()
+    unit: str = SAMPLES
+    is_rate_given: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.base.baselines import Baselines
-from pipeline.base.normalise import normalise, rate_name
+from pipeline.base.normalise import Compared, mean_of, normalise
 from pipeline.base.records import Group, Result
 from pipeline.base.tags import Tag
 from pipeline.observe import endings
@@ -82,27 +81,31 @@ class Comparison:
         return None
 
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
-        rate = rate_name(row.group.window.kind)
-        solo = {}
-        for digest, runs in zip(_digests(row), self._alone(row), strict=True):
-            if rates := [job.metrics[rate] for job, _ in runs if rate in job.metrics]:
-                solo[digest] = statistics.fmean(rates)
+        solo = {
+            digest: mean_of([job.metrics for job, _ in runs])
+            for digest, runs in zip(_digests(row), self._alone(row), strict=True)
+        }
         mix = self._baselines[comparable(row.group)].in_turn(_digests(row))
         return against_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 
-def against_baseline(row: GroupResult, solo: dict[str, float], serial_makespan_s: float | None) -> dict[str, float]:
+def against_baseline(
+    row: GroupResult, solo: Mapping[str, Mapping[str, float]], serial_makespan_s: float | None
+) -> dict[str, float]:
     """Figures of a group that ended well against its serial baseline; absent where a baseline is absent.
 
     Args:
         row: of the group.
-        solo: by workload digest: seconds alone in a work window, else samples/s alone.
+        solo: by workload digest: the figures of a job alone.
         serial_makespan_s: of the same jobs really executed one after another, if that was measured.
     """
-    rate = rate_name(row.group.window.kind)
+    programs = [job.job.workload for job in row.jobs]
     return normalise(
         row.group.window.kind,
-        [(job.metrics.get(rate), solo.get(job.job.workload.digest)) for job in row.jobs],
+        [
+            Compared(program.unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
+            for program, job in zip(programs, row.jobs, strict=True)
+        ],
         is_sequential=row.group.sequential,
         serial_s=serial_makespan_s,
         makespan_s=row.metrics.get("makespan_s"),

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import layout
-from pipeline.base.records import Group, Job, Result, WindowKind
+from pipeline.base.records import Group, Result
 from pipeline.launch.events import Events, last_lines
 from pipeline.launch.state import Ending, JobState
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.logged.metric import Logged
 
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
@@ -35,17 +34,9 @@ def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     return ending
 
 
-def of_measurement(
-    group: Group, job: Job, log: Events, metrics: Mapping[str, float], said: Logged | None = None
-) -> Ending:
-    """How a job ended that finished its work: as failed, if what it reported does not show what was to be measured."""
-    if said is not None and not said.points:
-        return Ending(Result.FAILED, said.absence)
-    if group.window.kind is WindowKind.STEADY and "throughput_samples_per_s" not in metrics:
-        return Ending(Result.FAILED, "no step was completed inside the window; make window.seconds longer")
-    if not job.workload.ends_by_itself and not log.steps.t_ns:
-        return Ending(Result.FAILED, "lost result: the job ended well, but its event file holds no step")
-    return Ending(Result.OK)
+def of_measurement(absence: str) -> Ending:
+    """How a job ended that finished its work: as failed, if there are words for why it shows none (`work.absence`)."""
+    return Ending(Result.FAILED, absence) if absence else Ending(Result.OK)
 
 
 def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:

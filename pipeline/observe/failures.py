@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from pipeline.base import units
 from pipeline.base.records import Result
 from pipeline.observe.group_result import GroupResult
 
 _MAX_ERROR_OUTPUTS = 3
-_FIGURES = (("makespan_s", "{:.1f} s"), ("throughput_samples_per_s", "{:.1f} samples/s"))
 
 
 def in_words(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
@@ -22,7 +22,9 @@ def in_words(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], s
 def _others(row: GroupResult) -> Iterator[str]:
     for job in row.jobs:
         if job.result is Result.OK:
-            figures = [form.format(job.metrics[key]) for key, form in _FIGURES if key in job.metrics]
+            unit = job.job.workload.unit
+            forms = {"makespan_s": "{:.1f} s", units.rate_of(unit): f"{{:.1f}} {units.per_second(unit)}"}
+            figures = [form.format(job.metrics[key]) for key, form in forms.items() if key in job.metrics]
             yield f"{row.group.name}: job {job.job.name} ended well: {', '.join(figures)}".rstrip(": ")
 
 

@@ -10,15 +10,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.base import layout
-from pipeline.base.records import Group, Job, Result, WindowKind
+from pipeline.base import layout, services, units
+from pipeline.base.normalise import compared_names
+from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.samples import THROTTLED
 from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.launch import events
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
-from pipeline.observe import changed_files, endings, host, phases, sampled, throughput
+from pipeline.observe import changed_files, endings, host, phases, sampled, throughput, work
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.logged import metric
 from pipeline.observe.logged.metric import Logged
@@ -28,7 +29,6 @@ from pipeline.observe.observation import Observation
 MIN_OVERLAP_RATIO = 0.95
 MOST_THROTTLED_RATIO = 0.01
 FIRST_GPU_USE = "first_gpu_use_s"
-COMPARED = ("throughput_samples_per_s", "makespan_s")
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
 
@@ -52,9 +52,9 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
     of_device = sampled.figures(read.get(sampled.WHOLE, {}), seen.fields, windows)
-    rate = metrics.get("throughput_total_samples_per_s")
+    rates = {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
     metrics |= host.figures(jobs, of_device)
-    metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rate)
+    metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
@@ -107,8 +107,8 @@ def _window(
         if not stops:
             return None
         # All jobs are past their first step and the settling time when the window opens.
-        first_steps = [log.steps.t_ns[0] for log in logs if log.steps.t_ns]
-        begin = max(max(starts) + int(group.window.settle_s * 1e9), *first_steps, 0)
+        first = [instants[0] for log in logs if (instants := work.instants_ns(log))]
+        begin = max(max(starts) + int(group.window.settle_s * 1e9), *first, 0)
         return (begin, min(stops)) if begin < min(stops) else None
     ends = [_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
     known = [end for end in ends if end is not None]
@@ -125,7 +125,7 @@ def _stalls(group: Group, states: Sequence[JobState], logs: Sequence[Events], wi
 
 def _end_ns(state: JobState, log: Events) -> int | None:
     """The last instant of a job's work: its last step or epoch, or its exit if it reports neither."""
-    marks = [*log.steps.t_ns[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
+    marks = [*work.instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
     if marks:
         return max(marks)
     # What a profiler does after the job's end is not the job's work.
@@ -146,9 +146,7 @@ def _job(
     end_ns = _end_ns(state, log)
     if log.started_ns is not None and end_ns is not None:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
-    if window is not None:
-        metrics |= throughput.figures(group.window.kind, log, window)
-    metrics |= _of_script(group, state.job, metrics, said, window)
+    metrics |= work.figures(group, state.job, log, said, window, metrics.get("makespan_s"))
     if state.job.workload.ends_by_itself and log.started_ns is not None:
         use_ns = sampled.first_gpu_use_ns(own, seen.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
@@ -163,7 +161,7 @@ def _job(
     cpus = state.started.cpus if state.started is not None else ()
     ending = endings.of_job(state, log, interrupted=seen.interrupted)
     if ending.result is Result.OK:
-        ending = endings.of_measurement(group, state.job, log, metrics, said)
+        ending = endings.of_measurement(work.absence(group, state.job, log, metrics, said))
     return JobResult(
         job=state.job,
         result=ending.result,
@@ -174,29 +172,16 @@ def _job(
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=_series(log) | _logged_series(said),
+        series=_series(log) | _logged_series(said, state.job.workload.unit),
         spans=tuple(spans),
         place=place,
         params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}) | _source(said),
     )
 
 
-def _of_script(
-    group: Group, job: Job, metrics: Mapping[str, float], said: Logged | None, window: sampled.Window | None
-) -> dict[str, float]:
-    """The rate of a program that reports no steps: what it logged, or the samples of its run over its time."""
-    samples = job.workload.rate.samples
-    if samples is not None and metrics.get("makespan_s"):
-        return {"throughput_samples_per_s": samples / metrics["makespan_s"], "num_samples": float(samples)}
-    if said is not None and said.points:
-        is_common = group.window.kind is WindowKind.LOGGED
-        return {"throughput_samples_per_s": throughput.logged_rate(said.points, window if is_common else None)}
-    return {}
-
-
-def _logged_series(said: Logged | None) -> dict[str, list[tuple[int, int, float]]]:
+def _logged_series(said: Logged | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
     points = said.points if said is not None else ()
-    return {"logged_samples_per_s": [(step, *point) for step, point in enumerate(points)]} if points else {}
+    return {f"logged_{unit}_per_s": [(step, *point) for step, point in enumerate(points)]} if points else {}
 
 
 def _source(said: Logged | None) -> dict[str, str]:
@@ -219,7 +204,10 @@ def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
         job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get("first_loss", ()))]
         for job in jobs
     }
-    rates = {job.job.index: {name: job.metrics[name] for name in COMPARED if name in job.metrics} for job in jobs}
+    rates = {
+        job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
+        for unit, job in ((job.job.workload.unit, job) for job in jobs)
+    }
     told: dict[str, Mapping[int, object]] = {Tag.FIRST_LOSSES: losses, Tag.RATES: rates}
     known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in told.items()}
     return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
@@ -238,14 +226,8 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
             metrics["start_skew_ms"] = (max(s for s, _ in spans) - min(s for s, _ in spans)) / 1e6
             common = min(end for _, end in spans) - max(start for start, _ in spans)
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
-    rates = [job.metrics["throughput_samples_per_s"] for job in jobs if "throughput_samples_per_s" in job.metrics]
-    if len(rates) == len(jobs):
-        samples = [job.metrics["num_samples"] for job in jobs if "num_samples" in job.metrics]
-        if group.window.kind is WindowKind.WORK:
-            if len(samples) == len(jobs):
-                metrics["throughput_total_samples_per_s"] = sum(samples) / metrics["makespan_s"]
-        elif len(jobs) == 1 or not group.sequential:
-            metrics["throughput_total_samples_per_s"] = sum(rates)
+    metrics |= _totals(group, jobs, metrics.get("makespan_s"))
+    metrics |= services.of_group([job.metrics for job in jobs])
     uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
     if len(uses) == len(jobs):
         metrics[FIRST_GPU_USE] = max(uses)
@@ -253,4 +235,17 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
     # MLflow's page that compares runs opens on the metric that was logged first.
-    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "throughput_total_samples_per_s")}
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: not units.units_in([name]))}
+
+
+def _totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
+    """What all jobs did in a second, in each unit that every one of them counts."""
+    found: dict[str, float] = {}
+    for unit in units.shared([job.metrics for job in jobs]):
+        if group.window.kind is WindowKind.WORK:
+            numbers = [job.metrics[units.number_of(unit)] for job in jobs if units.number_of(unit) in job.metrics]
+            if len(numbers) == len(jobs) and makespan_s:
+                found[units.total_of(unit)] = sum(numbers) / makespan_s
+        elif len(jobs) == 1 or not group.sequential:
+            found[units.total_of(unit)] = sum(job.metrics[units.rate_of(unit)] for job in jobs)
+    return found

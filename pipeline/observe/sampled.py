@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from pipeline.base import units
 from pipeline.base.samples import Sample, Summary
 from pipeline.observe.fields import ENERGY, POWER, Fields, figure_of
 
@@ -52,9 +53,9 @@ def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | Non
 
 
 def energy(
-    found: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rate: float | None
+    found: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rates: Mapping[str, float]
 ) -> dict[str, float]:
-    """What follows from the energy of a device: above its idle power, and a sample at the rate in samples/s."""
+    """What follows from the energy of a device: above its idle power, and of one of each unit at a rate per second."""
     if ENERGY not in found:
         return {}
     total_s = sum(_seconds(window) for window in windows)
@@ -62,8 +63,9 @@ def energy(
     if idle_w is not None:
         derived["power_idle_w"] = idle_w
         derived["energy_above_idle_j"] = found[ENERGY] - idle_w * total_s
-    if rate:
-        derived["energy_per_sample_j"] = found[ENERGY] / (total_s * rate)
+    for unit, rate in rates.items():
+        if rate:
+            derived[units.energy_of(unit)] = found[ENERGY] / (total_s * rate)
     return derived
 
 

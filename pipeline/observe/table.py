@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 
+from pipeline.base import normalise, services, units
 from pipeline.base.modes import mode_of
 from pipeline.base.records import Group, Result
 from pipeline.base.tags import Tag
@@ -13,34 +14,34 @@ from pipeline.base.words import aligned
 from pipeline.observe.fields import Fields, figure_of
 from pipeline.observe.group_result import GroupResult
 
-# Head, figure and format of each column; those of samples stand between the two.
+# Head, figure and format of each column. Those of each unit of work stand at both ends, those of samples before the
+# last.
 _COLUMNS = (
-    ("samples/s", "throughput_total_samples_per_s", "{:.1f}"),
+    ("goodput/s", services.GOODPUT_TOTAL, "{:.1f}"),
+    ("latency ms", services.worst_of(services.MEAN), "{:.2f}"),
+    ("p99 ms", services.worst_of(services.P99), "{:.2f}"),
     ("epoch s", "epoch_time_mean_s", "{:.2f}"),
     ("makespan s", "makespan_s", "{:.1f}"),
     ("on GPU after s", "first_gpu_use_s", "{:.1f}"),
-    ("speed-up", "speedup_vs_serial_ratio", "{:.2f}"),
-    ("slowdown", "slowdown_worst_ratio", "{:.2f}"),
-    ("fairness", "fairness_jain_ratio", "{:.3f}"),
+    ("speed-up", normalise.SPEEDUP, "{:.2f}"),
+    ("slowdown", normalise.SLOWDOWN, "{:.2f}"),
+    ("slowdown of latency", normalise.MEAN_SLOWDOWN, "{:.2f}"),
+    ("fairness", normalise.FAIRNESS, "{:.3f}"),
     ("overlap", "overlap_ratio", "{:.3f}"),
     ("skew ms", "start_skew_ms", "{:.1f}"),
 )
-_LAST_COLUMNS = (
-    ("J/sample", "energy_per_sample_j", "{:.4f}"),
-    ("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),
-)
-_RATES = (
-    ("throughput_total_samples_per_s", "{:.1f}", "samples/s"),  # of a group
-    ("throughput_samples_per_s", "{:.1f}", "samples/s"),  # of a job
-)
-_RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown"))
+_LAST_COLUMNS = (("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),)
+_RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown", "slowdown of latency"))
 _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
 
 def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is_simulated: bool = False) -> str:
     """How a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `skipped: REASON`."""
-    figures = [f"{form.format(metrics[key])} {unit}" for key, form, unit in _RATES if key in metrics]
+    rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
+    rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
+    figures = [f"{metrics[key]:.1f} {units.per_second(unit)}" for unit, key in rates]
+    figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
     figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
     ended = f"{result.value} (simulated GPU)" if is_simulated else result.value
     return ", ".join([ended, *figures]) + (f": {reason}" if reason else "")
@@ -60,7 +61,10 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
     for row in rows:
         by_key[row.group.key].append(row)
     groups = sorted(by_key.values(), key=lambda found: _place(found[0].group))
-    every = (*_COLUMNS, *_sampled(fields), *_LAST_COLUMNS)
+    counted = list(dict.fromkeys(unit for row in rows for unit in units.units_in(row.metrics)))
+    rates = [(units.per_second(unit), units.total_of(unit), "{:.1f}") for unit in counted]
+    energies = [(units.joules_per(unit), units.energy_of(unit), "{:.4f}") for unit in counted]
+    every = (*rates, *_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
     shown = [column for column in every if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.
     facts = {

@@ -8,6 +8,7 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
+from pipeline.base import units
 from pipeline.base.records import WindowKind
 from pipeline.launch.events import Events, Steps
 from pipeline.observe.logged.metric import Points
@@ -18,8 +19,8 @@ STALL_SHARE = 0.05
 """A job stood still that made no step at an edge of the window for so many step times, and this share of the window."""
 
 
-def figures(kind: WindowKind, log: Events, window: Window) -> dict[str, float]:
-    """Samples/s and step times within the window; none if no step was completed in it."""
+def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:
+    """The rate in the unit that the steps count, and step times, in the window; none if no step was completed in it."""
     steps = log.steps
     if not steps.t_ns or log.started_ns is None:
         return {}
@@ -33,7 +34,7 @@ def figures(kind: WindowKind, log: Events, window: Window) -> dict[str, float]:
             return {}
         rate = (_done(steps, end) - _done(steps, begin)) / ((end - begin) / 1e9)
         inside = range(first + 1, last + 1)
-    metrics = {"throughput_samples_per_s": rate, "num_samples": float(steps.total[-1])}
+    metrics = {units.rate_of(unit): rate, units.number_of(unit): float(steps.total[-1])}
     times_ms = sorted(_times_ms(steps, inside))
     for percent in (50, 95, 99):
         if times_ms:
@@ -87,7 +88,7 @@ def stall(log: Events, window: Window) -> str | None:
 
 
 def _done(steps: Steps, t_ns: int) -> float:
-    """Samples done by an instant after the first step; of a step under way, as much as of its time has passed."""
+    """Work done by an instant after the first step; of a step under way, as much as of its time has passed."""
     following = bisect_right(steps.t_ns, t_ns)
     before_ns, before = steps.t_ns[following - 1], steps.total[following - 1]
     if following == len(steps.t_ns):

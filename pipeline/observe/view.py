@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import layout
+from pipeline.base import layout, units
 from pipeline.base.records import Group, WindowKind
 from pipeline.base.words import duration, say
 from pipeline.launch import events
@@ -86,7 +86,8 @@ class _Drawer:
         caption = "\n".join(filter(None, [_logs(self.group, self.watched), f"study: {self.progress.summary()}"]))
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
-        for name in ("job", "phase", "epoch", "samples/s", "memory MiB"):
+        counted = dict.fromkeys(units.per_second(job.workload.unit) for job in self.group.jobs)
+        for name in ("job", "phase", "epoch", " or ".join(counted), "memory MiB"):
             table.add_column(name, justify="left" if name in ("job", "phase") else "right")
         alive = self.watched.pids()
         for job in self.group.jobs:

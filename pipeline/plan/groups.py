@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base import factory, naming, placeholders
+from pipeline.base import factory, naming, placeholders, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.protocols import Profiler
 from pipeline.base.records import (
@@ -82,7 +82,7 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
         names = ", ".join(sorted({job.workload.name for job in group.jobs if job.workload.ends_by_itself}))
         others = ", ".join(sorted({job.workload.name for job in group.jobs if not job.workload.ends_by_itself}))
         if group.window.kind is WindowKind.LOGGED:
-            yield f"{names} cannot be told to stop: measured while all jobs log their samples/s"
+            yield f"{names} cannot be told to stop: measured while all jobs log how fast they are"
         else:
             epochs = f", in which {others} does window.epochs" if others else ""
             yield (
@@ -107,7 +107,7 @@ def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     all_log = all(w.rate().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
         raise ConfigError(
-            "window.kind=LOGGED needs scripts that all log their samples/s; name it with workload.metric=NAME or "
+            "window.kind=LOGGED needs scripts that all log how fast they are; name it with workload.metric=NAME or "
             "workload.metric_pattern=EXPRESSION, or choose window=work"
         )
     if any(w.ends_by_itself for w in workloads):
@@ -163,11 +163,15 @@ def _workload(
         preload=workload.preload,
         is_in_own_folder=workload.is_in_own_folder(),
         rate=workload.rate(),
+        unit=workload.unit,
+        is_rate_given=workload.has_given_rate(),
     )
 
 
 def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
     """What a run says of its program beside the options that its kind adds."""
+    if workload.has_given_rate():
+        yield units.GIVEN_RATE, "true"
     yield "script", without_secrets(workload.script)
     if args := workload.argument_words():
         yield naming.ARGUMENTS, without_secrets(shlex.join(args))

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
+from pipeline.base import units
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device, RateSource
@@ -76,6 +77,7 @@ class WorkloadConfig:
         runner: script of ours that starts the program and speaks the job protocol for it; `null` if it does itself.
         ends_by_itself: the program cannot be told to stop, so its group takes the `work` window.
         environ: further environment variables.
+        unit: what its work is counted in, a plural: `samples`, `sequences`, `requests`; metrics are named after it.
         preload: module that imports what the program imports, for a warm start; `null` starts each job from nothing.
         env_file: the file of this program's environment, instead of `env.file`.
         env_prefix: this program's environment, instead of `env.prefix`.
@@ -92,6 +94,7 @@ class WorkloadConfig:
     runner: str | None = None
     ends_by_itself: bool = False
     environ: dict[str, str] = field(default_factory=dict)
+    unit: str = units.SAMPLES
     preload: str | None = None
     env_file: str | None = None
     env_prefix: str | None = None
@@ -107,11 +110,18 @@ class WorkloadConfig:
 
     def settings(self) -> dict[str, Any]:
         """The options that are for us and not for the program."""
-        return {key: getattr(self, key) for key in sorted(self.NOT_FLAGS)}
+        return {units.PARAM: self.unit, **{key: getattr(self, key) for key in sorted(self.NOT_FLAGS)}}
 
     def rate(self) -> RateSource:
-        """Where its samples/s come from, if it does not report its steps."""
+        """Where its rate comes from, if it does not report its steps."""
         return RateSource()
+
+    def has_given_rate(self) -> bool:
+        """Whether it is a service that answers as many requests as the user chose to send.
+
+        How many it answers then says nothing of how fast it is, so it is compared by its latency instead.
+        """
+        return False
 
     def is_in_own_folder(self) -> bool:
         """Whether each job starts in its output folder, and not where the user called from."""
@@ -170,6 +180,11 @@ class WorkloadConfig:
                     f"environ.{key} cannot be given: it decides which device a job sees, or to which group it belongs, "
                     "and the scenario sets it"
                 )
+        if not re.fullmatch(units.PATTERN, self.unit, re.ASCII):
+            raise self._refused(
+                f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "
+                "of the names of metrics"
+            )
 
     def check_data(self) -> None:
         """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
@@ -301,9 +316,9 @@ class ScriptConfig(WorkloadConfig):
         script: a Python file, which the interpreter of the environment runs; another file that can be executed; or the
             name of a program of the environment, such as `torchrun`.
         run_in: where each job starts: the caller's directory, or a folder of its own.
-        samples: the samples that a whole run of it works off.
-        metric: the metric by which it logs its samples/s, through MLflow or in TensorBoard files.
-        metric_pattern: a regular expression for the lines of its output that say its samples/s, which is its group.
+        samples: what a whole run of it works off, in its `unit`.
+        metric: the metric by which it logs its rate, in its `unit` per second, through MLflow or in TensorBoard files.
+        metric_pattern: a regular expression for the lines of its output that say its rate, which is its group.
     """
 
     NODE: ClassVar[str] = "script"
@@ -331,9 +346,12 @@ class ScriptConfig(WorkloadConfig):
         super().check(device, device_was_chosen=device_was_chosen)
         given = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
         if len(given) > 1:
-            raise self._refused(f"{' and '.join(given)} each say where its samples/s come from; give one of them")
+            raise self._refused(
+                f"{' and '.join(given)} each say where its {units.per_second(self.unit)} come from; give one of them"
+            )
         if self.samples is not None and self.samples < 1:
-            raise self._refused(f"samples={self.samples} must be at least 1: the samples of a whole run")
+            work = units.in_words(self.unit)
+            raise self._refused(f"samples={self.samples} must be at least 1: the {work} of a whole run")
         if self.metric is not None and not self.metric.strip():
             raise self._refused("metric is empty; give the name of a metric that the script logs")
         if self.metric_pattern is not None:
@@ -346,7 +364,7 @@ class ScriptConfig(WorkloadConfig):
             if num_groups != 1:
                 raise self._refused(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
-                    "the number, as in '([0-9.]+) samples/s', and write (?:...) for others"
+                    f"the number, as in '([0-9.]+) {units.per_second(self.unit)}', and write (?:...) for others"
                 )
 
 

@@ -139,7 +139,8 @@ FINDINGS = """
     epochs: 1
     workloads: [{name: products}]
     findings:
-      - {text: "two run at some rate", kind: quantity, quantity: throughput_total_samples_per_s, modes: [naive], low: 1}
+      - {text: "two run at some rate",
+         kind: quantity, quantity: throughput_total_products_per_s, modes: [naive], low: 1}
     """
 
 
@@ -323,7 +324,7 @@ def check_listener(study: Study) -> None:
 
 def check_workload(study: Study) -> None:
     assert {job.data.params["size"] for job in study.jobs} == {"64"}
-    assert all(job.data.metrics["throughput_samples_per_s"] > 0 for job in study.jobs)
+    assert all(job.data.metrics["throughput_products_per_s"] > 0 for job in study.jobs)
     refused = run_py(study.tree, "workload=products", "workload.size=0", "dry_run=true")
     assert refused.returncode == 2 and "workload products: size=0 must be at least 1" in refused.stderr
 

@@ -1,4 +1,4 @@
-"""The samples/s that a program logged, or in words what it logged instead."""
+"""How fast a program logged that it is, or in words what it logged instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_NAMES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What came of the samples/s that a program was to log.
+    """What came of the rate that a program was to log.
 
     Attributes:
         points: what came; none if nothing did.

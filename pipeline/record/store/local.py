@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -67,17 +68,21 @@ class Store:
     client: MlflowClient
     uri: str
     root: Path | None
-    _experiment_ids: dict[str, str] = field(default_factory=dict)
+    _experiments: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
-    def experiment_id(self, name: str) -> str:
+    def experiment_id(self, name: str, counted: Collection[str] = ()) -> str:
         """The experiment's id; the experiment is created if it does not exist.
+
+        Args:
+            name: of the experiment.
+            counted: units of work whose figures its page is to show, beside those that it shows already.
 
         Raises:
             TrackingError: it was deleted, or its artifacts belong to a folder that this store was moved away from.
         """
-        if name not in self._experiment_ids:
+        if name not in self._experiments or not self._experiments[name][1].issuperset(counted):
             try:
-                self._experiment_ids[name] = self._find_or_create(name)
+                self._experiments[name] = self._find_or_create(name, frozenset(counted))
             except Exception as error:  # each kind of server raises errors of its own
                 if self.root is not None or isinstance(error, TrackingError):
                     raise
@@ -85,7 +90,7 @@ class Store:
                     f"the tracking server at {self.uri} gave no valid answer: {reason_of(error)}; "
                     "check tracking.uri, or use tracking=local"
                 ) from error
-        return self._experiment_ids[name]
+        return self._experiments[name][0]
 
     def sync(self) -> None:
         """Wait until the disk of the local store has every row: only then may the spool's copy of them go."""
@@ -94,15 +99,15 @@ class Store:
             with ahead.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def _find_or_create(self, name: str) -> str:
+    def _find_or_create(self, name: str, counted: frozenset[str]) -> tuple[str, frozenset[str]]:
         from mlflow.exceptions import MlflowException
 
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             location = None if self.root is None else (self.root / STORE_ARTIFACTS / _folder_name(name)).as_uri()
-            tags = {shared_view.TAG: shared_view.as_json()}
+            tags = {shared_view.TAG: shared_view.as_json(counted)}
             try:
-                return str(self.client.create_experiment(name, artifact_location=location, tags=tags))
+                return str(self.client.create_experiment(name, artifact_location=location, tags=tags)), counted
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -117,9 +122,11 @@ class Store:
                 f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
                 f"{self.root}; run `python -m pipeline.tracking relocate --root {self.root}` first"
             )
-        if experiment.tags.get(shared_view.TAG) != shared_view.as_json():
-            self.client.set_experiment_tag(experiment.experiment_id, shared_view.TAG, shared_view.as_json())
-        return str(experiment.experiment_id)
+        state = experiment.tags.get(shared_view.TAG, "")
+        counted |= shared_view.units_of(state)
+        if state != shared_view.as_json(counted):
+            self.client.set_experiment_tag(experiment.experiment_id, shared_view.TAG, shared_view.as_json(counted))
+        return str(experiment.experiment_id), counted
 
 
 def set_mlflow_defaults() -> None:

@@ -9,43 +9,52 @@ from __future__ import annotations
 import functools
 import json
 
+from pipeline.base import units
 from pipeline.base.tags import Tag
 
 KEY = "collocation"
 TAG = f"mlflow.sharedViewState.{KEY}"
 
-_FIGURES = (
-    *("throughput_total_samples_per_s", "speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib"),
-    "energy_per_sample_j",
-)
-# Widths of the columns in pixels, in their order. The first and the last are always there.
-_WIDTHS = {
-    "attributes.`Run Name`": 190,
-    f"tags.`{Tag.RESULT}`": 120,
-    "params.`scenario`": 85,
-    "params.`degree`": 70,
-    **{f"metrics.`{name}`": 120 for name in _FIGURES},
-    "attributes.`Description`": 420,
-    "duration": 90,
-}
+_FIGURES = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib")
 _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "System metrics")
 
 
 @functools.cache
-def as_json() -> str:
-    """The state of the page, as the tag has it."""
+def as_json(counted: frozenset[str]) -> str:
+    """The state of the page, as the tag has it, for workloads that count their work in these units."""
+    in_order = sorted(counted)
+    figures = [*map(units.total_of, in_order), *_FIGURES, *map(units.energy_of, in_order)]
+    # Widths of the columns in pixels, in their order. The first and the last are always there.
+    widths = {
+        "attributes.`Run Name`": 190,
+        f"tags.`{Tag.RESULT}`": 120,
+        "params.`scenario`": 85,
+        "params.`degree`": 70,
+        **{f"metrics.`{name}`": 120 for name in figures},
+        "attributes.`Description`": 420,
+        "duration": 90,
+    }
     return json.dumps(
         {
-            "selectedColumns": list(_WIDTHS)[1:-1],
-            "columnOrder": list(_WIDTHS),
-            "columnWidths": _WIDTHS,
+            "selectedColumns": list(widths)[1:-1],
+            "columnOrder": list(widths),
+            "columnWidths": widths,
             "runsHiddenMode": "SHOW_ALL",
             "hideEmptyCharts": True,
-            "compareRunCharts": [*_by_number_of_jobs(), *map(_bars, _FIGURES)],
+            "compareRunCharts": [*_by_number_of_jobs(), *map(_bars, figures)],
             "compareRunSections": [_section(_GROUPS, is_open=True), *(_section(name) for name in _OTHERS)],
             "isAccordionReordered": True,  # else the sections stand in the order of the alphabet
         }
     )
+
+
+def units_of(state: str) -> frozenset[str]:
+    """The units that a state shows; none of one that this module did not make."""
+    try:
+        charts = json.loads(state)["compareRunCharts"]
+        return frozenset(units.units_in(str(chart.get("metricKey")) for chart in charts))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()
 
 
 def _by_number_of_jobs() -> list[dict[str, object]]:

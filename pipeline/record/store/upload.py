@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base import layout, locks, regular_files
+from pipeline.base import layout, locks, regular_files, units
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag
@@ -308,7 +308,8 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
 
 
 def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
-    experiment_id = store.experiment_id(record.experiment)
+    counted = {child.params.get(units.PARAM, units.SAMPLES) for child in record.children}
+    experiment_id = store.experiment_id(record.experiment, counted)
     known = _known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:

@@ -7,13 +7,27 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.base import units
 from pipeline.base.modes import SERIAL, Mode
+from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate import quantities
-from pipeline.report.evaluate.metrics import METRICS, TOTAL_TIME, Metric, Scale, sampled
+from pipeline.report.evaluate.metrics import (
+    MEAN_LATENCY,
+    METRICS,
+    P99_LATENCY,
+    TOTAL_TIME,
+    Metric,
+    Scale,
+    counted,
+    sampled,
+)
 from pipeline.report.evaluate.statistics import Estimate, estimate, independent
 from pipeline.report.read import labels
 from pipeline.report.read.records import Row, Study
+
+_TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
+"""Less is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -46,8 +60,10 @@ class Cell:
         values: quantity by name, then by block; of rows that ended `ok` only.
         wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
         gpus: on which GPU each block ran.
+        unit: what the work of all its jobs is counted in; empty if they have no unit in common.
+        num_given: jobs whose rate the user chose.
         estimates: of `values`.
-        sampled: what else listeners give than `METRICS` knows.
+        counted, sampled: what counts its work, and what listeners give, that `METRICS` does not know.
         reason: why the first block that did not end `ok` did not.
         flags: what is doubtful about rows that are `ok`.
     """
@@ -58,6 +74,8 @@ class Cell:
     sharing: Mode
     window: WindowKind
     device: str
+    unit: str = ""
+    num_given: int = 0
     detail: str = ""
     profiles: tuple[str, ...] = ()
     is_simulated: bool = False
@@ -67,6 +85,7 @@ class Cell:
     wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
+    counted: dict[str, Metric] = field(default_factory=dict)
     sampled: dict[str, Metric] = field(default_factory=dict)
     reason: str = ""
     flags: tuple[str, ...] = ()
@@ -75,6 +94,21 @@ class Cell:
     def is_ranked(self) -> bool:
         """Whether every block that ran to its end computed what it should, and fitted, so that it may be compared."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
+
+    @property
+    def throughput(self) -> str:
+        """The name of the throughput of all its jobs, where they have a unit in common."""
+        return units.total_of(self.unit) if self.unit else ""
+
+    @property
+    def speed(self) -> tuple[str, ...]:
+        """By what it is compared with others of its case, the best first: nothing, if its jobs have nothing in common.
+
+        How fast jobs are whose rate is given, only their latency says. Work of different jobs adds up to nothing.
+        """
+        if self.num_given:
+            return () if self.case.is_mix else (P99_LATENCY, MEAN_LATENCY)
+        return (SPEEDUP, TOTAL_TIME) if self.case.is_mix else (SPEEDUP, self.throughput, TOTAL_TIME)
 
     def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
         """Of one or more values by block, such as ratios of this cell's to another one's."""
@@ -137,7 +171,13 @@ def cases_of(study: Study) -> dict[str, Case]:
 
 def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
     """Every quantity that cells can have, in the order of tables."""
-    return METRICS | {name: metric for cell in cells for name, metric in cell.sampled.items()}
+    found: dict[str, Metric] = {}
+    for cell in cells:
+        found |= cell.counted
+    found |= METRICS
+    for cell in cells:
+        found |= cell.sampled
+    return found
 
 
 def modes_in(cells: Sequence[Cell]) -> list[Mode]:
@@ -171,7 +211,7 @@ def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[in
     Of the quantities `names`, that is the first that both have in some block.
     """
     for name in names:
-        found = ratios(other, cell, name) if name == TOTAL_TIME else ratios(cell, other, name)
+        found = ratios(other, cell, name) if name in _TIMES else ratios(cell, other, name)
         if found:
             return found, name
     return {}, ""
@@ -196,6 +236,8 @@ def _cell(
         profiles=first.profiles,
         window=first.window,
         device=first.device,
+        unit=first.unit,
+        num_given=sum(job.is_rate_given for job in first.jobs),
         is_simulated=any(row.is_simulated for row, _ in found),
         is_derived=is_derived,
         reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),
@@ -208,8 +250,9 @@ def _cell(
             into = cell.values if row.result is Result.OK else cell.wrong_values
             for name, value in figures.items():
                 into.setdefault(name, {})[row.block] = value
+        cell.counted.update(counted(row))
         cell.sampled.update(sampled(row))
-    for name, metric in (METRICS | cell.sampled).items():
+    for name, metric in metrics_in([cell]).items():
         if name in cell.values:
             cell.estimates[name] = cell.estimate(cell.values[name], metric.scale)
     return cell

@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.base import services, units
+from pipeline.base.normalise import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.samples import THROTTLED, Summary
 from pipeline.report.read.records import Row
 
@@ -24,10 +26,10 @@ class Scale(enum.Enum):
     PEAK = "peak"
 
 
-SPEEDUP, BEST_SOLO = "speedup_vs_serial_ratio", "speedup_vs_best_solo_ratio"
-THROUGHPUT, TOTAL_TIME = "throughput_total_samples_per_s", "makespan_s"
+BEST_SOLO, TOTAL_TIME = "speedup_vs_best_solo_ratio", "makespan_s"
+MEAN_LATENCY, P99_LATENCY = services.worst_of(services.MEAN), services.worst_of(services.P99)
 HOST_LOOP, HOST_BOUND = "host_loop_ms", "host_bound_ratio"
-MEMORY, ENERGY_PER_SAMPLE = "memory_peak_mib", "energy_per_sample_j"
+MEMORY = "memory_peak_mib"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +42,33 @@ class Metric:
     scale: Scale = Scale.POSITIVE
 
 
+_LATENCIES = {
+    services.worst_of(services.MEAN): "mean latency",
+    services.worst_of("latency_p50_ms"): "median latency",
+    services.worst_of("latency_p95_ms"): "p95 latency",
+    services.worst_of(services.P99): "p99 latency",
+    services.worst_of("latency_p999_ms"): "p99.9 latency",
+}
 _ALL = (
-    Metric(THROUGHPUT, "throughput of all jobs", "samples/s"),
     Metric("epoch_time_s", "time per epoch", "s"),
     Metric("epoch_time_derived_s", "time per epoch, from throughput", "s"),
     Metric("epoch_time_vs_solo_ratio", "time per epoch against alone"),
     Metric(TOTAL_TIME, "total time", "s"),
     Metric(SPEEDUP, "speed-up against serial"),
     Metric(BEST_SOLO, "speed-up against the best step mode alone"),
-    Metric("slowdown_worst_ratio", "worst slowdown"),
-    Metric("fairness_jain_ratio", "fairness (Jain)", scale=Scale.SHARE),
+    Metric(SLOWDOWN, "worst slowdown"),
+    *(Metric(name, f"{title} of the slowest job", "ms") for name, title in _LATENCIES.items()),
+    Metric(services.GOODPUT_TOTAL, "goodput of all jobs", "requests/s"),
+    Metric(services.SUSTAINED_WORST, "answers over arrivals", scale=Scale.SHARE),
+    Metric(MEAN_SLOWDOWN, "worst slowdown of the mean latency"),
+    Metric(P99_SLOWDOWN, "worst slowdown of the p99 latency"),
+    Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
     Metric("gract_mean_ratio", "GRACT", scale=Scale.SHARE),
     Metric("smact_mean_ratio", "SMACT", scale=Scale.SHARE),
     Metric("smocc_mean_ratio", "SM occupancy", scale=Scale.SHARE),
     Metric("dram_active_mean_ratio", "DRAM activity", scale=Scale.SHARE),
     Metric("tensor_active_mean_ratio", "tensor core activity", scale=Scale.SHARE),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
-    Metric(ENERGY_PER_SAMPLE, "energy per sample", "J"),
-    Metric("energy_above_idle_per_sample_j", "energy per sample above idle", "J", Scale.PLAIN),
     Metric("power_mean_w", "power of the GPU", "W"),
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
@@ -71,15 +82,16 @@ _ALL = (
     Metric("overlap_ratio", "overlap", scale=Scale.SHARE),
 )
 METRICS = {metric.name: metric for metric in _ALL}
-"""By name, in the order of tables."""
+"""By name, in the order of tables; those that count work, in units of their own, are `counted`."""
 
-_SPEED = (THROUGHPUT, "epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
+_SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
 ACTIVITY = (
     *("gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio", "tensor_active_mean_ratio", "dram_active_mean_ratio"),
 )
 """What listeners read of a GPU, and of each of its GPU instances."""
 
-_POWER = (ENERGY_PER_SAMPLE, "energy_above_idle_per_sample_j", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
+_POWER = ("power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
+_FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
 HOST = (
     *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
     HOST_BOUND,
@@ -88,11 +100,28 @@ HOST = (
 
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
-    ("fairness", "What each job gets", ("epoch_time_vs_solo_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")),
+    ("latency", "Latency", (*_LATENCIES, services.GOODPUT_TOTAL, services.SUSTAINED_WORST)),
+    ("fairness", "What each job gets", _FAIRNESS),
     ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY)),
     ("energy", "Energy, power and clocks", (*_POWER, THROTTLED)),
 )
 """Quantities that are printed side by side: name and title of the table, and what is in it."""
+
+
+def counted(row: Row) -> dict[str, Metric]:
+    """The figures of a row that count its work, in each unit that all its jobs have, by name."""
+    return {name: metric for unit in units.units_in(row.metrics) for name, metric in _counted(unit).items()}
+
+
+@functools.cache
+def _counted(unit: str) -> Mapping[str, Metric]:
+    one = units.one_in_words(unit)
+    every = (
+        Metric(units.total_of(unit), "throughput of all jobs", units.per_second(unit)),
+        Metric(units.energy_of(unit), f"energy per {one}", "J"),
+        Metric(units.energy_above_idle_of(unit), f"energy per {one} above idle", "J", Scale.PLAIN),
+    )
+    return {metric.name: metric for metric in every}
 
 
 @functools.cache
@@ -113,5 +142,7 @@ def sampled(row: Row) -> Mapping[str, Metric]:
 
 
 def table_of(metric: Metric) -> str:
-    """The table of `GROUPS` that shows a figure of a listener."""
+    """The table of `GROUPS` that shows a figure of a listener, or one that counts work."""
+    if units.units_in([metric.name]):
+        return "speed"
     return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pipeline.base.modes import MIG, SERIAL
+from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.cells import Cell, by_place, ratios
-from pipeline.report.evaluate.metrics import MEMORY, SPEEDUP, Scale
+from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import slowdown_of
 from pipeline.report.evaluate.statistics import Estimate

@@ -12,23 +12,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.base import services, units
 from pipeline.base.baselines import Baselines
-from pipeline.base.normalise import SLOWDOWN, normalise, rate_name
+from pipeline.base.normalise import SLOWDOWN, SPEEDUP, Compared, mean_of, normalise, rate_name
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate.metrics import BEST_SOLO, HOST, SPEEDUP, sampled
+from pipeline.report.evaluate.metrics import BEST_SOLO, HOST, counted, sampled
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 
-RECORDED = (
-    *("throughput_total_samples_per_s", "makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
-    *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "energy_per_sample_j", "power_mean_w"),
-    *("sm_clock_mean_mhz", "temperature_max_c", "overlap_ratio", *HOST),
+_RECORDED = (
+    *("makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
+    *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz"),
+    *("temperature_max_c", "overlap_ratio", *map(services.worst_of, services.LATENCIES), services.GOODPUT_TOTAL),
+    *(services.SUSTAINED_WORST, *HOST),
 )
-"""What a row's run has under the same name."""
+"""What a row's run has under the same name, beside what counts work and what listeners give."""
 
 BaselineKey = tuple[object, ...]
-Rates = tuple[float | None, float | None]
-"""Of a job together with the others, and alone."""
 
 
 @dataclass(slots=True)
@@ -75,13 +75,15 @@ def baseline_key(row: Row) -> BaselineKey:
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Every quantity of a row that can be known, by the names of `evaluate.metrics`; the others are absent."""
-    found = {name: row.metrics[name] for name in (*RECORDED, *sampled(row)) if name in row.metrics}
+    found = {name: row.metrics[name] for name in (*_RECORDED, *counted(row), *sampled(row)) if name in row.metrics}
     if row.window is WindowKind.STEADY:
         found.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
     energy_j = row.metrics.get("energy_j")
-    if energy_j and "energy_per_sample_j" in found and "energy_above_idle_j" in row.metrics:
+    if energy_j and "energy_above_idle_j" in row.metrics:
         share = row.metrics["energy_above_idle_j"] / energy_j
-        found["energy_above_idle_per_sample_j"] = share * found["energy_per_sample_j"]
+        for unit in units.units_in(row.metrics):
+            if units.energy_of(unit) in found:
+                found[units.energy_above_idle_of(unit)] = share * found[units.energy_of(unit)]
     found |= _epochs(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalised(row, alone, baselines.total_time_s(row))
@@ -99,8 +101,8 @@ def slowdown_of(workload: str) -> str:
 
 def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
     """Those of `degree` copies one after another, from those of the solo run, which is what was measured."""
-    kept = [name for name in RECORDED if name not in ("makespan_s", "overlap_ratio")]
-    kept += ["energy_above_idle_per_sample_j", SPEEDUP, BEST_SOLO, *sampled(solo)]
+    kept = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
+    kept += [SPEEDUP, BEST_SOLO, *counted(solo), *sampled(solo)]
     found = {name: alone[name] for name in kept if name in alone}
     if solo.window is not WindowKind.STEADY and "makespan_s" in alone:
         found["makespan_s"] = degree * alone["makespan_s"]
@@ -109,9 +111,7 @@ def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dic
 
 def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
     """Equal jobs that each ran alone, as one with the means of their figures."""
-    known = set.intersection(*(set(job.metrics) for job in jobs))
-    means = {name: statistics.fmean(job.metrics[name] for job in jobs) for name in known}
-    return dataclasses.replace(jobs[0], metrics=means)
+    return dataclasses.replace(jobs[0], metrics=mean_of([job.metrics for job in jobs]))
 
 
 def _digests(row: Row) -> tuple[str, ...]:
@@ -119,24 +119,25 @@ def _digests(row: Row) -> tuple[str, ...]:
 
 
 def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
-    rates: dict[str, list[Rates]] = defaultdict(list)
-    for job, both in zip(row.jobs, _rates(row, alone), strict=True):
-        rates[job.params.get("workload", "")].append(both)
-    found = {name: normalise(row.window, mine).get(SLOWDOWN) for name, mine in rates.items()}
+    compared: dict[str, list[Compared]] = defaultdict(list)
+    for job, both in zip(row.jobs, _compared(row, alone), strict=True):
+        compared[job.params.get("workload", "")].append(both)
+    found = {name: normalise(row.window, mine).get(SLOWDOWN) for name, mine in compared.items()}
     is_shared = row.is_mix and not row.is_sequential
     return {slowdown_of(name): value for name, value in found.items() if is_shared and value is not None}
 
 
-def _rates(row: Row, alone: Sequence[JobRow | None]) -> list[Rates]:
-    rate = rate_name(row.window)
-    pairs = zip(row.jobs, alone, strict=True)
-    return [(job.metrics.get(rate), None if solo is None else solo.metrics.get(rate)) for job, solo in pairs]
+def _compared(row: Row, alone: Sequence[JobRow | None]) -> list[Compared]:
+    return [
+        Compared(job.unit, job.is_rate_given, job.metrics, {} if solo is None else solo.metrics)
+        for job, solo in zip(row.jobs, alone, strict=True)
+    ]
 
 
 def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
     return normalise(
         row.window,
-        _rates(row, alone),
+        _compared(row, alone),
         is_sequential=row.is_sequential,
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
@@ -145,7 +146,7 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
 
 def _best(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
-    name = rate_name(row.window)
+    name = rate_name(row.window, job.unit)
     candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
     choose = min if row.window is WindowKind.WORK else max
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
@@ -172,7 +173,7 @@ def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
 
 
 def _derived_epoch_s(job: JobRow) -> float | None:
-    """The training samples of an epoch, as the job reported or was told, over its throughput."""
+    """The work of an epoch, as the job reported or was told, over its throughput."""
     told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
-    samples, rate = next((int(text) for text in told if text.isdigit()), 0), job.metrics.get("throughput_samples_per_s")
-    return samples / rate if samples and rate else None
+    work, rate = next((int(text) for text in told if text.isdigit()), 0), job.metrics.get(units.rate_of(job.unit))
+    return work / rate if work and rate else None

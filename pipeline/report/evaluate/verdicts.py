@@ -16,10 +16,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.base.modes import MPS, NAIVE, SERIAL
+from pipeline.base.normalise import SPEEDUP
 from pipeline.base.words import counted
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, by_place, speed_ratios
-from pipeline.report.evaluate.metrics import BEST_SOLO, SPEEDUP, THROUGHPUT, TOTAL_TIME
+from pipeline.report.evaluate.metrics import BEST_SOLO, MEAN_LATENCY, METRICS, P99_LATENCY
 from pipeline.report.evaluate.statistics import (
     MARGIN,
     MIN_BLOCKS,
@@ -59,7 +60,8 @@ class Verdict:
 
     Attributes:
         against: the mode that it is compared with.
-        metric: what the ratio is of: the speed-up over serial where that is known, else throughput or total time.
+        metric: what the ratio is of: the speed-up over serial where that is known, else throughput or total time; of
+            services at a given rate, their latency.
         ratio: speed of the mode over that of the other, by block; above 1 is faster. `None` if it is not ranked.
         p: of what the decision denies: that they differ by the margin or more where they are equal within it, else
             that they are equally fast; `p_adjusted` for all claims of the table, `None` where too little was measured.
@@ -203,9 +205,7 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
             # Already a ratio to the baseline of its block, also where that is no cell of its own (steady mixes).
             ratios, metric = cell.values[SPEEDUP], SPEEDUP
         elif other is not None:
-            # Samples of different jobs do not add up to anything.
-            names = (SPEEDUP, TOTAL_TIME) if cell.case.is_mix else (SPEEDUP, THROUGHPUT, TOTAL_TIME)
-            ratios, metric = speed_ratios(cell, other, names)
+            ratios, metric = speed_ratios(cell, other, cell.speed)
         else:
             continue
         if ratios:
@@ -254,6 +254,8 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     against = _AS_FAST_AS[verdict.against]
     if verdict.against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
+    if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
+        against += f", by the {METRICS[verdict.metric].title}"
     times, blocks = times_in_words(verdict.ratio), counted(verdict.num_blocks, "block") + on_gpus(verdict.num_gpus)
     if verdict.decision in (Decision.BETTER, Decision.WORSE):
         return f"{verdict.mode} runs {what} {times} as fast as {against}, {blocks}."

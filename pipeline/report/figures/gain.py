@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.modes import SERIAL, Mode
+from pipeline.base.normalise import SPEEDUP
 from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
-from pipeline.report.evaluate.metrics import SPEEDUP, THROUGHPUT, TOTAL_TIME
+from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import ENDINGS
 from pipeline.report.figures.drawing import (
@@ -143,7 +144,7 @@ def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Esti
         step_mode = theirs.get(labels.STEP_MODE)
         if not same or step_mode == mine.get(labels.STEP_MODE):
             continue
-        ratios, _ = speed_ratios(other, own, (THROUGHPUT, TOTAL_TIME))
+        ratios, _ = speed_ratios(other, own, (own.throughput, TOTAL_TIME))
         if ratios:
             word = labels.value_in_words(labels.STEP_MODE, step_mode or "")
             found.append((word, own.estimate(ratios)))

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.base.modes import SERIAL
+from pipeline.base.normalise import SPEEDUP
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
-from pipeline.report.evaluate.metrics import SPEEDUP, TOTAL_TIME
+from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
 from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure

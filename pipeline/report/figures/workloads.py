@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
-from pipeline.report.evaluate.metrics import MEMORY, METRICS, THROUGHPUT, TOTAL_TIME, Metric
+from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
+from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_degree, grouped_bars, legend_of, num_bars
 from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain, say_missing
 from pipeline.report.read.samples import GroupSeries
@@ -34,15 +34,17 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
             )
 
 
-def _speed_metric(cells: Sequence[Cell]) -> str:
+def _speed_metric(cells: Sequence[Cell]) -> Metric:
     """Time per epoch as it was measured, or from throughput; of programs that report no epochs, what there is."""
-    names = ("epoch_time_s", _DERIVED, TOTAL_TIME, THROUGHPUT)
-    return next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
+    latency = [MEAN_LATENCY] if cells[0].num_given else []
+    names = [*latency, "epoch_time_s", _DERIVED, TOTAL_TIME, cells[0].throughput]
+    found = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
+    return metrics_in(cells)[found]
 
 
 def _caption(cells: Sequence[Cell]) -> str:
-    metric = METRICS[_speed_metric(cells)]
-    derived = "Time per epoch is the samples of an epoch over the measured throughput of a job. "
+    metric = _speed_metric(cells)
+    derived = "Time per epoch is the work of an epoch over the measured throughput of a job. "
     speed = metric.title.partition(",")[0].capitalize()
     return (
         f"{speed}, activity and memory of the whole GPU, by number of equal jobs. "
@@ -54,7 +56,7 @@ def _caption(cells: Sequence[Cell]) -> str:
 def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     figure, (time, activity, memory) = panels_of(3, 2.9, most_bars=num_bars(by_degree(ran, bar_of)))
-    _panel(time, ran, METRICS[_speed_metric(cells)])
+    _panel(time, ran, _speed_metric(cells))
     has_activity = any(name in cell.estimates for cell in ran for name in _ACTIVITY)
     if has_activity:
         grouped_bars(activity, by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))

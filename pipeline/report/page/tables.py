@@ -7,10 +7,12 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
+from pipeline.base import units
+from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate import doubts
 from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
-from pipeline.report.evaluate.metrics import GROUPS, HOST, SPEEDUP, THROUGHPUT, TOTAL_TIME, Metric, table_of
+from pipeline.report.evaluate.metrics import GROUPS, HOST, TOTAL_TIME, Metric, table_of
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
@@ -84,8 +86,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
     """Some quantities of every cell, each as `median (low to high)`: what is printed."""
     known = metrics_in(cells)
+    counted = [each for cell in cells for each, metric in cell.counted.items() if table_of(metric) == name]
     of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
-    names = [name for name in dict.fromkeys([*metrics, *of_listeners]) if any(name in cell.estimates for cell in cells)]
+    in_order = dict.fromkeys([*counted, *metrics, *of_listeners])
+    names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
     rows: list[Values] = []
     for cell in cells:
         figures = [with_interval(cell.estimates[name]) if name in cell.estimates else None for name in names]
@@ -202,7 +206,8 @@ def _baseline(row: Row) -> tuple[str, float] | None:
     """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
     if not row.is_sequential or row.result is not Result.OK or row.stalled:
         return None
-    name, unit = (TOTAL_TIME, "s") if row.window is WindowKind.WORK else (THROUGHPUT, "samples/s")
+    is_time = row.window is WindowKind.WORK
+    name, unit = (TOTAL_TIME, "s") if is_time else (units.total_of(row.unit), units.per_second(row.unit))
     return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base import units
 from pipeline.base.modes import SERIAL, Mode
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.read.labels import Called
@@ -35,6 +36,16 @@ class JobRow:
     place: Mapping[str, str]
     start_ns: int | None
     end_ns: int | None
+
+    @property
+    def unit(self) -> str:
+        """What its work is counted in."""
+        return self.params.get(units.PARAM, units.SAMPLES)
+
+    @property
+    def is_rate_given(self) -> bool:
+        """Whether the user chose its rate."""
+        return units.GIVEN_RATE in self.params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +114,12 @@ class Row:
     @property
     def is_mix(self) -> bool:
         return len({job.label for job in self.jobs}) > 1
+
+    @property
+    def unit(self) -> str:
+        """What the work of all its jobs is counted in; empty if they have no unit in common."""
+        found = {job.unit for job in self.jobs}
+        return found.pop() if len(found) == 1 else ""
 
     @property
     def called(self) -> tuple[Called, ...]:

@@ -52,6 +52,41 @@ def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(
     assert "below 0.95" in row.tags["collocation.flag"]
 
 
+def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_from_it(tmp_path):
+    pair = counting(group("a", "b"), "sequences", "sequences")
+    tokens = [{"event": "param", "t_ns": 1, "params": {"tokens_per_sequence": number}} for number in ("64", "128")]
+    states = [
+        state(tmp_path, job, [said, *steps(0, 11.2, 0.5, 5)], told_ns=11 * S)
+        for job, said in zip(pair.jobs, tokens, strict=True)
+    ]
+    samples = [nvml(t, energy_j=100.0 * t) for t in range(12)]
+    row = judge(tmp_path, pair, *states, samples=samples)
+    assert row.jobs[1].metrics["throughput_sequences_per_s"] == pytest.approx(10)
+    assert row.jobs[1].metrics["throughput_tokens_per_s"] == pytest.approx(1280)
+    assert row.metrics["throughput_total_sequences_per_s"] == pytest.approx(20)
+    assert row.metrics["throughput_total_tokens_per_s"] == pytest.approx(1920)
+    assert row.metrics["energy_per_sequence_j"] == pytest.approx(5)
+    assert row.metrics["energy_per_token_j"] == pytest.approx(100 / 1920)
+    assert not any("samples" in name for name in (*row.metrics, *row.jobs[0].metrics))
+
+
+def test_a_group_has_a_total_only_where_its_jobs_count_the_same(tmp_path):
+    pair = counting(group("a", "b"), "samples", "particle_turns")
+    states = [state(tmp_path, job, steps(0, 11.2, 0.5, 5), told_ns=11 * S) for job in pair.jobs]
+    row = judge(tmp_path, pair, *states)
+    assert row.result is Result.OK
+    assert row.jobs[1].metrics["throughput_particle_turns_per_s"] == pytest.approx(10)
+    assert not any(name.startswith("throughput") for name in row.metrics)
+    assert json.loads(row.tags["collocation.rates"])["1"]["throughput_particle_turns_per_s"] == pytest.approx(10)
+
+
+def counting(the_group, *units):
+    """The group with jobs that count their work in these units."""
+    pairs = zip(the_group.jobs, units, strict=True)
+    jobs = (dataclasses.replace(job, workload=dataclasses.replace(job.workload, unit=unit)) for job, unit in pairs)
+    return dataclasses.replace(the_group, jobs=tuple(jobs))
+
+
 def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp_path):
     alone = group("a", kind=WindowKind.WORK)
     events = [
@@ -274,8 +309,12 @@ def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> Grou
     return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics=metrics)
 
 
+def alone(name="throughput_samples_per_s", **rates) -> dict[str, dict[str, float]]:
+    return {f"digest-{workload}": {name: rate} for workload, rate in rates.items()}
+
+
 def test_steady_comparison_normalises_each_job_by_itself_alone():
-    figures = compare.against_baseline(rated(group("a", "b"), 50, 30), {"digest-a": 100, "digest-b": 40}, None)
+    figures = compare.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=40), None)
     assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert figures["slowdown_worst_ratio"] == pytest.approx(2)
     assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
@@ -283,14 +322,14 @@ def test_steady_comparison_normalises_each_job_by_itself_alone():
 
 def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
     row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
-    solo = {"digest-a": 8.0, "digest-b": 16.0}
+    solo = alone("makespan_s", a=8.0, b=16.0)
     assert compare.against_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert compare.against_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
 
 
 def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
     mix = rated(group("a", "b", sequential=True), 100, 40)
-    assert compare.against_baseline(mix, {"digest-a": 100, "digest-b": 40}, None) == {}
+    assert compare.against_baseline(mix, alone(a=100, b=40), None) == {}
 
 
 def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
@@ -302,7 +341,7 @@ def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
 
 
 def test_without_a_baseline_there_is_no_comparison():
-    assert compare.against_baseline(rated(group("a", "b"), 50, 30), {"digest-a": 100}, None) == {}
+    assert compare.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100), None) == {}
     assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
 
 

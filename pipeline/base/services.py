@@ -1,0 +1,34 @@
+"""What the figures of jobs that answer requests are called, of a job and of a group of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+MEAN, P99 = "latency_mean_ms", "latency_p99_ms"
+LATENCIES = (MEAN, "latency_p50_ms", "latency_p95_ms", P99, "latency_p999_ms")
+"""Of one job, from the instant at which a request was meant to be sent."""
+GOODPUT, SUSTAINED = "goodput_requests_per_s", "rate_sustained_ratio"
+"""Requests/s that were answered within the objective; answers over arrivals."""
+
+GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained_worst_ratio"
+
+
+def worst_of(latency: str) -> str:
+    """That of the slowest job of a group: `latency_p99_worst_ms`."""
+    return f"{latency.removesuffix('_ms')}_worst_ms"
+
+
+def of_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The figures of the services among the jobs of a group; what one of them lacks, the group lacks."""
+    services = [job for job in jobs if MEAN in job]
+
+    def known(name: str) -> list[float]:
+        values = [job[name] for job in services if name in job]
+        return values if len(values) == len(services) else []
+
+    found = {worst_of(name): max(values) for name in LATENCIES if (values := known(name))}
+    if goodput := known(GOODPUT):
+        found[GOODPUT_TOTAL] = sum(goodput)
+    if sustained := known(SUSTAINED):
+        found[SUSTAINED_WORST] = min(sustained)
+    return found

@@ -1,0 +1,51 @@
+"""What work a job did, however it tells: by its steps, by what it logged, or in its whole run.
+
+This is the one place that asks. A job that tells in another way is asked here, in each of the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.base import units
+from pipeline.base.records import Group, Job, WindowKind
+from pipeline.launch.events import Events
+from pipeline.observe import throughput
+from pipeline.observe.logged.metric import Logged
+from pipeline.observe.sampled import Window
+
+
+def figures(
+    group: Group, job: Job, log: Events, said: Logged | None, window: Window | None, makespan_s: float | None
+) -> dict[str, float]:
+    """How fast a job was, in its unit and in those that follow from it, and what else its work tells; else nothing."""
+    unit, kind = job.workload.unit, group.window.kind
+    found: dict[str, float] = {}
+    if window is not None:
+        found |= throughput.figures(kind, unit, log, window)
+    samples = job.workload.rate.samples
+    if samples is not None and makespan_s:
+        found |= {units.rate_of(unit): samples / makespan_s, units.number_of(unit): float(samples)}
+    elif said is not None and said.points:
+        found[units.rate_of(unit)] = throughput.logged_rate(said.points, window if kind is WindowKind.LOGGED else None)
+    for other, number in units.second_units(unit, log.params):
+        for name in (units.rate_of, units.number_of):
+            if name(unit) in found:
+                found[name(other)] = number * found[name(unit)]
+    return found
+
+
+def instants_ns(log: Events) -> Sequence[int]:
+    """When a job had completed a part of its work, in order; empty if it does not tell."""
+    return log.steps.t_ns
+
+
+def absence(group: Group, job: Job, log: Events, found: dict[str, float], said: Logged | None) -> str:
+    """In words, why a job that ended well shows no work to measure; empty if it does."""
+    if said is not None and not said.points:
+        return said.absence
+    if group.window.kind is WindowKind.STEADY and units.rate_of(job.workload.unit) not in found:
+        return "no step was completed inside the window; make window.seconds longer"
+    if not job.workload.ends_by_itself and not instants_ns(log):
+        return "lost result: the job ended well, but its event file holds no step"
+    return ""
