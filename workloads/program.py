@@ -8,15 +8,20 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import logging
 import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from workloads import client
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+
+    from workloads.client import NullJob
 
 PRECISIONS = ["default", "tf32", "fp32", "bf16", "fp16"]
 STEP_MODES = ["eager", "compile", "cuda_graph"]
@@ -62,6 +67,47 @@ def model_argument(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except json.JSONDecodeError:
         return key, value
+
+
+def training_flags(parser: Parser) -> None:
+    """Add the flags that all training programs have."""
+    flag, on_off = parser.add_argument, argparse.BooleanOptionalAction
+    flag("--batch-size", type=positive, required=True)
+    flag("--learning-rate", type=float, help="of the first epoch (default: the recipe's own)")
+    flag("--step-mode", default="eager", choices=STEP_MODES)
+    flag("--precision", default="default", choices=PRECISIONS,
+         help="default: what torch does by itself, which is TF32 in convolutions and fp32 in products")  # fmt: skip
+    flag("--loader-workers", type=count, default=2, help="loader processes; 0 loads in this one")
+    flag("--threads", type=positive, help="CPU threads of torch (default: its own choice)")
+    flag("--warmup-steps", type=count, default=10, help="warm-up steps before the run, undone before it begins")
+    flag("--canary", action=on_off, default=True, help="check first that what is computed comes out right")
+    flag("--validate", action=on_off, default=False, help="measure the accuracy; synthetic data has none")
+    flag("--seed", type=count, default=0)
+    flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
+    flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
+
+
+def check_training(args: argparse.Namespace, parser: Parser) -> None:
+    """Refuse what excludes each other among these flags.
+
+    Raises:
+        UsageError: something does.
+    """
+    if args.step_mode == "cuda_graph" and args.precision == "fp16":
+        parser.error("--step-mode cuda_graph excludes --precision fp16: the loss scaler reads the device at every step")
+    if args.step_mode == "cuda_graph" and args.device == "cpu":
+        parser.error("--step-mode cuda_graph needs a GPU")
+
+
+def run_training(args: argparse.Namespace, parser: Parser, run: Callable[[argparse.Namespace, NullJob], None]) -> None:
+    """Run a training as the command line says, as a job or by hand."""
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+    with client.attach() as job:
+        if args.epochs == 0 and not job.attached:
+            parser.error("--epochs 0 trains until told to stop, which needs the orchestrator; give a number")
+        run(args, job)
+    if job.attached:
+        leave()
 
 
 def device_of(args: argparse.Namespace, parser: Parser) -> torch.device:

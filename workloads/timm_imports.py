@@ -2,10 +2,10 @@
 
 from workloads.images import image_data
 from workloads.images.vision import import_torchvision
-from workloads.training import canary, epochs, recipes, steps
+from workloads.training import recipes, run
 
 import_torchvision()
 
 import timm  # noqa: E402  it imports torchvision itself
 
-__all__ = ["canary", "epochs", "image_data", "recipes", "steps", "timm"]
+__all__ = ["image_data", "recipes", "run", "timm"]
