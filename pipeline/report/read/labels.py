@@ -148,7 +148,7 @@ def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapp
     # Jobs of one instance count once.
     found = {place.get("gi_id", position): place[PROFILE] for position, place in enumerate(places) if PROFILE in place}
     if found:
-        return tuple(sorted(found.values(), key=_size, reverse=True))
+        return tuple(sorted(found.values(), key=size_of_profile, reverse=True))
     asked = options.get("profiles") or options.get("profile", "auto")
     return () if asked == "auto" else tuple(asked) if isinstance(asked, list) else (str(asked),)
 
@@ -166,7 +166,8 @@ def _slices_in_words(profiles: Sequence[str], *, counted: bool) -> str:
     return "+".join(slices if len(set(slices)) == len(set(profiles)) else profiles)
 
 
-def _size(profile: str) -> tuple[int, str]:
+def size_of_profile(profile: str) -> tuple[int, str]:
+    """Of a MIG profile: by its slices, then by its name."""
     found = re.match(r"(\d+)g", profile)
     return (int(found[1]) if found else 0, profile)
 

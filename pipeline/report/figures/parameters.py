@@ -1,0 +1,294 @@
+"""What follows from one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
+
+Cases that differ in one number among the params of one of their workloads are drawn against it, and the same jobs on
+instances of different MIG profiles against the profile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base import services, units
+from pipeline.base.modes import Mode
+from pipeline.base.naming import as_flags, own_params
+from pipeline.base.normalise import SLOWDOWN, SPEEDUP
+from pipeline.base.words import counted
+from pipeline.report.evaluate.cells import Case, Cell, metrics_in
+from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY, Metric
+from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.figures.drawing import (
+    INK,
+    Sketch,
+    add_legend,
+    around,
+    in_lines,
+    panels_of,
+    plain,
+    room_of,
+    set_title,
+)
+from pipeline.report.read import labels
+from pipeline.report.read.samples import GroupSeries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEWEST = 3
+"""Values that make a line; of two, the tables say as much."""
+
+_MOST_TICKS = 10
+_DOUBLING = 1.5
+"""Values of which each is so many times the one before are drawn on a logarithmic axis."""
+
+_STYLES = ("-", "--", "-.", ":")
+_MEDIAN_LATENCY = services.worst_of("latency_p50_ms")
+_ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
+_OBJECTIVE = "objective_ms"
+
+Items = tuple[tuple[str, str], ...]
+Program = tuple[str, Mapping[str, str]]
+"""A workload's name and its own params."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """Cells that differ in one parameter.
+
+    Attributes:
+        axis: what it is called.
+        what: runs, without it.
+        ticks: its values in words, by their place on the axis, in order.
+        cells: by their place on the axis.
+        is_numeric: whether the places are values.
+    """
+
+    axis: str
+    what: str
+    ticks: Mapping[float, str]
+    cells: Mapping[float, Sequence[Cell]]
+    is_numeric: bool = True
+
+
+def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
+    """One for each parameter that takes several values while all others stay."""
+    ran = [cell for cell in cells if not cell.is_derived]
+    for swept in (*_numeric(ran), *_profiles(ran)):
+        if panels := _panels(swept):
+            yield Sketch(
+                name=f"against {swept.axis} {swept.what}",
+                title=f"{plain(swept.what, 100)} against {swept.axis}",
+                caption=_caption(panels),
+                section="Parameters",
+                paint=partial(_paint, swept, panels),
+            )
+
+
+def _caption(panels: Sequence[Metric]) -> str:
+    said = "Medians and 95 % t intervals over the blocks, of memory the lowest and highest block."
+    names = {metric.name for metric in panels}
+    if MEAN_LATENCY in names:
+        said += (
+            " Latency is that of the slowest job: the line is its mean, the band goes from its median to its p99. "
+            "Dotted: the objective, where there is one."
+        )
+    if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
+        said += " Activity, memory and energy are those of the whole GPU."
+    return said
+
+
+def _numeric(cells: Sequence[Cell]) -> Iterator[Swept]:
+    """Against each param of a workload that is a number, where nothing else differs."""
+    programs = {cell.case: _programs(cell.case) for cell in cells}
+    found: dict[tuple[str, str, str, Items], dict[float, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        jobs = programs[cell.case]
+        for name, key, value in _numbers(jobs):
+            found[name, key, _what(name, jobs), _all_else(cell.case, jobs, name, key)][value].append(cell)
+    swept = {place: by_value for place, by_value in found.items() if len(by_value) >= FEWEST}
+    alike: dict[tuple[str, str, str], list[Items]] = defaultdict(list)
+    for name, key, what, rest in swept:
+        alike[name, key, what].append(rest)
+    for (name, key, what), rests in alike.items():
+        words = labels.telling_apart([dict(rest) for rest in rests])
+        for rest, word in zip(rests, words, strict=True):
+            by_value = swept[name, key, what, rest]
+            yield Swept(
+                axis=key.lstrip("-").replace("_", " "),
+                what=f"{what} {word}".strip(),
+                ticks={value: f"{value:g}" for value in sorted(by_value)},
+                cells=dict(sorted(by_value.items())),
+            )
+
+
+def _programs(case: Case) -> tuple[Program, ...]:
+    return tuple((params.get("workload", ""), as_flags(own_params(params))) for params in case.params)
+
+
+def _numbers(jobs: Sequence[Program]) -> Iterator[tuple[str, str, float]]:
+    """The params of each workload that are numbers, the same in all jobs of that workload: name, param, value."""
+    for name in dict.fromkeys(name for name, _ in jobs):
+        mine = [own for other, own in jobs if other == name]
+        for key, text in mine[0].items():
+            if all(own.get(key) == text for own in mine) and (value := _number(text)) is not None:
+                yield name, key, value
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _all_else(case: Case, jobs: Sequence[Program], name: str, key: str) -> Items:
+    """What a case shares with those that differ from it in a param of one workload at most."""
+    rest: dict[str, list[str]] = defaultdict(list)
+    for own_name, own in jobs:
+        for other, text in own.items():
+            if (own_name, other) != (name, key):
+                rest[f"{own_name} {other}" if case.is_mix else other].append(text)
+    said = {other: "+".join(sorted(texts)) for other, texts in rest.items()}
+    return tuple(sorted((said | ({"setting": case.setting} if case.setting else {})).items()))
+
+
+def _what(name: str, jobs: Sequence[Program]) -> str:
+    """The workloads of a case, the one first whose param is swept."""
+    counts = Counter(own_name for own_name, _ in jobs)
+    return " + ".join(
+        f"{counts[each]} {each}" if counts[each] > 1 else each
+        for each in sorted(counts, key=lambda each: (each != name, each))
+    )
+
+
+def _profiles(cells: Sequence[Cell]) -> Iterator[Swept]:
+    """Against the MIG profile, where each job of a case had an instance of the same one."""
+    found: dict[Case, dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        if len(set(cell.profiles)) == 1:
+            found[cell.case][cell.profiles[0]].append(cell)
+    for case, by_profile in found.items():
+        degrees = [{cell.degree for cell in here} for here in by_profile.values()]
+        if max(sum(degree in each for each in degrees) for degree in set.union(*degrees)) >= FEWEST:
+            profiles = sorted(by_profile, key=labels.size_of_profile)
+            yield Swept(
+                axis="MIG profile",
+                what=case.label,
+                ticks={float(place): profile for place, profile in enumerate(profiles)},
+                cells={float(place): by_profile[profile] for place, profile in enumerate(profiles)},
+                is_numeric=False,
+            )
+
+
+def _panels(swept: Swept) -> list[Metric]:
+    """What is known at two values at least."""
+    cells = list(itertools.chain(*swept.cells.values()))
+    known = metrics_in(cells)
+    counts = list(dict.fromkeys(unit for cell in cells for unit in units.units_in(cell.counted)))
+    kept = [SLOWDOWN] if cells[0].case.is_mix else []
+    speed = [*map(units.total_of, counts), SPEEDUP, *kept, MEAN_LATENCY, services.GOODPUT_TOTAL]
+    return [
+        known[name]
+        for name in (*speed, *_ACTIVITY, MEMORY, *map(units.energy_of, counts))
+        if sum(any(name in _shown(cell) for cell in here) for here in swept.cells.values()) > 1
+    ]
+
+
+def _shown(cell: Cell) -> Mapping[str, Any]:
+    return cell.estimates if cell.is_ranked else {}
+
+
+def _lines(swept: Swept) -> dict[tuple[str, int], dict[float, Cell]]:
+    """A line a mode and number of jobs; the profile is not said of what is drawn against it."""
+    found: dict[tuple[str, int], dict[float, Cell]] = defaultdict(dict)
+    for place, here in swept.cells.items():
+        for cell in here:
+            mode = cell.mode if swept.is_numeric else cell.sharing.label
+            found[mode, cell.degree][place] = cell
+    return dict(sorted(found.items(), key=lambda item: (next(iter(item[1].values())).sharing.order, item[0])))
+
+
+def _paint(swept: Swept, panels: Sequence[Metric]) -> Figure:
+    lines = _lines(swept)
+    say_jobs = len({degree for _, degree in lines}) > 1
+    figure, every_axes = panels_of(len(panels), 2.6)
+    handles: dict[str, Any] = {}
+    for axes, metric in zip(every_axes, panels, strict=True):
+        drawn: Counter[Mode] = Counter()
+        for (mode, degree), by_place in lines.items():
+            sharing = next(iter(by_place.values())).sharing
+            style: dict[str, Any] = {"color": sharing.colour, "marker": sharing.marker, "markersize": 3.5}
+            style |= {"linestyle": _STYLES[drawn[sharing] % len(_STYLES)], "linewidth": 1.4}
+            drawn[sharing] += 1
+            label = f"{mode}, {counted(degree, 'job')}" if say_jobs else mode
+            if (handle := _line(axes, metric.name, by_place, style)) is not None:
+                handles.setdefault(label, handle)
+        set_title(axes, metric.title)
+        axes.set_ylabel(metric.unit)
+        if metric.name == MEAN_LATENCY:
+            _latency(axes, swept)
+        else:
+            axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        _axis(axes, swept)
+    add_legend(figure, list(handles.values()), list(handles))
+    return figure
+
+
+def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any]) -> Any:
+    """Draw a quantity of some cells; its handle for the legend, `None` where none has it."""
+    found = {place: _shown(cell)[name] for place, cell in by_place.items() if name in _shown(cell)}
+    if not found:
+        return None
+    if name == MEAN_LATENCY:
+        _band(axes, by_place, style["color"])
+    errors = list(zip(*map(around, found.values()), strict=True))
+    medians = [each.median for each in found.values()]
+    return axes.errorbar(list(found), medians, errors, elinewidth=0.9, capsize=2, **style)
+
+
+def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
+    """Behind a line of mean latencies, from the median to the p99 where both are known."""
+    known = [place for place, cell in by_place.items() if {_MEDIAN_LATENCY, P99_LATENCY} <= _shown(cell).keys()]
+    low, high = ([by_place[at].estimates[name].median for at in known] for name in (_MEDIAN_LATENCY, P99_LATENCY))
+    axes.fill_between(known, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _latency(axes: Axes, swept: Swept) -> None:
+    """The scale of latencies, which grow by factors where a service is saturated, and the objective that all share."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, where the usual one writes formulas
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    params = [each for here in swept.cells.values() for cell in here for each in cell.case.params]
+    objectives = {value for each in params if (value := _number(each.get(_OBJECTIVE, ""))) is not None}
+    if len(objectives) == 1:
+        axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
+
+
+def _axis(axes: Axes, swept: Swept) -> None:
+    """The values on the axis, and below them what came of the cells without a figure."""
+    from matplotlib.ticker import NullLocator
+
+    places = list(swept.ticks)
+    grows = all(0 < before * _DOUBLING <= after for before, after in itertools.pairwise(places))
+    if swept.is_numeric and grows:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter("{x:g}")
+    if not swept.is_numeric or len(places) <= _MOST_TICKS:
+        axes.set_xticks(places, list(swept.ticks.values()), rotation=0 if swept.is_numeric else 30)
+    said = [
+        f"{tick}: {', '.join(words)}"
+        for place, tick in swept.ticks.items()
+        if (words := [f"{c.mode} {ENDINGS[c.finding].label}" for c in swept.cells[place] if c.finding in ENDINGS])
+    ]
+    axes.set_xlabel("\n".join([swept.axis, *(in_lines(each, room_of(axes)) for each in said)]))

@@ -1,0 +1,99 @@
+"""Figures against a swept parameter: which there are, and what they draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.base.records import Result
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.figures import parameters
+from tests.report_rows import copies, job, params, row, study
+
+
+def sketches(*rows: Any) -> dict[str, Any]:
+    return {sketch.name: sketch for sketch in parameters.sketches(cells_of(study(*rows)), None)}
+
+
+def panels(sketch: Any) -> dict[str, Any]:
+    """The panels of a figure by their titles, and the words of its legend."""
+    figure = sketch.paint()
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    return {axes.get_title().replace("\n", " "): axes for axes in figure.axes} | {"legend": legend}
+
+
+def lines(axes: Any) -> list[list[tuple[float, float]]]:
+    return [list(map(tuple, line.lines[0].get_xydata().tolist())) for line in axes.containers]
+
+
+def test_cases_that_differ_in_one_number_are_drawn_against_it_a_line_a_mode_and_degree() -> None:
+    rows = []
+    for batch, rate in ((32, 100.0), (64, 150.0), (512, 200.0)):
+        own = params(batch_size=batch)
+        rows.append(copies("serial", 1, rate, own=own))
+        rows.append(copies("mps", 2, 0.8 * rate, own=own, metrics={"memory_peak_mib": 10.0 * batch}))
+        rows.append(copies("naive", 2, rate, own=own, result=Result.OK if batch < 512 else Result.OOM))
+    found = sketches(*rows)
+    assert list(found) == ["against batch size resnet26_cifar10"]
+    drawn = panels(found["against batch size resnet26_cifar10"])
+    assert drawn["legend"] == ["serial, 1 job", "naive, 2 jobs", "MPS, 2 jobs"]
+    assert lines(drawn["throughput of all jobs"]) == [
+        [(32, 100), (64, 150), (512, 200)],
+        [(32, 200), (64, 300)],
+        [(32, 160), (64, 240), (512, 320)],
+    ]
+    assert "512: naive oom" in drawn["throughput of all jobs"].get_xlabel()
+    assert lines(drawn["peak memory of the GPU"]) == [[(32, 320), (64, 640), (512, 5120)]]
+
+
+def test_two_values_or_two_params_that_change_at_once_make_no_line() -> None:
+    two = [copies("serial", 1, 1.0, own=params(batch_size=batch)) for batch in (32, 64)]
+    assert sketches(*two) == {}
+    both = [copies("serial", 1, 1.0, own=params(batch_size=n, image_px=n)) for n in (32, 64, 128)]
+    assert sketches(*both) == {}
+
+
+def test_two_swept_params_are_each_drawn_for_every_value_of_the_other() -> None:
+    grid = [(batch, tokens) for batch in (1, 2, 4) for tokens in (32, 64, 128)]
+    rows = [
+        copies("serial", 1, float(batch * tokens), own=params("bert", batch_size=batch, sequence_tokens=tokens))
+        for batch, tokens in grid
+    ]
+    assert list(sketches(*rows)) == [
+        *(f"against batch size bert sequence_tokens={tokens}" for tokens in (128, 32, 64)),
+        *(f"against sequence tokens bert batch_size={batch}" for batch in (1, 2, 4)),
+    ]
+
+
+def test_a_flag_of_a_script_is_a_parameter_too() -> None:
+    rows = [copies("serial", 1, 1.0, own={"workload": "train", "args": f"--lr {lr}"}) for lr in ("0.1", "0.2", "0.4")]
+    assert list(sketches(*rows)) == ["against lr train"]
+
+
+def test_latency_is_drawn_against_the_rate_of_a_service_also_beside_a_training() -> None:
+    rows = []
+    for rate in (25, 50, 75):
+        own = params("infer", unit="requests", given_rate="true", rate_per_s=rate)
+        figures = {f"latency_{name}_worst_ms": value * rate for name, value in (("mean", 1), ("p50", 0.5), ("p99", 3))}
+        jobs = (
+            job(0, params("train"), 100.0, size="T"),
+            job(1, own, None, size="I", metrics={"latency_mean_ms": 1.0 * rate}),
+        )
+        rows.append(row("mps", jobs, metrics=figures))
+    found = sketches(*rows)
+    assert list(found) == ["against rate per s infer + train"]
+    latency = panels(found["against rate per s infer + train"])["mean latency of the slowest job"]
+    assert lines(latency) == [[(25, 25), (50, 50), (75, 75)]]
+    (band,) = latency.collections[:1]
+    assert band.get_datalim(latency.transData).bounds[1::2] == (12.5, 225 - 12.5)
+
+
+def test_the_same_jobs_on_instances_of_several_profiles_are_drawn_against_the_profile() -> None:
+    rows = [
+        row("mig", (job(0, params(), rate, place={"mig_profile": profile}),), options={"profile": profile})
+        for profile, rate in (("1g.10gb", 10.0), ("3g.40gb", 30.0), ("7g.80gb", 50.0))
+    ]
+    found = sketches(*rows)
+    assert list(found) == ["against MIG profile resnet26_cifar10 bs128"]
+    axes = panels(found["against MIG profile resnet26_cifar10 bs128"])["throughput of all jobs"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1g.10gb", "3g.40gb", "7g.80gb"]
+    assert lines(axes) == [[(0, 10), (1, 30), (2, 50)]]
