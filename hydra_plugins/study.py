@@ -93,12 +93,14 @@ class StudyLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the study. Its exit status is kept in `pipeline.outcome`, for `run.py`."""
         setup_globals()
-        configs = [self.compose(list(overrides)) for overrides in job_overrides]
+        status = self.execute([self.compose(list(overrides)) for overrides in job_overrides])
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=status) for o in job_overrides]
 
+    def execute(self, configs: Sequence[DictConfig]) -> int:
+        """Run the study in this process, on one GPU."""
         from pipeline import study
 
-        status = study.execute(configs, is_sweep=True)
-        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=status) for o in job_overrides]
+        return study.execute(configs, is_sweep=True)
 
     def compose(self, overrides: list[str]) -> DictConfig:
         """The configuration of one job.
@@ -130,6 +132,21 @@ class StudyLauncher(Launcher):
         return self.is_group[group]
 
 
+class GpusLauncher(StudyLauncher):
+    """Hands out the units of a study to the GPUs of this host."""
+
+    def __init__(self, devices: Any) -> None:
+        self.devices = devices
+
+    def execute(self, configs: Sequence[DictConfig]) -> int:
+        from functools import partial
+
+        from pipeline import study
+        from pipeline.scale import gpus
+
+        return study.execute(configs, is_sweep=True, engine=partial(gpus.run, wanted=self.devices))
+
+
 @dataclass
 class SweeperConf:
     """`hydra.sweeper`.
@@ -152,5 +169,18 @@ class LauncherConf:
     _target_: str = "hydra_plugins.study.StudyLauncher"
 
 
+@dataclass
+class GpusLauncherConf:
+    """`hydra.launcher` with `hydra/launcher=gpus`.
+
+    Attributes:
+        devices: the GPUs, by index or UUID; `all` that are free.
+    """
+
+    _target_: str = "hydra_plugins.study.GpusLauncher"
+    devices: Any = "all"
+
+
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="study", node=LauncherConf, provider="collocation")
+ConfigStore.instance().store(group="hydra/launcher", name="gpus", node=GpusLauncherConf, provider="collocation")

@@ -7,6 +7,7 @@ driver when the job stands at the barrier, where a real job holds its memory as 
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,9 @@ from pipeline.base.paths import expanded
 from pipeline.base.records import Device, Result, Slot
 from pipeline.clean import held_folder
 from pipeline.launch.state import JobState
-from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.chosen import choose
+from pipeline.prepare.device.chosen import choose, granted
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
@@ -55,7 +56,7 @@ class Rehearsal:
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
         remedy = "; gpu.count=NUMBER makes a machine with more"
-        uuid = choose("gpu.device", config.device, counted, remedy).uuid
+        uuid = choose(*_asked(config), counted, remedy).uuid
         device = next(each for each in of_model if each.uuid == uuid)
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
@@ -183,6 +184,13 @@ def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
         name = _model_name(gpu)
         counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]
+
+
+def _asked(config: GpuConfig) -> tuple[str, str]:
+    """What says which simulated GPU to take, and its index or UUID; a scheduler's grant counts, a user's habit not."""
+    if config.device != AUTO_DEVICE:
+        return "gpu.device", config.device
+    return granted() if "SLURM_JOB_ID" in os.environ else ("gpu.device", "0")
 
 
 def _limit_mib(slot: Slot) -> int | None:

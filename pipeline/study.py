@@ -9,7 +9,7 @@ import operator
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.table import table
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import check, describe, feasible, read
+from pipeline.plan import check, describe, feasible, read, units
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
@@ -56,13 +56,18 @@ log = logging.getLogger(__name__)
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
-    *("wait", "wait_limit_s"),
+    *("wait", "wait_limit_s", "unit"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
 
 
-def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
+def execute(configs: Sequence[DictConfig], *, is_sweep: bool, engine: Engine | None = None) -> int:
     """Plan and run a study from its composed configurations.
+
+    Args:
+        configs: one a combination.
+        is_sweep: whether they are a sweep, which has baselines of its own.
+        engine: what runs the study, once it is read, instead of this process; its devices are not taken.
 
     Returns:
         0 when every group ended in a result; 1 when some failed, timed out or were left for later by `time_limit_s`;
@@ -73,24 +78,26 @@ def execute(configs: Sequence[DictConfig], *, is_sweep: bool) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     outcome.is_composed = True
-    status = _execute(configs, is_sweep=is_sweep)
+    status = _execute(configs, engine, is_sweep=is_sweep)
     outcome.exit_status = max(outcome.exit_status, status)
     return status
 
 
-def _execute(composed: Sequence[DictConfig], *, is_sweep: bool) -> int:
+def _execute(composed: Sequence[DictConfig], engine: Engine | None, *, is_sweep: bool) -> int:
     try:
         with UndoStack() as stack:
             asked = _read(composed, stack, is_sweep=is_sweep)
+            if engine is not None:
+                return engine(asked, stack)
             if asked.config.dry_run:
-                return _preview(asked)
+                return preview(asked)
             return _begun(asked, stack).run(stack)
     except CollocationError as error:
         words.say(f"error: {error}")
         return 1 if outcome.has_started else 2
 
 
-def _begun(asked: _Asked, stack: UndoStack) -> _Study:
+def _begun(asked: Asked, stack: UndoStack) -> _Study:
     """The study, planned, with its environments and its devices, which are its own until the stack is left.
 
     Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
@@ -99,7 +106,7 @@ def _begun(asked: _Asked, stack: UndoStack) -> _Study:
     while True:
         try:
             with UndoStack() as taken:
-                study = _planned(asked)
+                study = _Study(asked, *planned(asked))
                 study.take_devices(taken)
                 with interrupts.held():
                     stack.enter_context(taken.pop_all())
@@ -108,18 +115,19 @@ def _begun(asked: _Asked, stack: UndoStack) -> _Study:
             patience.wait(error)
 
 
-def _planned(asked: _Asked) -> _Study:
+def planned(asked: Asked) -> tuple[Inventory, Plan]:
+    """What the machine has, its environments built, and the plan for it."""
     inventory = _take_stock(asked)
     plan = asked.plan(inventory)
     if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
         # The first plan showed that the study can run at all, before minutes are spent on its environments.
         inventory = inventory.with_environments()
         plan = asked.plan(inventory)
-    return _Study(asked, inventory, plan)
+    return inventory, plan
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
+class Asked:
     """What a user asked for.
 
     Attributes:
@@ -148,7 +156,8 @@ class _Asked:
     def plan(self, inventory: Inventory) -> Plan:
         """The plan, checked; of a reproduction its one group, and it is said how that differs from the original."""
         if self.reproduction is None:
-            return feasible.checked(planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep))
+            whole = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
+            return feasible.checked(units.only(whole, self.config.unit))
         # As in a sweep, so that the original may be a baseline that nobody asked for.
         whole = planning.build_plan(self.configs, inventory, is_sweep=True)
         plan = feasible.checked(self.reproduction.only_its_group(whole))
@@ -159,7 +168,7 @@ class _Asked:
         return plan
 
 
-def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -> _Asked:
+def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -> Asked:
     configs = read.read(composed)
     first = configs[0]
     _check_same(configs)
@@ -173,7 +182,11 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
             reproduction = reproduce.prepare(composed[0], first, sender, stack)
             configs = [reproduction.config]
     simulated = stack.enter_context(rehearsal.prepared(configs))
-    return _Asked(configs=configs, is_sweep=is_sweep, sender=sender, simulated=simulated, reproduction=reproduction)
+    return Asked(configs=configs, is_sweep=is_sweep, sender=sender, simulated=simulated, reproduction=reproduction)
+
+
+Engine = Callable[[Asked, UndoStack], int]
+"""Runs a study that was read; the exit status."""
 
 
 def _has_store(config: Config) -> bool:
@@ -182,7 +195,7 @@ def _has_store(config: Config) -> bool:
     return tracking.uri is not None or local.is_ready(expanded("tracking.root", tracking.root), tracking.experiment)
 
 
-def _take_stock(asked: _Asked) -> Inventory:
+def _take_stock(asked: Asked) -> Inventory:
     """What the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
     find_device = asked.simulated.find_device if asked.simulated else chosen.find_device
     inventory = take(asked.configs, find_device)
@@ -191,7 +204,7 @@ def _take_stock(asked: _Asked) -> Inventory:
     return inventory
 
 
-def _ran_before(asked: _Asked) -> Sequence[Ran]:
+def _ran_before(asked: Asked) -> Sequence[Ran]:
     """The groups of the store, if there is one; a plan needs none."""
     if asked.sender is None:
         return ()
@@ -202,7 +215,7 @@ def _ran_before(asked: _Asked) -> Sequence[Ran]:
         return ()
 
 
-def _preview(asked: _Asked) -> int:
+def preview(asked: Asked) -> int:
     """Print the plan, or with `resume` what is left of it, and how long it will take."""
     inventory = _take_stock(asked)
     plan = asked.plan(inventory)
@@ -247,7 +260,7 @@ def _goes(gpu: GpuConfig) -> bool:
     return gpu.kind is GpuKind.simulated and gpu.machine is None
 
 
-def _what_is_left(asked: _Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
+def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """The groups to run and the rows of the others; says how many there are, and why what is stored does not count."""
     sender, store = asked.sender, asked.config.tracking.uri or str(asked.root)
     assert sender is not None
@@ -260,6 +273,70 @@ def _what_is_left(asked: _Asked, plan: Plan, inventory: Inventory) -> tuple[tupl
     return groups, known
 
 
+def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[Group, ...]:
+    """Open the store, made if need be; the groups of a plan that are to run."""
+    assert asked.sender is not None
+    tracking = asked.config.tracking
+    asked.sender.open(plan.experiment, asked.root, tracking.uri, tracking.series_points)
+    asked.sender.store()
+    return plan.groups if asked.config.resume == Resume.NO else _what_is_left(asked, plan, inventory)[0]
+
+
+def show_all(asked: Asked, plan: Plan) -> bool:
+    """Show what the store has of a plan that others ran; whether each of its groups has a finding."""
+    assert asked.sender is not None
+    accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
+    finished = asked.sender.finished(plan.experiment, None)
+    left, known = resume.remaining(plan, finished, host.boot_id(), accept_environment=accepts)
+    comparison = Comparison()
+    for row in known:
+        comparison.add(row)
+    if known:
+        _show_results(asked, plan, [comparison.latest(row) for row in known])
+        sys.stdout.write(f"{_how_to_report(asked, plan)}\n{_how_to_open(asked)}\n")
+    if left:
+        all_groups = counted(len(plan.groups), "group")
+        words.say(f"of {all_groups}, {len(left)} have no result; to run them: {outcome.command_to_resume()}")
+    return not left
+
+
+def _show_results(asked: Asked, plan: Plan, rows: Sequence[GroupResult]) -> None:
+    specs = dict.fromkeys(spec for group in plan.groups for spec in group.listeners)
+    fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
+    found = _found(asked, plan, rows)
+    sys.stdout.write("".join(f"{line}\n" for line in (table(rows, fields, found.fastest), *found.sentences)))
+    if asked.reproduction is not None:
+        sys.stdout.write(f"{asked.reproduction.side_by_side(rows[0])}\n")
+
+
+def _found(asked: Asked, plan: Plan, rows: Sequence[GroupResult]) -> Closing:
+    from pipeline.report.closing import Closing, closing  # what makes a report, of which a help text has no need
+
+    if asked.reproduction is not None:
+        return Closing()  # one group without its block
+    return closing(plan.experiment, rows)
+
+
+def _how_to_report(asked: Asked, plan: Plan) -> str:
+    """The command that writes the report."""
+    tracking = asked.config.tracking
+    where = ["--uri", tracking.uri] if tracking.uri else ["--root", tracking.root]
+    where = [] if where == ["--root", TrackingConfig().root] else where
+    command = [outcome.python(), "-m", "pipeline.report", "--experiment", plan.experiment, *where]
+    return f"report: {shlex.join(command)}"
+
+
+def _how_to_open(asked: Asked) -> str:
+    assert asked.sender is not None
+    try:
+        store = asked.sender.store()
+    except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
+        return f"error: {error}"
+    if store["kind"] == "local":
+        return f"open: {links.ui_hint(asked.root, store['experiment_id'])}"
+    return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
+
+
 def _check_same(configs: Sequence[Config]) -> None:
     for key in _STUDY_KEYS:
         value_of = operator.attrgetter(key)
@@ -270,7 +347,7 @@ def _check_same(configs: Sequence[Config]) -> None:
 class _Study:
     """A plan on its way through the machine."""
 
-    def __init__(self, asked: _Asked, inventory: Inventory, plan: Plan) -> None:
+    def __init__(self, asked: Asked, inventory: Inventory, plan: Plan) -> None:
         assert asked.sender is not None
         self.asked, self.inventory, self.plan = asked, inventory, plan
         self.config, self.sender, self.root = asked.config, asked.sender, asked.root
@@ -327,7 +404,7 @@ class _Study:
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
-        facts |= {"plan": self.plan.digest, "plan_groups": str(len(self.plan.groups))}
+        facts |= {"plan": self.plan.digest, "plan_groups": str(self.plan.num_planned)}
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
             facts["accepts_environment"] = "true"
         if self.asked.reproduction is not None:
@@ -390,13 +467,14 @@ class _Study:
     def _finish(self) -> None:
         try:
             if self.rows:
-                self._show_results()  # while the last of them are sent
+                latest = [self.comparison.latest(row) for row in self.rows]
+                _show_results(self.asked, self.plan, latest)  # while the last of them are sent
         finally:
             self._send_what_is_left()
         if self.rows:
             for line in failures.in_words(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
-            sys.stdout.write(f"{self._how_to_report()}\n{self._how_to_open()}\n")
+            sys.stdout.write(f"{_how_to_report(self.asked, self.plan)}\n{_how_to_open(self.asked)}\n")
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:
@@ -421,44 +499,11 @@ class _Study:
             )
         return unsent == len(of_others) and not late
 
-    def _show_results(self) -> None:
-        specs = dict.fromkeys(spec for group in self.plan.groups for spec in group.listeners)
-        fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
-        rows = [self.comparison.latest(row) for row in self.rows]
-        found = self._found(rows)
-        sys.stdout.write("".join(f"{line}\n" for line in (table(rows, fields, found.fastest), *found.sentences)))
-        if self.asked.reproduction is not None:
-            sys.stdout.write(f"{self.asked.reproduction.side_by_side(rows[0])}\n")
-
-    def _found(self, rows: Sequence[GroupResult]) -> Closing:
-        from pipeline.report.closing import Closing, closing  # what makes a report, of which a help text has no need
-
-        if self.asked.reproduction is not None:
-            return Closing()  # one group without its block
-        return closing(self.plan.experiment, rows)
-
-    def _how_to_report(self) -> str:
-        """The command that writes the report."""
-        tracking = self.config.tracking
-        where = ["--uri", tracking.uri] if tracking.uri else ["--root", tracking.root]
-        where = [] if where == ["--root", TrackingConfig().root] else where
-        command = [outcome.python(), "-m", "pipeline.report", "--experiment", self.plan.experiment, *where]
-        return f"report: {shlex.join(command)}"
-
     def _error_log(self, row: GroupResult, index: int) -> str:
         where = self.spool.where_job_is(row, index)
         if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
             where = where.relative_to(Path.cwd())
         return f"{where}/{layout.STDERR}"
-
-    def _how_to_open(self) -> str:
-        try:
-            store = self.sender.store()
-        except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
-            return f"error: {error}"
-        if store["kind"] == "local":
-            return f"open: {links.ui_hint(self.root, store['experiment_id'])}"
-        return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
 
     def _say_how_to_resume(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)

@@ -266,6 +266,9 @@ class GpuSettings:
     """What a user allows and asks for on the device; docs/configuration.md says what each setting means.
 
     `exclusive_process` is never set for a group whose jobs run one after another.
+
+    Attributes:
+        beside: other GPUs of the host that work for the study at the same time.
     """
 
     admin: tuple[str, ...] | None
@@ -273,6 +276,7 @@ class GpuSettings:
     tolerate: tuple[str, ...]
     exclusive_process: bool
     job_memory_mib: int
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +385,7 @@ class Group:
             "window": self.window.words,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
+            "GPUs beside": str(self.gpu.beside or ""),
             # On a simulated GPU, what is declared decides which groups run out of memory.
             "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
         }
@@ -402,11 +407,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole study: every group in the order in which it will run, and what a user should know before it does."""
+    """A whole study, or one unit of it: every group in the order in which it will run, and what to know before.
+
+    Attributes:
+        digest: of all groups of the whole study.
+        num_planned: how many these are.
+    """
 
     experiment: str
     groups: tuple[Group, ...]
     devices: tuple[Device, ...]
     digest: str
+    num_planned: int
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

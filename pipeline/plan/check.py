@@ -35,7 +35,11 @@ def settings(config: Config) -> None:
     for key, value in positive.items():
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{key}={value}: must be greater than 0, and finite")
-    for key, value in {"window.settle_s": config.window.settle_s, "seed": config.seed}.items():
+    for key, value in {
+        "window.settle_s": config.window.settle_s,
+        "seed": config.seed,
+        "gpu.beside": config.gpu.beside,
+    }.items():
         if not 0 <= value < math.inf:
             raise ConfigError(f"{key}={value}: must not be negative, and finite")
     for key, value, most in (("repeats", config.repeats, _MAX_REPEATS), ("seed", config.seed, _MAX_SEED)):

@@ -231,6 +231,7 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
             tolerate=tuple(config.gpu.tolerate),
             exclusive_process=config.gpu.exclusive_process,
             job_memory_mib=config.gpu.job_memory_mib,
+            beside=config.gpu.beside,
         ),
         config_text=lambda: OmegaConf.to_yaml(OmegaConf.structured(_literal(config))),
         profiler=ProfilerSpec(

@@ -51,6 +51,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         groups=numbered,
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
         digest=digest_of([group.digest for group in numbered]),
+        num_planned=len(numbered),
         notes=tuple(dict.fromkeys(notes)),
     )
 

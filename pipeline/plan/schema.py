@@ -19,6 +19,8 @@ from pipeline.plan.workloads import DataSource, WorkloadConfig
 Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
+AUTO_DEVICE = "auto"
+"""`gpu.device`: the GPU that an allocation grants, or the first one."""
 
 
 @dataclass
@@ -86,7 +88,8 @@ class GpuConfig:
     """Which device."""
 
     kind: GpuKind = GpuKind.auto
-    device: str = "0"
+    device: str = AUTO_DEVICE
+    beside: int = 0
     admin: list[str] | None = field(default_factory=list)
     exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)
@@ -222,6 +225,7 @@ class Config:
     pin_cpus: bool = False
     warm_start: bool = True
     resume: str = "false"
+    unit: int | None = None
     dry_run: bool | str = False
     time_limit_s: float | None = None
     wait: bool = False

@@ -1,14 +1,19 @@
-"""The device that a study runs on: the one that is asked for, among those that are there."""
+"""The device that a study runs on: the one that is asked for, or else granted, among those that are there."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import cpu_device
 from pipeline.base.records import Device
-from pipeline.plan.schema import GpuConfig, GpuKind
+from pipeline.plan.schema import AUTO_DEVICE, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
+
+# By which an allocation says what it grants, the one that counts most first. Slurm's are of the job step and the job.
+_GRANTS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+_NOTHING = ("", "-1", "NoDevFiles")  # what CUDA programs, and Slurm without a GPU, set to see none
 
 
 def find_device(config: GpuConfig) -> Device:
@@ -16,11 +21,17 @@ def find_device(config: GpuConfig) -> Device:
     if config.kind is GpuKind.cpu:
         return cpu_device()
     assert config.kind is not GpuKind.simulated, "NVML would answer with a real GPU"
+    is_named = config.device != AUTO_DEVICE
+    key, selector = ("gpu.device", config.device) if is_named else granted()
+    may_be_cpu = config.kind is GpuKind.auto and not is_named
+    if selector in _NOTHING and not is_named:
+        if may_be_cpu:
+            return cpu_device()
+        raise ConfigError(f"gpu=nvidia, but {key}={selector!r} grants no GPU; ask for one, or name it with gpu.device")
     devices = nvml.list_devices()
     if devices:
-        return choose("gpu.device", config.device, devices)
-    is_named = config.device != GpuConfig().device
-    if config.kind is GpuKind.auto and not is_named:
+        return choose(key, selector, devices)
+    if may_be_cpu:
         return cpu_device()
     asked = f"gpu.device={config.device!r} names a GPU" if is_named else "gpu=nvidia"
     raise ConfigError(
@@ -29,11 +40,24 @@ def find_device(config: GpuConfig) -> Device:
     )
 
 
+def granted() -> tuple[str, str]:
+    """What says which GPU this process may use, and its index or UUID: of several the first; without a grant, 0."""
+    for variable in _GRANTS:
+        if (value := os.environ.get(variable)) is not None:
+            return variable, value.partition(",")[0].strip()
+    return "gpu.device", "0"
+
+
 def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
     """The device selected by its index, its UUID or how only its UUID begins; ConfigError if that is not one.
 
-    `key` is that of the configuration, for the error, and `remedy` its end.
+    `key` is that of the configuration or environment, for the error, and `remedy` its end.
     """
+    if selector.startswith("MIG-"):
+        raise ConfigError(
+            f"{key}={selector} is a MIG device, and a study divides a whole GPU itself; choose a whole GPU with "
+            "gpu.device, or ask for an allocation of one"
+        )
     if selector.isdecimal():
         matches = [device for device in devices if device.index == int(selector)]
     else:

@@ -1,0 +1,57 @@
+"""The CPUs of each worker: those next to its GPU, divided among the workers that have the same ones."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.base.records import Device
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
+    """By UUID, the CPUs of each GPU's worker: no CPU has two workers, unless there are fewer CPUs than workers."""
+    ours = frozenset(os.sched_getaffinity(0))
+    sharing: dict[frozenset[int], list[Device]] = defaultdict(list)
+    for device in devices:
+        sharing[(_near(device) & ours) or ours].append(device)
+    found: dict[str, frozenset[int]] = {}
+    for cpus, members in sharing.items():
+        in_order, each = sorted(cpus), len(cpus) // len(members)
+        for number, device in enumerate(members):
+            found[device.uuid] = frozenset(in_order[number * each : (number + 1) * each]) or cpus
+    return found
+
+
+@contextmanager
+def of_children(cpus: frozenset[int]) -> Iterator[None]:
+    """Let processes that are started meanwhile run on these CPUs only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _near(device: Device) -> frozenset[int]:
+    """The CPUs of the NUMA node that a GPU hangs on, as Linux tells; empty where it does not."""
+    bus_id = dict(device.details).get("pci_bus_id", "").lower()
+    domain, colon, rest = bus_id.partition(":")
+    try:
+        return parsed((_PCI_DEVICES / f"{domain[-4:]}{colon}{rest}" / "local_cpulist").read_text())
+    except OSError:
+        return frozenset()
+
+
+def parsed(text: str) -> frozenset[int]:
+    """The numbers of a list as the kernel writes it: `0-3,8,10-11`."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

@@ -1,0 +1,259 @@
+"""The GPUs of this host as workers: each free one gets a unit of the study, and the next one when that is done.
+
+A worker is a `run.py ... unit=K gpu.device=UUID` of its own, as on a command line: it holds its GPU, sends what it
+measured, and undoes what it did. Nothing here touches a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline import outcome, study
+from pipeline.base import interrupts, words
+from pipeline.base.errors import ConfigError, InUseError
+from pipeline.base.interrupts import Interrupted, UndoStack
+from pipeline.base.records import Device
+from pipeline.base.words import counted
+from pipeline.plan import units
+from pipeline.plan.schema import AUTO_DEVICE, GpuKind
+from pipeline.prepare.device import chosen, lease, nvml
+from pipeline.scale import cpus
+from pipeline.study import Asked
+
+ALL = "all"
+# What the parent decides for each worker, whatever was typed.
+_DECIDED = ("hydra/launcher", "hydra.launcher", "gpu.device", "gpu.beside", "unit", "resume", "time_limit_s")
+_REFUSED = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """A run.py on one GPU.
+
+    Attributes:
+        pending: of each of its outputs, what is no whole line yet.
+        num_open: outputs that it has not closed.
+    """
+
+    device: Device
+    unit: int
+    process: subprocess.Popen[bytes]
+    pending: dict[str, bytes] = field(default_factory=dict)
+    num_open: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"GPU {self.device.index} unit {self.unit}"
+
+
+def run(asked: Asked, stack: UndoStack, wanted: str | Sequence[str]) -> int:
+    """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
+    devices = _free(asked, wanted)
+    for config in asked.configs:
+        config.gpu.device, config.gpu.beside = devices[0].uuid, len(devices) - 1
+    if asked.config.dry_run:
+        return study.preview(asked)
+    inventory, plan = study.planned(asked)
+    groups = study.open_store(asked, plan, inventory)
+    numbers = list(units.of(groups))
+    words.say(
+        f"{counted(len(numbers), 'unit')} of {len(units.of(plan.groups))} to run on "
+        f"{', '.join(f'GPU {device.index}' for device in devices)}"
+    )
+    fleet = Fleet(asked, devices, deque(numbers))
+    try:
+        fleet.run()
+    finally:
+        with interrupts.held():
+            is_whole = study.show_all(asked, plan)
+    return max(fleet.worst, 0 if is_whole else 1)
+
+
+def _free(asked: Asked, wanted: str | Sequence[str]) -> list[Device]:
+    """The GPUs that are wanted, of one model and free: of `all` those that are, else it is an error if one is not."""
+    config = asked.config.gpu
+    if config.kind is GpuKind.cpu:
+        raise ConfigError(
+            "hydra/launcher=gpus runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
+        )
+    if config.device != AUTO_DEVICE:
+        raise ConfigError(
+            f"gpu.device={config.device} and hydra/launcher=gpus both say where to run: "
+            "name the GPUs with 'hydra.launcher.devices=[0,1]', or leave the launcher out"
+        )
+    if any(each.unit is not None for each in asked.configs):
+        raise ConfigError("unit and hydra/launcher=gpus exclude each other: the launcher hands out the units")
+    if asked.simulated is not None and config.machine is None:
+        raise ConfigError(
+            "hydra/launcher=gpus on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with as "
+            "many GPUs as gpu.count=NUMBER says"
+        )
+    there = _there(asked)
+    if not there:
+        raise ConfigError("hydra/launcher=gpus found no NVIDIA GPU; leave it out to run on the CPUs")
+    named = [] if wanted == ALL else [str(each) for each in ([wanted] if isinstance(wanted, str) else wanted)]
+    asked_for = [chosen.choose("hydra.launcher.devices", each, there) for each in named] or list(there)
+    if twice := [device for device in asked_for if asked_for.count(device) > 1]:
+        raise ConfigError(f"hydra.launcher.devices={wanted} names {twice[0].name} {twice[0].uuid} twice")
+    if not named and wanted != ALL:
+        raise ConfigError(f"hydra.launcher.devices={wanted}: give a list of GPUs, or {ALL}")
+    folder = Path(config.lock_dir)
+    taken = {device: _why_not_free(device, folder, config.tolerate) for device in asked_for}
+    model = next((device.name for device in asked_for if not taken[device]), "")
+    taken |= {
+        device: f"it is another model than the {model} that the study runs on"
+        for device in asked_for
+        if not taken[device] and device.name != model
+    }
+    said = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
+    if said and (named or len(said) == len(asked_for)):
+        raise ConfigError(f"hydra/launcher=gpus: {'; '.join(said)}")
+    for each in said:
+        words.say(f"left out: {each}")
+    return [device for device in asked_for if not taken[device]]
+
+
+def _there(asked: Asked) -> Sequence[Device]:
+    """Every GPU that a worker could get; of a simulated machine those of its model."""
+    config = asked.config.gpu
+    if asked.simulated is None:
+        granted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        found = nvml.list_devices()
+        if granted is None:
+            return found
+        return [
+            chosen.choose("CUDA_VISIBLE_DEVICES", each.strip(), found) for each in granted.split(",") if each.strip()
+        ]
+    find = asked.simulated.find_device
+    indices = range(config.count)
+    return [dataclasses.replace(find(dataclasses.replace(config, device=str(index))), index=index) for index in indices]
+
+
+def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
+    """Who holds or uses a GPU, in words; empty if nobody does."""
+    if (holder := lease.holder(device.uuid, folder)) is not None:
+        return f"it is held by another study: {holder}"
+    try:
+        lease.refuse_strangers(device, tolerate)
+    except InUseError as error:
+        return str(error)
+    return ""
+
+
+class Fleet:
+    """Workers on some GPUs, and the units that wait for one."""
+
+    def __init__(self, asked: Asked, devices: Sequence[Device], waiting: deque[int]) -> None:
+        self.asked, self.waiting = asked, waiting
+        self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
+        self.idle = deque(devices[: len(waiting)])
+        self.worst = 0
+        self.begin_s = time.monotonic()
+        self.workers: list[Worker] = []
+
+    def run(self) -> None:
+        """Until no unit is left, or no GPU to run one on. After a signal the workers get it, and are waited for."""
+        with selectors.DefaultSelector() as selector:
+            try:
+                while self._start_more(selector):
+                    self._listen(selector)
+            except Interrupted as interrupted:
+                with interrupts.held():
+                    for worker in self.workers:
+                        worker.process.send_signal(interrupted.signum)
+                    while self.workers:
+                        self._listen(selector)
+                raise
+
+    def _start_more(self, selector: selectors.BaseSelector) -> bool:
+        """Give each idle GPU a unit; whether any worker runs."""
+        while self.waiting and self.idle:
+            left_s = self._time_left_s()
+            if left_s is not None and left_s <= 0:
+                limit_s, num_left = self.asked.config.time_limit_s, counted(len(self.waiting), "unit")
+                words.say(f"time_limit_s={limit_s:g} is over: {num_left} left")
+                self.waiting.clear()
+                self.worst = max(self.worst, 1)
+                break
+            with interrupts.held():
+                worker = self._start(self.idle.popleft(), self.waiting.popleft(), left_s)
+                self.workers.append(worker)
+                for name in ("stdout", "stderr"):
+                    pipe = getattr(worker.process, name)
+                    selector.register(os.dup(pipe.fileno()), selectors.EVENT_READ, (worker, name))
+                    pipe.close()
+        return bool(self.workers)
+
+    def _time_left_s(self) -> float | None:
+        limit_s = self.asked.config.time_limit_s
+        return None if limit_s is None else limit_s - (time.monotonic() - self.begin_s)
+
+    def _start(self, device: Device, unit: int, left_s: float | None) -> Worker:
+        decided = {"unit": unit, "gpu.device": device.uuid, "gpu.beside": self.asked.config.gpu.beside}
+        decided["resume"] = self.asked.config.resume
+        if left_s is not None:
+            decided["time_limit_s"] = f"{left_s:.1f}"
+        argv = command(outcome.command_line(), decided)
+        with cpus.of_children(self.cpus[device.uuid]):
+            process = subprocess.Popen(
+                [sys.executable, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C comes from here alone
+            )  # fmt: skip
+        return Worker(device=device, unit=unit, process=process)
+
+    def _listen(self, selector: selectors.BaseSelector) -> None:
+        """Pass on what the workers say, until one of them ends."""
+        for key, _ in selector.select():
+            worker, name = key.data
+            data = os.read(key.fd, 65536)
+            if data:
+                *lines, worker.pending[name] = (worker.pending.get(name, b"") + data).split(b"\n")
+                for line in lines:
+                    _relay(worker, name, line)
+                continue
+            selector.unregister(key.fileobj)
+            if rest := worker.pending.pop(name, b""):
+                _relay(worker, name, rest)
+            os.close(key.fd)
+            worker.num_open -= 1
+            if worker.num_open == 0:
+                self._ended(worker)
+
+    def _ended(self, worker: Worker) -> None:
+        status = worker.process.wait()
+        self.workers.remove(worker)
+        status = 128 - status if status < 0 else status
+        words.say(f"{worker.name} | ended with exit status {status}")
+        if status == _REFUSED:
+            words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
+            self.waiting.appendleft(worker.unit)
+        else:
+            self.idle.append(worker.device)
+        self.worst = max(self.worst, status)
+
+
+def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
+    """The command line of a worker: what was typed, with what is decided for it."""
+    end = typed.index("--") if "--" in typed else len(typed)
+    kept = [word for word in typed[:end] if not _is_decided(word)]
+    return [*kept, *(f"{key}={value}" for key, value in decided.items()), *typed[end:]]
+
+
+def _is_decided(word: str) -> bool:
+    key = word.partition("=")[0].lstrip("+~")
+    return "=" in word and any(key == each or key.startswith(f"{each}.") for each in _DECIDED)
+
+
+def _relay(worker: Worker, name: str, line: bytes) -> None:
+    """What a worker says while it runs; its tables are those of one unit and stay unsaid."""
+    if name == "stderr":
+        words.say(f"{worker.name} | {line.decode(errors='replace')}")
