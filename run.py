@@ -17,9 +17,11 @@ if __name__ == "__main__":
     explained.exit_if_asked(sys.argv[1:])
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline.base import library_internals
+from pipeline.base.errors import ConfigError
 from pipeline.plan import command_line, schema
 
 schema.register()
@@ -33,6 +35,9 @@ library_internals.parse_once()
 def main(config: DictConfig) -> None:
     """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead."""
     from pipeline import study
+
+    if (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "study":
+        raise ConfigError(f"hydra/launcher={launcher} launches sweeps, and this is none; add -m")
 
     study.execute([config], is_sweep=False)
 

@@ -405,6 +405,8 @@ class _Study:
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
         facts |= {"plan": self.plan.digest, "plan_groups": str(self.plan.num_planned)}
+        if self.config.unit is not None:
+            facts["unit"] = str(self.config.unit)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
             facts["accepts_environment"] = "true"
         if self.asked.reproduction is not None:

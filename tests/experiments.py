@@ -27,7 +27,7 @@ from pipeline.plan.schema import Config
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     """What a sweep composes for one of its jobs: each choice of groups is read once in all tests, then copied."""
-    of_hydra = tuple(override for override in overrides if override.startswith("hydra."))
+    of_hydra = tuple(override for override in overrides if override.startswith(("hydra.", "hydra/")))
     return _kept_sweeper(of_hydra).launcher.compose(list(overrides))
 
 

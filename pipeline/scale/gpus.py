@@ -211,22 +211,21 @@ class Fleet:
         return Worker(device=device, unit=unit, process=process)
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
-        """Pass on what the workers say, until one of them ends."""
-        for key, _ in selector.select():
-            worker, name = key.data
-            data = os.read(key.fd, 65536)
-            if data:
-                *lines, worker.pending[name] = (worker.pending.get(name, b"") + data).split(b"\n")
-                for line in lines:
+        """Pass on what the workers say, and take note of those that end."""
+        ready = selector.select()
+        with interrupts.held():
+            for key, _ in ready:
+                worker, name = key.data
+                data = os.read(key.fd, 65536)
+                *lines, worker.pending[name] = (worker.pending.get(name, b"") + (data or b"\n")).split(b"\n")
+                for line in filter(None, lines):
                     _relay(worker, name, line)
-                continue
-            selector.unregister(key.fileobj)
-            if rest := worker.pending.pop(name, b""):
-                _relay(worker, name, rest)
-            os.close(key.fd)
-            worker.num_open -= 1
-            if worker.num_open == 0:
-                self._ended(worker)
+                if not data:
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                    worker.num_open -= 1
+                    if worker.num_open == 0:
+                        self._ended(worker)
 
     def _ended(self, worker: Worker) -> None:
         status = worker.process.wait()

@@ -93,18 +93,25 @@ def _identity(groups: Iterable[Any]) -> Tag:
 def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
     """The study that the rows of each store make; `None` stands for a run that never got a result.
 
-    Each store has blocks of its own: those of the second follow those of the first.
+    Each store has blocks of its own: those of the second follow those of the first. Units of one plan are blocks of
+    one study, in whatever stores they are.
     """
     rows: list[Row] = []
     num_without_result, num_blocks = 0, 0
     planned: list[int] = []
+    first_of_plan: dict[str, int] = {}  # of plans that are run by units: how many blocks come before theirs
     for every in map(list, found):
-        mine = [dataclasses.replace(row, block=row.block + num_blocks) for row in every if row is not None]
+        known = set(first_of_plan)
+        mine = []
+        for row in filter(None, every):
+            before = first_of_plan.setdefault(row.plan, num_blocks) if "unit" in row.facts else num_blocks
+            mine.append(dataclasses.replace(row, block=row.block + before))
         num_without_result += len(every) - len(mine)
-        num_blocks = max((row.block for row in mine), default=num_blocks)
+        num_blocks = max([num_blocks, *(row.block for row in mine)])
         newest = [
             part[-1].facts.get("plan_groups", "")
             for part in selection.parts(selection.of_the_newest_plans(mine, Counter()))
+            if part[-1].plan not in known
         ]
         planned += [int(number) for number in newest if number.isdigit()]
         rows += mine

@@ -87,6 +87,21 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
     assert reason.startswith("older plan: ")
 
 
+def test_units_of_one_plan_are_one_study_in_whatever_stores_they_are() -> None:
+    """Of two workers that ran one unit, one attempt counts: the complete one."""
+    facts = {"plan": "1234", "plan_groups": "6"}
+    units = [{"facts": facts | {"unit": str(number)}} for number in (1, 2, 3)]
+    pairs = [("serial", 1, 10.0), ("naive", 2, 9.0)]
+    first = [copies(*pair, block, **units[block - 1]) for block in (1, 3) for pair in pairs]
+    second = [copies(*pair, block, gpu_uuid="GPU-2", **units[block - 1]) for block in (2, 3) for pair in pairs][:-1]
+    found = study_of("synthetic", first, second)
+    assert [(block.number, block.gpu_uuid, block.num_missing) for block in found.blocks] == [
+        *((1, "GPU-1", 0), (2, "GPU-2", 0), (3, "GPU-1", 0)),
+    ]
+    assert found.num_planned == 6
+    assert found.left_out == {"another GPU or boot than the rest of its block": 1}
+
+
 def test_settings_are_named_only_where_rows_of_the_same_jobs_differ_in_them() -> None:
     steady, work = settings("steady, 5 s"), settings("work, 1 epoch")
     alone = [copies(mode, 2, 9.0, settings=steady) for mode in ("naive", "mps")]

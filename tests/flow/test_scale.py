@@ -1,0 +1,114 @@
+"""A study on several GPUs of one host: simulated ones, with workers as users have them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+
+import psutil
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Result
+from pipeline.report.read import rows
+from tests import forks
+from tests.run_cases import SHORT, TOY
+
+pytest_plugins = ["tests.tracking_fixtures"]
+STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=1.5", "degree=2", "repeats=3", "listeners=[host]"]
+MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
+
+
+@pytest.fixture
+def start(tmp_path, template_store):
+    """Start a study on a simulated machine with two GPUs."""
+    shutil.copytree(template_store, tmp_path / "mlruns")
+
+    def begin(*arguments):
+        argv = [PROJECT_DIR / "run.py", *STUDY, *MACHINE, f"gpu.lock_dir={tmp_path}", *arguments]
+        return forks.start(*argv, cwd=tmp_path)
+
+    return begin
+
+
+@pytest.fixture
+def run_one(tmp_path):
+    """Run one configuration; exit status and errors."""
+
+    def run(*arguments):
+        done = forks.run(PROJECT_DIR / "run.py", *TOY, *MACHINE, *arguments, cwd=tmp_path)
+        return done.returncode, done.stderr
+
+    return run
+
+
+def worker_of(process, unit):
+    """The process that runs a unit."""
+    children = psutil.Process(process.pid).children()
+    (found,) = [child for child in children if f"unit={unit}" in child.cmdline()]
+    return found
+
+
+def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp_path):
+    process = start("hydra/launcher=gpus")
+    for line in process.stderr:
+        if re.match(r"GPU 1 unit 2 \| \[1/2\]", line):
+            break
+    worker_of(process, 2).kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGKILL, err
+    assert "GPU 1 unit 2 | ended with exit status 137" in err
+    assert "of 6 groups, 2 have no result; to run them: " in err
+    process = start("hydra/launcher=gpus", "resume=true")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "1 unit of 3 to run" in err
+    assert re.search(r"naive-2x-toy +(fastest +)?3 +ok", out), out
+    found = rows.read([tmp_path / "mlruns"], "collocation")
+    assert [block.num_missing for block in found.blocks] == [0, 0, 0]
+    assert found.num_planned == 6
+    assert len({row.gpu_uuid for row in found.rows}) == 2
+    assert {dict(row.settings)["GPUs beside"] for row in found.rows} == {"1"}
+    assert all(row.result is Result.OK for row in found.rows)
+
+
+def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
+    process = start("hydra/launcher=gpus", "window.seconds=60")
+    waiting = {1, 2}
+    for line in process.stderr:
+        waiting -= {int(unit) for unit in re.findall(r"unit (\d) \| \[1/2\]", line)}
+        if not waiting:
+            break
+    workers = [worker_of(process, unit) for unit in (1, 2)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+    assert len(re.findall(r"ended with exit status 130", err)) == 2, err
+    assert "hydra/launcher=gpus window.seconds=60 resume=true" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["hydra.launcher.devices=[0,0]"], "names NVIDIA A100-SXM4-40GB GPU-.* twice"),
+        (["hydra.launcher.devices=[2]"], "hydra.launcher.devices='2' matches 0 GPUs"),
+        (["gpu.device=1"], "gpu.device=1 and hydra/launcher=gpus both say where to run"),
+        (["unit=1"], "unit and hydra/launcher=gpus exclude each other"),
+        (["gpu.machine=null"], "needs a machine that all workers see: gpu.machine=FILE"),
+    ],
+)
+def test_what_no_worker_can_run_is_refused_in_one_line(start, tmp_path, arguments, words):
+    process = start("hydra/launcher=gpus", *arguments)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert re.search(f"^error: .*{words}", err, re.MULTILINE), err
+    assert not (tmp_path / "mlruns/spool").exists()
+
+
+def test_a_single_configuration_has_nothing_to_hand_out(run_one):
+    assert run_one("hydra/launcher=gpus") == (
+        2,
+        "error: hydra/launcher=gpus launches sweeps, and this is none; add -m\n",
+    )

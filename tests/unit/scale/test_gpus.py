@@ -1,0 +1,46 @@
+"""What a worker on one of several GPUs is started with."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.scale import cpus, gpus
+from tests.conftest import GPU
+
+
+def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
+    typed = ["run.py", "-m", "degree=1,2", "hydra/launcher=gpus", "+hydra.launcher.devices=[0,1]", "resume=true"]
+    typed += ["gpu.count=2", "time_limit_s=9", "--", "train.py", "unit=1", "--resume=true"]
+    decided = {"unit": 3, "gpu.device": "GPU-1", "resume": "true"}
+    assert gpus.command(typed, decided) == [
+        *("run.py", "-m", "degree=1,2", "gpu.count=2", "unit=3", "gpu.device=GPU-1", "resume=true"),
+        *("--", "train.py", "unit=1", "--resume=true"),
+    ]
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("0-2,8,10-11\n", {0, 1, 2, 8, 10, 11}), ("", set())])
+def test_a_list_of_cpus_is_read_as_the_kernel_writes_it(text: str, numbers: set[int]) -> None:
+    assert cpus.parsed(text) == numbers
+
+
+def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpus, "_PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    devices = []
+    for number, near in enumerate(["0-3", "0-3", "4-7", None]):
+        bus_id = f"00000000:0{number}:00.0"
+        devices.append(dataclasses.replace(GPU, uuid=f"GPU-{number}", details=(("pci_bus_id", bus_id),)))
+        if near is not None:
+            (tmp_path / bus_id[4:]).mkdir()
+            (tmp_path / bus_id[4:] / "local_cpulist").write_text(near)
+    found = cpus.divided(devices[:3])
+    assert found == {"GPU-0": {0, 1}, "GPU-1": {2, 3}, "GPU-2": {4, 5, 6, 7}}
+    assert cpus.divided([devices[3]]) == {"GPU-3": set(range(9))}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert cpus.divided(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
