@@ -18,10 +18,11 @@ if __name__ == "__main__":
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline.base import library_internals
-from pipeline.base.errors import ConfigError
+from pipeline import outcome
+from pipeline.base import library_internals, words
 from pipeline.plan import command_line, schema
 
 schema.register()
@@ -36,9 +37,11 @@ def main(config: DictConfig) -> None:
     """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead."""
     from pipeline import study
 
-    if (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "study":
-        raise ConfigError(f"hydra/launcher={launcher} launches sweeps, and this is none; add -m")
-
+    chosen = HydraConfig.get()
+    if chosen.mode is RunMode.RUN and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
+        words.say(f"error: hydra/launcher={launcher} launches sweeps, and this is none; add -m")
+        outcome.exit_status = 2
+        return
     study.execute([config], is_sweep=False)
 
 
