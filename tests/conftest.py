@@ -56,7 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-OF_TORCH = ["gpu", *(f"unit/workloads/test_{name}.py" for name in ("canary", "image_data", "published", "train_timm"))]
+OF_TORCH = [
+    "gpu",
+    *(f"unit/workloads/test_{name}.py" for name in ("canary", "image_data", "infer", "published", "train_timm")),
+]
 collect_ignore = [] if HAS_TORCH else OF_TORCH
 
 

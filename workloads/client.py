@@ -10,6 +10,7 @@ A script uses it like this, and runs unchanged by hand, where every call does no
             job.step(samples=len(batch))
 
 Control goes over a socket (`hello`, `ready`, `go`, `stop`, `bye`), data into `events.jsonl`, one JSON object a line.
+Answered requests, of which there may be thousands a second, go into `requests.bin`, a record of a fixed size each.
 All instants are CLOCK_MONOTONIC nanoseconds. How fast the host runs Python is measured right before the barrier and
 right after the work, never between them. A job whose orchestrator disappears kills its own process group: nobody
 is left to read its results, and a GPU must not stay occupied. (The kernel's parent-death signal is not used: it ends
@@ -27,6 +28,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 
@@ -43,7 +45,11 @@ _CLEARANCE_S = 0.002
 _HOST_LOOP_ADDITIONS = 40_000  # 1 to 5 ms on the hosts that were tried
 _LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the best of them counts, so that one preemption does not
 FOLDER_VARIABLE = "COLLOCATION_JOB"
-JOB_FILE, EVENTS_FILE = "job.json", "events.jsonl"
+JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
+REQUEST = struct.Struct("<qqqqqii")
+"""Instants at which a request was to be sent, was sent, was begun, had its first token and was done; tokens; batch."""
+_HELD_BYTES, _HELD_NS = 512 * REQUEST.size, 500_000_000  # written when so much is held, or after this time
+_pack_request = REQUEST.pack
 
 
 def attach() -> NullJob:
@@ -57,6 +63,7 @@ class NullJob:
 
     attached = False
     watches_output = False
+    index = 0
 
     def __enter__(self) -> NullJob:
         return self
@@ -92,6 +99,17 @@ class NullJob:
 
     def step(self, samples: int, epoch: int | None = None, t_ns: int | None = None) -> None: ...
 
+    def request(
+        self,
+        intended_ns: int,
+        sent_ns: int,
+        begun_ns: int,
+        done_ns: int,
+        first_token_ns: int = 0,
+        tokens: int = 0,
+        batch: int = 1,
+    ) -> None: ...
+
     def epoch(self, number: int, seconds: float, **metrics: float) -> None: ...
 
     def process(self, pid: int) -> None: ...
@@ -108,7 +126,7 @@ class Job(NullJob):
         with open(os.path.join(folder, JOB_FILE), encoding="utf-8") as file:
             spec = json.load(file)
         self._folder = folder
-        self._index = spec["index"]
+        self.index = spec["index"]
         self._address = spec["socket"]
         self.watches_output = bool(spec.get("watches_output"))
         # One write call a line, straight to the file: what a killed job wrote is not lost.
@@ -119,11 +137,14 @@ class Job(NullJob):
         self._start_ns: int | None = None
         self._leaving = False
         self._total = 0
+        self._requests = -1  # no file: most jobs answer none
+        self._held = bytearray()
+        self._written_ns = 0
 
     def __enter__(self) -> NullJob:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(self._address)
-        self._send(type="hello", index=self._index, pid=os.getpid(), protocol=PROTOCOL)
+        self._send(type="hello", index=self.index, pid=os.getpid(), protocol=PROTOCOL)
         os.register_at_fork(after_in_child=self._let_go)
         threading.Thread(target=self._listen, name="collocation-control", daemon=True).start()
         self.phase("setup")
@@ -133,6 +154,7 @@ class Job(NullJob):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leaving = True
+        self._write_requests()
         if error is None or kind is None or (isinstance(error, SystemExit) and not error.code):
             if self._start_ns is not None:
                 self.metric("host_loop_after_ms", host_loop_ms(_LOOPS_AFTER))
@@ -145,6 +167,8 @@ class Job(NullJob):
             self._send(type="bye", status="error")
         self._socket.close()
         os.close(self._events)
+        if self._requests >= 0:
+            os.close(self._requests)
 
     @property
     def stopping(self) -> bool:
@@ -214,6 +238,35 @@ class Job(NullJob):
         line = f'{{"event":"step","t_ns":{instant_ns},"samples":{samples},"total":{self._total},"epoch":{number}}}\n'
         os.write(self._events, line.encode())
 
+    def request(
+        self,
+        intended_ns: int,
+        sent_ns: int,
+        begun_ns: int,
+        done_ns: int,
+        first_token_ns: int = 0,
+        tokens: int = 0,
+        batch: int = 1,
+    ) -> None:
+        """Record a request; one that was never answered has 0 for `begun_ns` (it never began) and for `done_ns`.
+
+        Records are written in portions, after 0.5 s at the latest if further requests follow: a job that is killed
+        loses those that it held.
+
+        Args:
+            intended_ns: when it was to be sent, whether or not whoever sends it was late. Its latency counts from here.
+            sent_ns: when it was sent.
+            begun_ns: when its computation began.
+            done_ns: when its answer was there.
+            first_token_ns: when the first token of its answer was there; 0 if it has none.
+            tokens: those of its answer.
+            batch: requests that were computed together with it, itself included.
+        """
+        self._held += _pack_request(intended_ns, sent_ns, begun_ns, first_token_ns, done_ns, tokens, batch)
+        if len(self._held) >= _HELD_BYTES or done_ns - self._written_ns > _HELD_NS:
+            self._write_requests()
+            self._written_ns = done_ns
+
     def epoch(self, number: int, seconds: float, **metrics: float) -> None:
         """Record a whole epoch: its training time in seconds, and its figures (loss, accuracy_ratio, ...)."""
         figures = {name: float(value) for name, value in metrics.items()}
@@ -230,6 +283,14 @@ class Job(NullJob):
     def _event(self, event: str, **values: object) -> None:
         values.setdefault("t_ns", time.monotonic_ns())
         os.write(self._events, (json.dumps(dict(values, event=event)) + "\n").encode())
+
+    def _write_requests(self) -> None:
+        if not self._held:
+            return
+        if self._requests < 0:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._requests = os.open(os.path.join(self._folder, REQUESTS_FILE), flags, 0o644)
+        del self._held[: os.write(self._requests, self._held)]
 
     def _send(self, **message: object) -> None:
         try:

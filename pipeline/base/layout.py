@@ -27,9 +27,10 @@ SEND_LOCK = "send.lock"
 SENT_PREFIX = ".sent-"
 """Of a folder that was accepted and is being removed; what a killed sender leaves of it is swept later."""
 
-# In the folder of a job. `workloads/client.py`, which imports nothing of ours, names the first two as well.
+# In the folder of a job. `workloads/client.py`, which imports nothing of ours, names the first three as well.
 JOB_FILE = "job.json"
 EVENTS = "events.jsonl"
+REQUESTS = "requests.bin"
 STDOUT, STDERR = "stdout.log", "stderr.log"
 SCRIPT_STORE = "mlflow"
 OUTPUT = "output"
@@ -51,6 +52,7 @@ UNCOMMITTED = "uncommitted.diff"
 # Artifacts of any run.
 LONG_VALUES = "long_values.json"
 SAMPLE_TABLE = "samples.parquet"
+REQUEST_TABLE = "requests.parquet"
 
 
 def job_path(index: int) -> str:

@@ -168,6 +168,14 @@ class RateSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What is asked of the latency of a service: that so many per cent of its requests are answered in time."""
+
+    latency_ms: float
+    percentile: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A file that a program consists of: `name` from the program's own folder, of ours from the project's."""
 
@@ -190,6 +198,7 @@ class Workload:
         sources: the files of the program, and of the runner that starts it.
         is_in_own_folder: each job starts in its output folder, and not where the user called from.
         unit: what its work is counted in.
+        objective: of its latency, if it answers requests and one was given.
         is_rate_given: it is a service that answers as many requests as the user chose to send.
     """
 
@@ -208,6 +217,7 @@ class Workload:
     rate: RateSource = RateSource()
     unit: str = SAMPLES
     is_rate_given: bool = False
+    objective: Objective | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode(errors="replace")
 
 
-def below(folder: Path, without: Path | None = None) -> Found:
-    """Everything below a folder but one path; nothing of what cannot be read, or of a folder that is a link."""
+def below(folder: Path, without: Collection[Path] = ()) -> Found:
+    """Everything below a folder but some paths; nothing of what cannot be read, or of a folder that is a link."""
     files: list[Path] = []
     others: list[Path] = []
     left = [] if folder.is_symlink() else [folder]
@@ -56,7 +57,7 @@ def below(folder: Path, without: Path | None = None) -> Found:
             with os.scandir(left.pop()) as entries:
                 for entry in entries:
                     path = Path(entry.path)
-                    if path == without:
+                    if path in without:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         left.append(path)

@@ -10,12 +10,22 @@ LATENCIES = (MEAN, "latency_p50_ms", "latency_p95_ms", P99, "latency_p999_ms")
 GOODPUT, SUSTAINED = "goodput_requests_per_s", "rate_sustained_ratio"
 """Requests/s that were answered within the objective; answers over arrivals."""
 
+OBJECTIVE_MET = "objective_met_ratio"
+"""1 of a job whose percentile, which was asked for, is within the objective, else 0."""
+PERCENTILES = (("50", 50.0, 1), ("95", 95.0, 1), ("99", 99.0, 1000), ("999", 99.9, 10_000))
+"""Name, per cent and the least number of requests behind each."""
+
 GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained_worst_ratio"
 
 
 def worst_of(latency: str) -> str:
     """That of the slowest job of a group: `latency_p99_worst_ms`."""
     return f"{latency.removesuffix('_ms')}_worst_ms"
+
+
+def needed(percentile: float) -> int:
+    """The least number of requests behind a percentile."""
+    return next(least for _, percent, least in PERCENTILES if percent == percentile)
 
 
 def of_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -39,6 +39,7 @@ class Tag(StrEnum):
     FLAG = f"{PREFIX}flag"
     STALLED = f"{PREFIX}stalled"  # the part of the flag that makes a row no baseline
     FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: of each job, by its index
+    FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # likewise
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
     SHARED_FILES = f"{PREFIX}shared_files"

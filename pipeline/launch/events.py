@@ -1,4 +1,7 @@
-"""What a job wrote of itself: `events.jsonl`, one JSON object a line, appended by `workloads/client.py`."""
+"""What a job wrote of itself: `events.jsonl`, one JSON object a line, appended by `workloads/client.py`.
+
+The requests that it answered stand beside it, in a file of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import regular_files
+from pipeline.base import layout, regular_files
+from pipeline.launch import requests
+from pipeline.launch.requests import Requests
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class Events:
         wrong: results that the job found to be wrong, in words.
         processes: those that did the work, if they were children of the job's own.
         written: instants, with the bytes of output and of error output that there were.
+        requests: those that it answered, or was asked; `None` if it recorded none.
         damaged: number of whole lines that are no event, or one that cannot be: they are left out.
     """
 
@@ -58,6 +64,7 @@ class Events:
     wrong: list[str] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
     written: list[tuple[int, int, int]] = field(default_factory=list)
+    requests: Requests | None = None
     damaged: int = 0
 
 
@@ -73,7 +80,7 @@ class JobProgress:
 
 def read(path: Path) -> Events:
     """All events of a job; a job that wrote none has an empty record."""
-    events = Events()
+    events = Events(requests=requests.read(path.with_name(layout.REQUESTS)))
     try:
         data = regular_files.read_bytes(path)
     except FileNotFoundError:

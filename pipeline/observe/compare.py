@@ -25,8 +25,12 @@ from pipeline.observe.group_result import GroupResult, JobResult
 _LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
 
 
-_Alone = tuple[JobResult, list[float]]
-"""A job, and the losses of its first steps."""
+# How far the norm of the answer to each fixed request may be: rounding hits the values of an answer in both directions.
+_OUTPUT_TOLERANCES = (0.01,) * 8
+
+_First = tuple[list[float], list[float]]
+"""The losses of a job's first steps, and the norms of its first answers; empty of a job that has none."""
+_Alone = tuple[JobResult, _First]
 _Baselines = Baselines[GroupResult, _Alone]
 
 
@@ -47,7 +51,7 @@ class Comparison:
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK and Tag.STALLED not in row.tags:
-            jobs = list(zip(row.jobs, _losses(row), strict=True))
+            jobs = list(zip(row.jobs, _first(row), strict=True))
             self._baselines[comparable(row.group)].add(row, _digests(row), jobs)
             concerned = list(self._rows)
         changed = []
@@ -55,7 +59,7 @@ class Comparison:
             other = self._rows[digest]
             if other.result is not Result.OK:
                 continue
-            if difference := self._loss_difference(other):
+            if difference := self._difference(other):
                 self._rows[digest] = endings.with_wrong_results(other, difference)
                 changed.append(dataclasses.replace(self._rows[digest], metrics={}))
                 continue
@@ -73,11 +77,13 @@ class Comparison:
         baselines, together = self._baselines[comparable(row.group)], _digests(row)
         return [baselines.alone(digest, together) for digest in together]
 
-    def _loss_difference(self, row: GroupResult) -> str | None:
-        for job, losses, runs in zip(row.jobs, _losses(row), self._alone(row), strict=True):
-            for _, alone in runs:
-                if difference := loss_difference(losses, alone):
+    def _difference(self, row: GroupResult) -> str | None:
+        for job, (losses, outputs), runs in zip(row.jobs, _first(row), self._alone(row), strict=True):
+            for _, (losses_alone, outputs_alone) in runs:
+                if difference := loss_difference(losses, losses_alone):
                     return f"the losses of job {job.job.name} differ from its solo run: {difference}"
+                if difference := output_difference(outputs, outputs_alone):
+                    return f"the answers of job {job.job.name} differ from its solo run: {difference}"
         return None
 
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
@@ -127,10 +133,20 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
     return None
 
 
-def _losses(row: GroupResult) -> list[list[float]]:
-    """The losses of the first steps of each job."""
-    told = json.loads(row.tags.get(Tag.FIRST_LOSSES, "{}"))
-    return [told.get(str(job.job.index), []) for job in row.jobs]
+def output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+    """In words, the first request whose answer has not the norm that it has of the same job alone."""
+    pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
+    for number, (norm, wanted, tolerance) in enumerate(pairs, start=1):
+        if not abs(norm - wanted) <= tolerance * abs(wanted):
+            return f"norm {norm:.6g} instead of {wanted:.6g} of the answer to request {number}"
+    return None
+
+
+def _first(row: GroupResult) -> list[_First]:
+    """What each job lost, or answered, first."""
+    losses, outputs = (json.loads(row.tags.get(tag, "{}")) for tag in (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS))
+    indices = [str(job.job.index) for job in row.jobs]
+    return [(losses.get(index, []), outputs.get(index, [])) for index in indices]
 
 
 def _digests(row: GroupResult) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from pipeline.base.words import counted
 from pipeline.launch import events
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
-from pipeline.observe import changed_files, endings, host, phases, sampled, throughput, work
+from pipeline.observe import changed_files, endings, host, latency, phases, sampled, throughput, work
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.logged import metric
 from pipeline.observe.logged.metric import Logged
@@ -37,6 +37,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     jobs: list[JobResult] = []
     windows: list[sampled.Window] = []
     stalls: list[str] = []
+    late: list[str] = []
     read = sampled.readings(seen.samples)
     every = [state for batch in seen.batches for state in batch]
     log_of = {state.job.index: events.read(state.folder / layout.EVENTS) for state in every}
@@ -48,6 +49,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         if window is not None:
             windows.append(window)
             stalls += _stalls(group, batch, logs, window)
+            late += _late_generators(batch, logs, window)
         jobs += [_job(group, *each, window, seen, read) for each in zip(batch, logs, said, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
@@ -59,10 +61,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
     tags = dict(seen.tags) | _for_comparisons(jobs)
-    if damaged := {
-        state.job.name: log_of[state.job.index].damaged for state in every if log_of[state.job.index].damaged
-    }:
-        tags[Tag.DAMAGED] = ", ".join(f"{counted(number, 'line')} of job {name}" for name, number in damaged.items())
+    if damaged := {state.job.name: words for state in every if (words := _damaged(log_of[state.job.index]))}:
+        tags[Tag.DAMAGED] = ", ".join(f"{words} of job {name}" for name, words in damaged.items())
     if seen.changed and not group.sequential and (shared := changed_files.shared(seen.changed.folder, whose, every)):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):
@@ -76,6 +76,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         flags.append(f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}")
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         flags.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
+    flags += late
     if stalls:
         tags[Tag.STALLED] = "; ".join(stalls)
     if flags:
@@ -123,9 +124,25 @@ def _stalls(group: Group, states: Sequence[JobState], logs: Sequence[Events], wi
                 yield f"job {state.job.name} {words}"
 
 
+def _late_generators(states: Sequence[JobState], logs: Sequence[Events], window: sampled.Window) -> Iterator[str]:
+    """The jobs that were not asked at the rate that the user chose, in words."""
+    for state, log in zip(states, logs, strict=True):
+        asked = log.requests if state.job.workload.is_rate_given else None
+        if asked is not None and (words := latency.late_generator(asked, window)) is not None:
+            yield f"job {state.job.name}: {words}"
+
+
+def _damaged(log: Events) -> str:
+    """What a job wrote that cannot be, in words; empty if nothing."""
+    found = {"line": log.damaged, "request": log.requests.damaged if log.requests is not None else 0}
+    return " and ".join(counted(number, what) for what, number in found.items() if number)
+
+
 def _end_ns(state: JobState, log: Events) -> int | None:
-    """The last instant of a job's work: its last step or epoch, or its exit if it reports neither."""
+    """The last instant of a job's work: its last step, answer or epoch, or its exit if it reports none."""
     marks = [*work.instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
+    if marks and log.requests is not None and state.ended.told_ns is not None:
+        return min(max(marks), state.ended.told_ns)  # what it answers after the stop was asked before it
     if marks:
         return max(marks)
     # What a profiler does after the job's end is not the job's work.
@@ -195,20 +212,22 @@ def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
             series[name].append((epoch.number, epoch.t_ns, value))
     for name, step, t_ns, value in log.metrics:
         series[name].append((step, t_ns, value))
-    return dict(series)
+    return dict(series) | (latency.series(log.requests) if log.requests is not None else {})
 
 
 def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
     """What comparisons need of each job, by its index, as tags of the row: a resumed study reads no runs of jobs."""
-    losses = {
-        job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get("first_loss", ()))]
-        for job in jobs
+    first: dict[str, Mapping[int, object]] = {
+        tag: {
+            job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get(name, ()))] for job in jobs
+        }
+        for tag, name in ((Tag.FIRST_LOSSES, "first_loss"), (Tag.FIRST_OUTPUTS, "first_output_norm"))
     }
     rates = {
         job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
         for unit, job in ((job.job.workload.unit, job) for job in jobs)
     }
-    told: dict[str, Mapping[int, object]] = {Tag.FIRST_LOSSES: losses, Tag.RATES: rates}
+    told: dict[str, Mapping[int, object]] = {**first, Tag.RATES: rates}
     known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in told.items()}
     return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
 

@@ -66,6 +66,8 @@ def energy(
     for unit, rate in rates.items():
         if rate:
             derived[units.energy_of(unit)] = found[ENERGY] / (total_s * rate)
+            if idle_w is not None:
+                derived[units.energy_above_idle_of(unit)] = derived["energy_above_idle_j"] / (total_s * rate)
     return derived
 
 

@@ -1,4 +1,4 @@
-"""What work a job did, however it tells: by its steps, by what it logged, or in its whole run.
+"""What work a job did, however it tells: by its steps, its requests, by what it logged, or in its whole run.
 
 This is the one place that asks. A job that tells in another way is asked here, in each of the functions.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.base import units
 from pipeline.base.records import Group, Job, WindowKind
 from pipeline.launch.events import Events
-from pipeline.observe import throughput
+from pipeline.observe import latency, throughput
 from pipeline.observe.logged.metric import Logged
 from pipeline.observe.sampled import Window
 
@@ -23,6 +23,7 @@ def figures(
     found: dict[str, float] = {}
     if window is not None:
         found |= throughput.figures(kind, unit, log, window)
+        found |= _of_requests(kind, job, log, window)
     samples = job.workload.rate.samples
     if samples is not None and makespan_s:
         found |= {units.rate_of(unit): samples / makespan_s, units.number_of(unit): float(samples)}
@@ -37,7 +38,17 @@ def figures(
 
 def instants_ns(log: Events) -> Sequence[int]:
     """When a job had completed a part of its work, in order; empty if it does not tell."""
-    return log.steps.t_ns
+    return log.steps.t_ns if log.requests is None else log.requests.first_and_last_ns
+
+
+def _of_requests(kind: WindowKind, job: Job, log: Events, window: Window) -> dict[str, float]:
+    """In a steady window, the requests of it; else all of a job, from its own start to its last answer."""
+    if log.requests is None or log.started_ns is None:
+        return {}
+    if kind is not WindowKind.STEADY and (instants := log.requests.first_and_last_ns):
+        window = log.started_ns, instants[-1] + 1
+    workload = job.workload
+    return latency.figures(log.requests, window, is_rate_given=workload.is_rate_given, objective=workload.objective)
 
 
 def absence(group: Group, job: Job, log: Events, found: dict[str, float], said: Logged | None) -> str:
@@ -45,7 +56,8 @@ def absence(group: Group, job: Job, log: Events, found: dict[str, float], said: 
     if said is not None and not said.points:
         return said.absence
     if group.window.kind is WindowKind.STEADY and units.rate_of(job.workload.unit) not in found:
-        return "no step was completed inside the window; make window.seconds longer"
+        what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
+        return f"no {what} inside the window; make window.seconds longer"
     if not job.workload.ends_by_itself and not instants_ns(log):
-        return "lost result: the job ended well, but its event file holds no step"
+        return "lost result: the job ended well, but its files hold no step and no answered request"
     return ""

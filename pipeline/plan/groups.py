@@ -55,6 +55,7 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
         for index, (size, workload) in enumerate(asked)
     )
     together = _group(config, device, window, jobs)
+    notes += [note for workload in workloads for note in workload.window_notes(window)]
     notes += _notes(together, inventory, is_other_window=window.kind is not config.window.kind)
     in_turn = _in_turn(together, jobs)
     alone = [_in_turn(together, (dataclasses.replace(job, index=0),)) for job in _distinct(jobs)]
@@ -165,6 +166,7 @@ def _workload(
         rate=workload.rate(),
         unit=workload.unit,
         is_rate_given=workload.has_given_rate(),
+        objective=workload.objective(),
     )
 
 

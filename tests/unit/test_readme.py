@@ -130,14 +130,18 @@ def test_the_test_command_is_what_continuous_integration_runs():
 
 
 def documented():
-    """Each key of docs/configuration.md with the values that its default may have; empty if another key decides."""
+    """Each key of docs/configuration.md with the values that its default may have; empty if another key decides.
+
+    What several kinds of workloads have is there for each of them.
+    """
     rows = {}
     for line in CONFIGURATION.splitlines():
         if line.startswith("| `"):
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             default = cells[-2]
-            rows[cells[0].strip("`")] = [] if default.startswith("by ") else re.findall(r"`([^`]*)`", default)
-    return rows
+            named = [] if default.startswith("by ") else re.findall(r"`([^`]*)`", default)
+            rows.setdefault(cells[0].strip("`"), []).append(named)
+    return {key: [value for each in every for value in each] if all(every) else [] for key, every in rows.items()}
 
 
 def keys_of(values, prefix=""):
@@ -161,7 +165,7 @@ def written(value):
 def test_the_page_of_configuration_has_every_key_with_its_default(compose):
     options = {
         "scenario": ["naive", "serial", "mps", "mps_percent", "mig", "mig_mps"],
-        "workload": ["tiny", "resnet26_cifar10", "script"],
+        "workload": ["tiny", "resnet26_cifar10", "script", "infer_tiny"],
         "env": ["current", "conda", "venv", "existing"],
         "window": ["steady", "work"],
         "gpu": ["auto"],

@@ -12,6 +12,7 @@ Every output that is checked lands where NaN was written before, so what is left
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from workloads import client
 
 # Products [rows, inner, columns], each with plain and transposed factors as in forward and backward passes: those of
 # single vectors, classifiers and attention layers, and a large square. Which ones fail depends on the share of the
@@ -40,6 +43,22 @@ _TOLERANCE = 4.0
 _CHUNK_ELEMENTS = 1 << 22
 _NUM_IMAGES = 2
 _ATEN = torch.ops.aten
+_log = logging.getLogger(__name__)
+
+
+def check(job: client.NullJob, device: torch.device, dtype: torch.dtype | None, compute: Callable[[], object]) -> None:
+    """Report what a job computes wrong: on a GPU delicate products in `dtype` (fp32), and everywhere what it runs."""
+    products, own = Canary(), Canary()
+    if device.type == "cuda":
+        products.check_products(device, dtype or torch.float32)
+    with own.watching():
+        compute()
+    for what in (*products.wrong, *own.wrong):
+        _log.warning("wrong result: %s", what)
+        job.wrong(what)
+    job.metric("canary_checked_count", products.num_checked + own.num_checked)
+    job.metric("canary_left_out_count", products.num_left_out + own.num_left_out)
+    job.metric("canary_s", products.spent_s + own.spent_s)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
@@ -17,10 +16,8 @@ if TYPE_CHECKING:
     import argparse
 
     from workloads import client
-    from workloads.data.batches import Batch, Batches, TrainingData
+    from workloads.data.batches import Batches, TrainingData
     from workloads.training.steps import Step, Training
-
-_log = logging.getLogger(__name__)
 
 
 def train(
@@ -76,21 +73,6 @@ def _warm_up(
             step(*batch)
         if args.canary:
             job.phase("canary")
-            _check_results(job, training, first)
+            eager = steps.eager_step(training)
+            canary.check(job, training.device, training.autocast, lambda: eager(*first))
     return step
-
-
-def _check_results(job: client.NullJob, training: Training, batch: Batch) -> None:
-    """Check what this process computes: on a GPU delicate products, and everywhere an eager step of its own."""
-    products, own = canary.Canary(), canary.Canary()
-    if training.device.type == "cuda":
-        products.check_products(training.device, training.autocast or torch.float32)
-    step = steps.eager_step(training)
-    with own.watching():
-        step(*batch)
-    for what in (*products.wrong, *own.wrong):
-        _log.warning("wrong result: %s", what)
-        job.wrong(what)
-    job.metric("canary_checked_count", products.num_checked + own.num_checked)
-    job.metric("canary_left_out_count", products.num_left_out + own.num_left_out)
-    job.metric("canary_s", products.spent_s + own.spent_s)

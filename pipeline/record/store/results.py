@@ -56,7 +56,11 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=figures_of(run),
                 reason=tags.get(Tag.REASON),
-                tags={tag: tags[tag] for tag in (Tag.FIRST_LOSSES, Tag.RATES, Tag.FLAG, Tag.STALLED) if tag in tags},
+                tags={
+                    tag: tags[tag]
+                    for tag in (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.FLAG, Tag.STALLED)
+                    if tag in tags
+                },
                 settings=tags.get(Tag.SETTINGS),
             )
         )

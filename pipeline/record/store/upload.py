@@ -25,7 +25,7 @@ from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.observe.logged.script_runs import read_script_runs
 from pipeline.observe.table import in_one_line
-from pipeline.record import group_folder, series
+from pipeline.record import group_folder, request_table, series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
 from pipeline.record.series import Series, SeriesKey
 from pipeline.record.store.content import RunContent
@@ -208,7 +208,11 @@ class _Upload:
         for script in scripts:
             content.add_script_run(script)
         places = [(folder, ""), *(pair for script in scripts for pair in script.artifacts)]
-        self._log_below(run_id, content, places, without=folder / layout.SCRIPT_STORE)
+        table = request_table.write(folder / layout.REQUESTS, self.record.clock, self.scratch)
+        if table is not None:
+            self.store.client.log_artifact(run_id, str(table))
+        without = [folder / layout.SCRIPT_STORE, *([folder / layout.REQUESTS] if table else [])]
+        self._log_below(run_id, content, places, without)
         self._finish(run_id, child, content)
 
     def parent(self, run_id: str) -> None:
@@ -245,7 +249,7 @@ class _Upload:
             path.rename(place)
 
     def _log_below(
-        self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Path | None = None
+        self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Sequence[Path] = ()
     ) -> None:
         """Log what lies below folders, each with the folder that it becomes; a tag names what is no regular file.
 

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.base import layout
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.launch import requests
 from tests.job_server import JobServer, is_alive, wait_until
 from workloads import client
 
@@ -34,6 +35,8 @@ def server() -> Iterator[JobServer]:
 
 def test_both_ends_name_the_files_of_a_job_alike():
     assert (client.JOB_FILE, client.EVENTS_FILE) == (layout.JOB_FILE, layout.EVENTS)
+    assert client.REQUESTS_FILE == layout.REQUESTS
+    assert client.REQUEST.size == requests.RECORD_BYTES
 
 
 def test_only_the_standard_library_is_imported():
@@ -62,6 +65,7 @@ def test_by_hand_every_call_does_nothing(monkeypatch, tmp_path):
         assert list(job.until_stop([1, 2, 3])) == [1, 2, 3]
         with job.in_turn():
             job.step(samples=1)
+        job.request(1, 1, 1, 1)
         job.metric("loss", 1.0)
         job.epoch(1, 1.0, loss=1.0)
         assert not (job.attached or job.stopping or job.wait_stop(10))
@@ -104,6 +108,30 @@ with client.attach() as job:
     assert after["t_ns"] > epoch["t_ns"], "and its end"
     assert (metric["name"], metric["value"], metric["step"]) == ("loss", 0.5, 7)
     assert (epoch["epoch"], epoch["seconds"], epoch["metrics"]) == (2, 1.5, {"loss": 0.25})
+
+
+def test_a_killed_job_loses_the_requests_that_it_still_held_and_no_other(server):
+    code = """
+import time
+from workloads import client
+with client.attach() as job:
+    job.ready()
+    begun_ns = time.monotonic_ns()
+    for number in range(700):
+        job.request(begun_ns, begun_ns, begun_ns, begun_ns + number)
+    job.phase("asked")
+    job.wait_stop()
+"""
+    server.start("-c", code)
+    server.go()
+    assert wait_until(lambda: server.events("phase")[-1]["name"] == "asked")
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.end()
+    found = requests.read(server.folder / client.REQUESTS_FILE)
+    assert found is not None
+    # The first is written because nothing was for half a second, then what a portion holds.
+    assert len(found) == 513
+    assert found.first_and_last_ns[1] - found.first_and_last_ns[0] == 512
 
 
 def test_the_host_is_measured_around_work_that_was_done_and_not_otherwise(server):

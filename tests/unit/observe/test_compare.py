@@ -184,6 +184,22 @@ def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, i
     assert (loss_difference(losses, ALONE) is None) == is_same
 
 
+def test_other_answers_than_alone_are_wrong_results():
+    def asked(the_group, *norms) -> GroupResult:
+        jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in the_group.jobs)
+        told = json.dumps({index: [norm] for index, norm in enumerate(norms)})
+        tags = {"collocation.first_outputs": told}
+        return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, tags=tags)
+
+    comparison = Comparison()
+    comparison.add(asked(group("a", sequential=True), 2.0))
+    right, wrong = asked(group("a", "a"), 2.0, 1.99), asked(group("a", "a", "a"), 2.0, 2.0, 1.9)
+    comparison.add(right), comparison.add(wrong)
+    assert comparison.latest(right).result is Result.OK
+    assert comparison.latest(wrong).result is Result.WRONG_RESULTS
+    assert "the answers of job 2-a differ from its solo run: norm 1.9 instead of 2" in comparison.latest(wrong).reason
+
+
 def test_losses_outlive_a_resume(plan):
     losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
     stored = [

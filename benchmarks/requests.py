@@ -1,0 +1,225 @@
+"""How exactly requests are sent and recorded, and what that costs.
+
+    python -m benchmarks.requests generator --rate 2000 --seconds 20   # a fake service of 0.1 ms behind the generator
+    python -m benchmarks.requests record                               # a million requests: recorded, then judged
+    python -m benchmarks.requests queue --seconds 60                   # a service of 5 ms in real time, beside M/D/1
+    python -m benchmarks.requests closed                               # infer.py's loop beside a plain loop, in pairs
+
+Every one runs without a GPU and without the orchestrator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.launch import requests
+from pipeline.observe import latency
+from workloads import client
+from workloads.serving.arrivals import OpenLoop
+from workloads.serving.server import Answer, Batching, Server
+
+MILLION = 1_000_000
+
+
+class Job(client.Job):
+    """A job without an orchestrator: it records, and is told to stop by the clock."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
+        super().__init__(str(folder))
+        self.end_ns = sys.maxsize
+
+    @property
+    def stopping(self) -> bool:
+        return time.monotonic_ns() >= self.end_ns
+
+    def recorded(self, folder: Path) -> requests.Requests:
+        """What it has recorded, as the orchestrator reads it."""
+        self._write_requests()
+        found = requests.read(folder / client.REQUESTS_FILE)
+        assert found is not None
+        return found
+
+
+class Fake:
+    """A service that takes the same time for each request, asleep but for the last part of it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ns = int(seconds * 1e9)
+
+    def issue(self, count: int) -> int:
+        """Begin now."""
+        return time.monotonic_ns() + self._ns
+
+    def wait(self, issued: int) -> Answer:
+        """Return when the time is over."""
+        if (left_s := (issued - time.monotonic_ns()) / 1e9 - 0.0002) > 0:
+            time.sleep(left_s)
+        while time.monotonic_ns() < issued:
+            pass
+        return Answer()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="requests-") as name:
+        yield Path(name)
+
+
+def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int) -> tuple[dict[str, float], float]:
+    """Figures of a fake service under a rate, and the share of a core that the generator took."""
+    with _folder() as folder:
+        job, before = Job(folder), _children_s()
+        with OpenLoop(arrival, rate, seed, 0) as arrivals:
+            server = Server(job, arrivals, Fake(service_s), Batching())
+            time.sleep(0.2)
+            start_ns = time.monotonic_ns() + 50_000_000
+            window = (start_ns, start_ns + int(seconds * 1e9))
+            job.end_ns = window[1] + 10_000_000
+            arrivals.begin(start_ns)
+            server.serve(0)
+            server.drain()
+        share = (_children_s() - before) / seconds
+        found = job.recorded(folder)
+        figures = latency.figures(found, window, is_rate_given=True)
+        if late := latency.late_generator(found, window):
+            print(f"flagged: {late}")
+        return figures, share
+
+
+def generator(options: argparse.Namespace) -> None:
+    """Rate, send-time error and cost of the generator."""
+    print("| arrival | asked, requests/s | sent in the window, requests/s | late p50, ms | late p99, ms | of a core |")
+    print("|---|---|---|---|---|---|")
+    for arrival in ("poisson", "constant"):
+        for _ in range(options.runs):
+            figures, share = serve(options.rate, 0.0001, options.seconds, arrival, 0)
+            rate = figures["num_requests"] / options.seconds
+            late = f"{figures['send_late_p50_ms']:.3f} | {figures['send_late_p99_ms']:.3f}"
+            print(f"| {arrival} | {options.rate:g} | {rate:.1f} | {late} | {100 * share:.1f} % |", flush=True)
+
+
+def queue(options: argparse.Namespace) -> None:
+    """Latencies of a service of 5 ms in real time, over those of M/D/1."""
+    print("| load | requests | mean | p50 | p95 | p99 | send late p50, ms |")
+    print("|---|---|---|---|---|---|---|")
+    for load in (0.5, 0.8):
+        figures, _ = serve(load / 0.005, 0.005, options.seconds, "poisson", options.seed)
+        theory = {"mean": 1 + load / (2 * (1 - load))}
+        theory |= {f"p{percent}": 1 + waiting_quantile(load, percent / 100) for percent in (50, 95, 99)}
+        ratios = (f"{figures[f'latency_{name}_ms'] / 5 / wanted:.3f}" for name, wanted in theory.items())
+        number, late = figures["num_requests"], figures["send_late_p50_ms"]
+        print(f"| {load} | {number:.0f} | {' | '.join(ratios)} | {late:.3f} |", flush=True)
+
+
+def waiting_quantile(load: float, share: float) -> float:
+    """Of the time in the queue of M/D/1, in services. Source: Erlang (1909), the series of its distribution."""
+
+    def at_most(t: float) -> float:
+        terms = ((-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(int(t) + 1))
+        return (1 - load) * sum(terms)
+
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at_most(middle) < share else (low, middle)
+    return high
+
+
+def record(options: argparse.Namespace) -> None:
+    """Cost of recording a request, and of judging a million: time, and peak memory of the process that judges."""
+    for _ in range(options.runs):
+        with _folder() as folder:
+            job, t_ns = Job(folder), time.monotonic_ns()
+            begin = time.perf_counter()
+            for number in range(MILLION):
+                job.request(t_ns + number, t_ns + number, t_ns + number, t_ns + number + 1000)
+            job.recorded(folder)
+            each_us = (time.perf_counter() - begin) / MILLION * 1e6
+            code = (
+                "import resource, sys, time; from pathlib import Path; begin = time.perf_counter()\n"
+                "from pipeline.launch import requests; from pipeline.observe import latency\n"
+                f"found = requests.read(Path({str(folder / client.REQUESTS_FILE)!r}))\n"
+                f"figures = latency.figures(found, ({t_ns}, {t_ns + MILLION}), is_rate_given=True)\n"
+                "latency.series(found)\n"
+                "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+                "print(f'{time.perf_counter() - begin:.2f} s, {peak:.0f} MiB at most')\n"
+            )
+            judged = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            print(f"recorded in {each_us:.2f} us each; a million judged in {judged.stdout.strip()}", flush=True)
+
+
+def closed(options: argparse.Namespace) -> None:
+    """Requests/s of one client of `infer.py` over those of a plain loop around the same model, in turn."""
+    import torch
+
+    from workloads import infer
+
+    args = infer.parse([*options.model.split(), "--requests", "300", "--warmup-requests", "20"])
+    device = torch.device(options.device)
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    model, inputs = infer.build_model(args, device), infer.make_inputs(args, device)
+
+    def plain() -> float:
+        with torch.no_grad():
+            begin = time.perf_counter()
+            for number in range(args.requests):
+                model(inputs.values[inputs.rows(number % 8, 1)].to(device, non_blocking=True)).cpu()
+        return args.requests / (time.perf_counter() - begin)
+
+    def ours() -> float:
+        with _folder() as folder:
+            job = Job(folder)
+            arrivals = infer.ClosedLoop(1, args.requests)
+            answers = infer.build_answers(args, job, model, inputs, device)
+            server = Server(job, arrivals, answers, Batching())
+            begin = time.perf_counter()
+            arrivals.begin(time.monotonic_ns())
+            server.serve(args.requests)
+            return args.requests / (time.perf_counter() - begin)
+
+    plain(), ours()
+    ratios = []
+    for turn in range(options.pairs):
+        sides = [plain, ours] if turn % 2 else [ours, plain]
+        rates = {side.__name__: side() for side in sides}
+        ratios.append(rates["ours"] / rates["plain"])
+        print(f"plain {rates['plain']:.1f}, infer.py {rates['ours']:.1f} requests/s: {ratios[-1]:.3f}", flush=True)
+    print(f"median {statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})")
+
+
+def _children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    """Measure and print."""
+    tiny = "--model resnetv2_50 --model-args layers=[1,1,1,1] channels=[64,128,256,512] stem_chs=32 stem_type= "
+    tiny += "--source digits --image-px 32 --num-classes 10 --no-channels-last --threads 1 --no-canary"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["generator", "record", "queue", "closed"])
+    parser.add_argument("--rate", type=float, default=2000.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default=tiny, help="arguments of infer.py")
+    options = parser.parse_args()
+    {"generator": generator, "record": record, "queue": queue, "closed": closed}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()

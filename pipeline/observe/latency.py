@@ -1,0 +1,201 @@
+"""What the requests of a job say: latencies, what was answered in time, and whether the queue grew.
+
+Pure. A request belongs to the window in which it was to be sent, whenever it was answered. One that never was counts as
+slower than all others: figures that depend on how slow it was are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pipeline.base import services, units
+from pipeline.base.records import Objective
+from pipeline.launch.requests import Requests
+from pipeline.observe.sampled import Window
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+REQUESTS = "requests"
+RATE_TOLERANCE = 0.01
+LATE_MS, LATE_SHARE = 1.0, 0.1
+"""A generator is late that sent this share less than it was to send, or half of whose requests left so late: more than
+both this time and this share of the median latency."""
+
+SERIES_POINTS = 200
+
+
+def figures(
+    requests: Requests, window: Window, *, is_rate_given: bool = False, objective: Objective | None = None
+) -> dict[str, float]:
+    """The figures of a job in a window; none if nothing was answered in it.
+
+    Args:
+        requests: of the job.
+        window: from when to when.
+        is_rate_given: the requests came at a rate that the user chose, whether or not they were answered.
+        objective: the latency that counts as good, and for what share of the requests.
+    """
+    import numpy as np
+
+    seconds = (window[1] - window[0]) / 1e9
+    answered = requests.where(_inside(requests["done_ns"], window))
+    mine = requests.where(_inside(requests["intended_ns"], window))
+    if not len(answered) or not len(mine) or seconds <= 0:
+        return {}
+    found = {
+        units.rate_of(REQUESTS): len(answered) / seconds,
+        units.number_of(REQUESTS): float(len(mine)),
+        **_latencies(mine),
+    }
+    if objective is not None:
+        found[services.GOODPUT] = int(np.count_nonzero(_latency_ms(answered) <= objective.latency_ms)) / seconds
+        percentile = objective.percentile
+        if percentile is not None and len(mine) >= services.needed(percentile):
+            value_ms = _rank(np.sort(_latency_ms(mine)), percentile)
+            found[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
+    if is_rate_given:
+        found[services.SUSTAINED] = _sustained(requests, mine, len(answered), window)
+        late = np.sort(_ms(mine, "intended_ns", "sent_ns"))
+        found |= {"send_late_p50_ms": _rank(late, 50), "send_late_p99_ms": _rank(late, 99)}
+    if tokens := int(answered["tokens"].sum()):
+        found[units.rate_of("tokens")] = tokens / seconds
+    return found
+
+
+def _latencies(requests: Requests) -> dict[str, float]:
+    """Latencies of requests: whole, before and during their computation, and of tokens."""
+    found = _spread("latency", _latency_ms(requests))
+    begun = requests["begun_ns"] > 0
+    if begun.all():
+        found["queue_mean_ms"] = float(_ms(requests, "intended_ns", "begun_ns").mean())
+        if requests.is_answered.all():
+            found["service_mean_ms"] = float(_ms(requests, "begun_ns", "done_ns").mean())
+            found["batch_mean_requests"] = float(requests["batch"].mean())
+    spoken = requests.where(requests.is_answered & (requests["first_token_ns"] > 0))
+    if len(spoken):
+        found |= _spread("first_token", _ms(spoken, "intended_ns", "first_token_ns"))
+        several = spoken.where(spoken["tokens"] > 1)
+        if len(several):
+            found |= _spread("per_token", _ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1))
+    return found
+
+
+def late_generator(requests: Requests, window: Window) -> str | None:
+    """In words, how far a generator of requests at a given rate stayed behind it; `None` if it kept it."""
+    import numpy as np
+
+    mine = requests.where(_inside(requests["intended_ns"], window))
+    sent = int(np.count_nonzero(_inside(requests["sent_ns"], window)))
+    if not len(mine):
+        return None
+    if sent < (1 - RATE_TOLERANCE) * len(mine):
+        return f"its generator sent {sent} of the {len(mine)} requests that were due in the window"
+    late_ms = _rank(np.sort(_ms(mine, "intended_ns", "sent_ns")), 50)
+    latency_ms = _rank(np.sort(_latency_ms(mine)), 50)
+    if late_ms > max(LATE_MS, LATE_SHARE * latency_ms):
+        return f"its generator sent half of its requests more than {late_ms:.3g} ms late (latency: {latency_ms:.3g} ms)"
+    return None
+
+
+def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
+    """Over time, in equal intervals: mean latency of the requests due then, answers a second, and those waiting."""
+    import numpy as np
+
+    first_ns = int(requests["intended_ns"][0])
+    last_ns = int(max(requests["intended_ns"][-1], requests["done_ns"].max())) + 1
+    count = min(SERIES_POINTS, max(1, len(requests) // 20))
+    edges = np.linspace(first_ns, last_ns, count + 1).astype(np.int64)
+    due, done = requests["intended_ns"], np.sort(requests["done_ns"][requests.is_answered])
+    due_before, done_before = np.searchsorted(due, edges), np.searchsorted(done, edges)
+    latency_ms = _latency_ms(requests)
+    answered_per_s = np.diff(done_before) / (np.diff(edges) / 1e9)
+    waiting = (due_before - done_before)[1:]
+    means = [float(part.mean()) if len(part) else math.inf for part in np.split(latency_ms, due_before[1:-1])]
+    each = {
+        "latency_ms": means,
+        "answered_requests_per_s": answered_per_s.tolist(),
+        "waiting_requests": waiting.tolist(),
+    }
+    return {
+        name: [(step, int(edges[step + 1]), float(v)) for step, v in enumerate(values) if math.isfinite(v)]
+        for name, values in each.items()
+    }
+
+
+def _sustained(requests: Requests, mine: Requests, num_answered: int, window: Window) -> float:
+    """1 where the queue did not grow and every request was answered at last, else answers over arrivals, below 1."""
+    if mine.is_answered.all() and not _grew(requests, window):
+        return 1.0
+    return min(num_answered / len(mine), math.nextafter(1.0, 0.0))
+
+
+def _grew(requests: Requests, window: Window) -> bool:
+    """Whether in the last quarter of a window more requests were waiting at all times than ever in the first.
+
+    A queue that is worked off becomes short again and again, however long it is at times.
+    """
+    import numpy as np
+
+    due, done = requests["intended_ns"], np.sort(requests["done_ns"][requests.is_answered])
+    quarter_ns = (window[1] - window[0]) // 4
+
+    def waiting(instants: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(due, instants, "right") - np.searchsorted(done, instants, "right")
+
+    early = due[_inside(due, (window[0], window[0] + quarter_ns))]
+    late = done[_inside(done, (window[1] - quarter_ns, window[1]))]
+    if not len(early) or not len(late):
+        return bool(waiting(np.array([window[1]])) > waiting(np.array([window[0]])))
+    return bool(waiting(late).min() > waiting(early).max())
+
+
+def _spread(name: str, values: Values) -> dict[str, float]:
+    """Mean, standard deviation and percentiles in ms, those that the number of values bears."""
+    import numpy as np
+
+    found = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_std(values))}
+    values = np.sort(values)
+    found |= {
+        f"{name}_p{text}_ms": _rank(values, percent)
+        for text, percent, least in services.PERCENTILES
+        if len(values) >= least
+    }
+    return dict(_finite(found))
+
+
+def _std(values: Values) -> float:
+    import numpy as np
+
+    return float(np.std(values)) if np.isfinite(values).all() else math.inf
+
+
+def _finite(found: dict[str, float]) -> Iterator[tuple[str, float]]:
+    return ((name, value) for name, value in found.items() if math.isfinite(value))
+
+
+def _rank(ordered: Values, percent: float) -> float:
+    return float(ordered[math.ceil(percent / 100 * len(ordered)) - 1])
+
+
+def _latency_ms(requests: Requests) -> Values:
+    """From the intended instant to the answer; infinite of what was not answered."""
+    import numpy as np
+
+    latency: Values = np.where(requests.is_answered, _ms(requests, "intended_ns", "done_ns"), np.inf)
+    return latency
+
+
+def _ms(requests: Requests, since: str, until: str) -> Values:
+    times: Values = (requests[until] - requests[since]) / 1e6
+    return times
+
+
+def _inside(instants: NDArray[np.int64], window: Window) -> NDArray[np.bool_]:
+    inside: NDArray[np.bool_] = (instants >= window[0]) & (instants < window[1])
+    return inside

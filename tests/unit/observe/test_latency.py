@@ -1,0 +1,171 @@
+"""What requests say, against queues whose answer is known; and windows, overload and tokens by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.base.records import Objective
+from pipeline.launch import requests
+from pipeline.launch.requests import Requests
+from pipeline.observe import latency
+from workloads import client
+
+S, MS = 1_000_000_000, 1_000_000
+SERVICE_NS = MS
+
+
+def recorded(folder: Path, rows: list[tuple[int, ...]] | np.ndarray) -> Requests:
+    """Requests as a job records them and the orchestrator reads them."""
+    folder.mkdir(exist_ok=True)
+    (folder / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
+    job = client.Job(str(folder))
+    for row in rows.tolist() if isinstance(rows, np.ndarray) else rows:
+        job.request(*row)
+    job._write_requests()
+    found = requests.read(folder / client.REQUESTS_FILE)
+    assert found is not None
+    return found
+
+
+def queued(load: float, count: int, *, waits_for_answers: bool = False) -> np.ndarray:
+    """Poisson arrivals at one server that takes the same time for each: intended, sent, begun, done.
+
+    With `waits_for_answers`, whoever sends them does so one after another, and believes that to have been intended.
+    """
+    random = np.random.default_rng(14)
+    due = S + np.cumsum(random.exponential(SERVICE_NS / load, count)).astype(np.int64)
+    # Lindley: an answer comes one service after the later of its arrival and the answer before.
+    turns = np.arange(count) * SERVICE_NS
+    begun = np.maximum.accumulate(due - turns) + turns
+    sent = begun if waits_for_answers else due
+    return np.stack([sent, sent, begun, begun + SERVICE_NS], axis=1)
+
+
+def waiting_quantile(load: float, share: float) -> float:
+    """Of the time in the queue of M/D/1, in services. Source: Erlang (1909), the series of its distribution."""
+
+    def at_most(t: float) -> float:
+        terms = ((-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(int(t) + 1))
+        return (1 - load) * sum(terms)
+
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at_most(middle) < share else (low, middle)
+    return high
+
+
+def errors(load: float, found: dict[str, float]) -> dict[str, float]:
+    """How far the figures are from M/D/1's, relative to them."""
+    theory = {"latency_mean_ms": 1 + load / (2 * (1 - load))}
+    theory |= {f"latency_p{percent}_ms": 1 + waiting_quantile(load, percent / 100) for percent in (50, 95, 99)}
+    return {name: abs(found[name] / wanted - 1) for name, wanted in theory.items()}
+
+
+@pytest.mark.parametrize(("load", "count"), [(0.5, 300_000), (0.8, 1_000_000)])
+def test_percentiles_are_those_of_an_m_d_1_queue(tmp_path, load, count):
+    rows = queued(load, count)
+    window = (S, int(rows[-1, 0]) + 1)
+    found = latency.figures(recorded(tmp_path / "open", rows), window, is_rate_given=True)
+    assert max(errors(load, found).values()) < 0.02
+    assert found["service_mean_ms"] == pytest.approx(1)
+    assert found["queue_mean_ms"] == pytest.approx(load / (2 * (1 - load)), rel=0.02)
+    assert found["throughput_requests_per_s"] == pytest.approx(1000 * load, rel=0.01)
+    assert found["rate_sustained_ratio"] == 1
+    # Whoever waits for answers before he sends, and counts from there, omits what the requests waited.
+    waits = latency.figures(recorded(tmp_path / "waits", queued(load, 50_000, waits_for_answers=True)), window)
+    assert max(errors(load, waits).values()) > 0.5
+
+
+def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_one_it_came_in(tmp_path):
+    # Due every 10 ms from 0.95 s on, answered 80 ms later; the window is from 1 s to 2 s.
+    due = [S - 50 * MS + number * 10 * MS for number in range(110)]
+    rows = [(at, at + MS, at + 60 * MS, at + 80 * MS) for at in due]
+    found = latency.figures(
+        recorded(tmp_path, rows), (S, 2 * S), is_rate_given=True, objective=Objective(latency_ms=79)
+    )
+    assert found["num_requests"] == 100
+    assert found["throughput_requests_per_s"] == 97
+    assert (found["latency_mean_ms"], found["latency_std_ms"], found["latency_p95_ms"]) == (80, 0, 80)
+    assert (found["queue_mean_ms"], found["service_mean_ms"], found["send_late_p50_ms"]) == (60, 20, 1)
+    assert found["goodput_requests_per_s"] == 0
+    assert "latency_p99_ms" not in found, "a p99 of 100 values is no tail"
+    in_time = Objective(latency_ms=80, percentile=95)
+    found = latency.figures(recorded(tmp_path / "in_time", rows), (S, 2 * S), objective=in_time)
+    assert (found["goodput_requests_per_s"], found["objective_met_ratio"]) == (97, 1)
+
+
+def test_what_was_never_answered_is_slower_than_all_that_was(tmp_path):
+    # One request a ms, one answered every 2 ms until the window ends after 2 s: the second half is never answered.
+    due = range(S, 3 * S, MS)
+    rows = [(at, at, S + 2 * (at - S), S + 2 * (at - S) + 2 * MS) for at in due[:1000]]
+    rows += [(at, at, 0, 0) for at in due[1000:]]
+    found = latency.figures(recorded(tmp_path, rows), (S, 3 * S), is_rate_given=True)
+    assert found["num_requests"] == 2000
+    assert found["throughput_requests_per_s"] == pytest.approx(500, abs=1)
+    assert found["rate_sustained_ratio"] == pytest.approx(0.5, abs=0.001)
+    assert found["latency_p50_ms"] == pytest.approx(1001, abs=1)
+    assert not {"latency_mean_ms", "latency_std_ms", "latency_p95_ms", "queue_mean_ms"} & set(found)
+
+
+def test_a_queue_that_grows_is_seen_even_if_all_of_it_is_answered_in_the_end(tmp_path):
+    due = range(S, 2 * S, MS)
+    rows = [(at, at, S + int(1.1 * (at - S)), S + int(1.1 * (at - S)) + MS) for at in due]
+    found = latency.figures(recorded(tmp_path, rows), (S, 2 * S), is_rate_given=True)
+    assert found["latency_mean_ms"] == pytest.approx(51, abs=1)
+    assert found["rate_sustained_ratio"] == pytest.approx(1 / 1.1, abs=0.002)
+
+
+def test_a_generator_that_stays_behind_is_told_from_a_service_that_does(tmp_path):
+    due = range(S, 2 * S, MS)
+    slow = [(at, S + 2 * (at - S), S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]
+    assert "sent 500 of the 1000" in (latency.late_generator(recorded(tmp_path / "slow", slow), (S, 2 * S)) or "")
+    late = [(at, at + 3 * MS, at + 3 * MS, at + 5 * MS) for at in due]
+    assert "3 ms late" in (latency.late_generator(recorded(tmp_path / "late", late), (S, 2 * S)) or "")
+    queue = [(at, at, S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]
+    assert latency.late_generator(recorded(tmp_path / "queue", queue), (S, 2 * S)) is None
+
+
+def test_tokens_have_a_first_and_a_time_each(tmp_path):
+    rows = [(at, at, at + MS, at + 31 * MS, at + 11 * MS, 5, 2) for at in range(S, 2 * S, 10 * MS)]
+    found = latency.figures(recorded(tmp_path, rows), (S, 2 * S))
+    assert (found["first_token_mean_ms"], found["first_token_p95_ms"]) == (11, 11)
+    assert (found["per_token_mean_ms"], found["batch_mean_requests"]) == (5, 2)
+    assert found["throughput_tokens_per_s"] == 97 * 5
+
+
+def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
+    good, path = (S, S, S, S + MS), tmp_path / client.REQUESTS_FILE
+    impossible = [
+        (S, S - 1, S, S),
+        (S, S, S, S - 1),
+        (S, S, 0, S),
+        (0, S, S, S),
+        (S, S, S, S, S + 1),
+        (S, S, S, S, 0, -1),
+    ]
+    assert len(found := recorded(tmp_path, [good, *impossible, good])) == 2
+    assert found.damaged == len(impossible)
+    path.write_bytes(path.read_bytes()[:-1])
+    torn = requests.read(path)
+    assert torn is not None
+    assert (len(torn), torn.damaged) == (1, len(impossible))
+    path.write_bytes(b"torn")
+    assert requests.read(path) is None
+    path.unlink()
+    path.symlink_to(tmp_path / client.JOB_FILE)
+    assert requests.read(path) is None, "a job may have replaced it"
+
+
+def test_series_are_thinned(tmp_path):
+    rows = queued(0.5, 20_000)
+    found = latency.series(recorded(tmp_path, rows))
+    assert {len(points) for points in found.values()} == {latency.SERIES_POINTS}
+    answered = [value for _, _, value in found["answered_requests_per_s"]]
+    assert np.mean(answered) == pytest.approx(500, rel=0.02)
+    assert np.mean([value for _, _, value in found["latency_ms"]]) == pytest.approx(1.5, rel=0.03)

@@ -1,0 +1,70 @@
+"""Inference workloads: what is refused before anything is touched, and what their commands become."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+
+TINY = ["workload=infer_tiny", "gpu=cpu"]
+POISSON = ["workload.arrival=poisson", "workload.rate_per_s=100"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["workload.arrival=poisson"], "needs a rate above 0, and rate_per_s is not given"),
+        (["workload.arrival=constant", "workload.rate_per_s=0"], "needs a rate above 0, and rate_per_s is 0"),
+        (["workload.rate_per_s=100"], "rate_per_s=100 needs an arrival process"),
+        ([*POISSON, "workload.outstanding=4"], "outstanding=4 is for arrival=closed"),
+        (["workload.max_batch=4"], "max_batch=4 can never come together"),
+        (["workload.max_delay_ms=4"], "max_batch=1 takes none"),
+        (["workload.objective_percentile=99"], "needs objective_ms"),
+        (["workload.objective_ms=0"], "objective_ms=0 must be above 0"),
+        (["workload.objective_ms=9", "workload.objective_percentile=98"], "must be one of 50, 95, 99, 99.9"),
+        (
+            [*POISSON, "workload.objective_ms=9", "workload.objective_percentile=99", "window.seconds=9"],
+            r"needs 1000 requests, and the window holds about 900 requests \(100/s for 9 s\); raise window.seconds",
+        ),
+        (
+            ["window=work", "workload.requests=199", "workload.objective_ms=9", "workload.objective_percentile=99"],
+            "the window holds 995 requests",
+        ),
+        (["workload.step_mode=cuda_graph"], "cuda_graph needs a GPU"),
+        (["workload.output_tokens=4"], "output_tokens is for decoders"),
+        (["workload.requests=0"], "requests=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(make_plan, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        make_plan([*TINY, *overrides])
+
+
+def test_large_images_need_a_gpu_that_nobody_asked_for(make_plan):
+    with pytest.raises(ConfigError, match="no GPU was found"):
+        make_plan(["workload=infer_resnet50"])
+    assert make_plan(["workload=infer_resnet50", "gpu=cpu"]).groups
+
+
+def test_a_window_without_a_p99_is_noted_once(make_plan):
+    short = make_plan([*TINY, *POISSON, "window.seconds=9"], [*TINY, *POISSON, "window.seconds=9", "degree=3"])
+    told = [note for note in short.notes if "p99" in note]
+    assert told == [
+        "infer_tiny: no p99, which needs 1000 requests: the window holds about 900 requests (100/s for 9 s); "
+        "raise window.seconds"
+    ]
+    assert not any("p99" in note for note in make_plan([*TINY, *POISSON, "window.seconds=10"]).notes)
+    assert not any("p99" in note for note in make_plan([*TINY]).notes), "nobody knows how many there will be"
+
+
+def test_a_given_rate_is_known_to_comparisons_and_the_objective_is_none_of_the_program(make_plan):
+    strict, free = (
+        make_plan([*TINY, *POISSON, *more]).groups[0].jobs[0].workload for more in (["workload.objective_ms=9"], [])
+    )
+    assert (strict.unit, strict.is_rate_given, free.objective) == ("requests", True, None)
+    assert strict.objective is not None
+    assert strict.objective.latency_ms == 9
+    assert strict.argv == free.argv
+    assert "--rate-per-s" in strict.argv
+    closed = make_plan([*TINY]).groups[0].jobs[0].workload
+    assert not closed.is_rate_given

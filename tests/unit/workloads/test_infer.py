@@ -1,0 +1,139 @@
+"""The inference program, in this process and on CPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from pipeline.plan import workloads
+from tests.training import Notebook
+from workloads import infer
+from workloads.serving import answers
+
+DIGITS = ["--source", "digits", "--image-px", "8", "--num-classes", "10", "--no-channels-last"]
+NETWORK = ["--model", "resnetv2_50", "--model-args", "layers=[1,1]", "channels=[8,16]", "stem_chs=8", "stem_type="]
+TEXT = ["--library", "transformers", "--num-classes", "2", "--sequence-tokens", "8"]
+BERT = [*TEXT, "--model", "bert", "--model-args", "hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2"]
+GPT = [*TEXT, "--model", "gpt2", "--output-tokens", "4", "--model-args", "n_embd=16", "n_layer=1", "n_head=2"]
+BY_HAND = ["--threads", "1", "--device", "cpu", "--requests", "20"]
+
+
+class Asked(Notebook):
+    """A job by hand that remembers its requests too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[tuple[int, ...]] = []
+        self.outputs: list[float] = []
+
+    def request(self, *instants: int) -> None:
+        self.requests.append(instants)
+
+    def metric(self, name: str, value: float, step: int = 0) -> None:
+        if name == "first_output_norm":
+            self.outputs.append(value)
+        super().metric(name, value, step)
+
+
+def ask(*flags: str) -> Asked:
+    job, threads = Asked(), torch.get_num_threads()
+    try:
+        infer.run(infer.parse([*BY_HAND, *flags]), job)
+    finally:
+        torch.set_num_threads(threads)
+    return job
+
+
+def test_the_flags_are_the_keys_of_the_configuration():
+    config = workloads.InferConfig
+    added = {field.name for field in dataclasses.fields(config)}
+    added -= {field.name for field in dataclasses.fields(workloads.WorkloadConfig)} | config.NOT_FLAGS
+    actions = {action.dest: action for action in infer.build_parser()._actions}
+    assert set(actions) == added | {"seed", "device", "epochs", "help"}
+    enums = {"library": workloads.Library, "arrival": workloads.Arrival, "source": workloads.Asked}
+    for name, members in enums.items():
+        assert actions[name].choices == [member.name for member in members]
+    for field in dataclasses.fields(config):
+        if field.name in added - {"model", "model_args"}:
+            default = getattr(field.default, "name", field.default)
+            assert actions[field.name].default == default, field.name
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*NETWORK, *DIGITS],
+        [*NETWORK, *DIGITS, "--batch-size", "3", "--outstanding", "5", "--max-batch", "4"],
+        [*NETWORK, *DIGITS, "--arrival", "poisson", "--rate-per-s", "400"],
+        [*NETWORK, "--image-px", "16", "--num-classes", "10", "--precision", "bf16"],
+        [*BERT, "--batch-size", "2"],
+    ],
+)
+def test_every_request_is_answered_rightly(flags):
+    job = ask(*flags, "--epochs", "2")
+    assert len(job.requests) >= 40
+    assert job.wrongs == []
+    assert job.canary["canary_checked_count"] > 0
+    assert [number for number, *_ in job.epochs] == [1, 2]
+    for intended, sent, begun, done, *_ in job.requests:
+        assert 0 < intended <= sent <= begun < done
+    assert len(job.outputs) == answers.NUM_INPUTS
+    assert len(set(job.outputs)) == answers.NUM_INPUTS, "requests differ"
+
+
+def test_a_decoder_has_a_first_token_and_others(monkeypatch):
+    job = ask(*GPT, "--outstanding", "2", "--max-batch", "2")
+    assert job.wrongs == []
+    for _, _, begun, done, first, tokens, batch in job.requests:
+        assert begun < first < done
+        assert (tokens, batch) == (4, 2)
+
+
+def test_equal_jobs_say_the_same_and_are_asked_at_other_instants():
+    first, again, other = (ask(*NETWORK, *DIGITS, "--seed", seed).outputs for seed in ("0", "0", "1"))
+    assert first == again != other
+    args = infer.parse([*NETWORK, "--arrival", "poisson", "--rate-per-s", "9"])
+    jobs = Asked(), Asked()
+    jobs[1].index = 1
+    assert infer._arrivals(args, jobs[0])._argv != infer._arrivals(args, jobs[1])._argv
+
+
+def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
+    calls, issue = 0, answers.Answers.issue
+
+    def spoiled(self, count):
+        nonlocal calls
+        calls += 1
+        issued = issue(self, count)
+        if calls == 40:  # of the run, after 20 of the warm-up and one more
+            self._said[(self._next - 1) % answers.NUM_INPUTS] *= 1.1
+        return issued
+
+    monkeypatch.setattr(answers.Answers, "issue", spoiled)
+    job = ask(*NETWORK, *DIGITS)
+    assert len(job.wrongs) == 1
+    assert "is off by 0.1 of its norm" in job.wrongs[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--arrival", "poisson"], "--rate-per-s belongs to"),
+        (["--rate-per-s", "5"], "--rate-per-s belongs to"),
+        (["--arrival", "poisson", "--rate-per-s", "0"], "must be above 0"),
+        (["--output-tokens", "4"], "needs --library transformers"),
+        (["--step-mode", "cuda_graph", "--max-batch", "2"], "a graph has one shape"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2(flags, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        infer.parse([*NETWORK, *flags])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_text_longer_than_the_model_has_positions_is_an_error():
+    with pytest.raises(ValueError, match="bert has 8 positions, too few for 9 tokens"):
+        ask(*BERT, "max_position_embeddings=8", "--sequence-tokens", "9")

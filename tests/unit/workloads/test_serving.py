@@ -1,0 +1,156 @@
+"""How requests are sent, batched, answered and recorded: no torch, and a service that only takes its time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from tests.job_server import is_alive, wait_until
+from workloads import client
+from workloads.serving import server as serving
+from workloads.serving.arrivals import ClosedLoop, OpenLoop, Request
+from workloads.serving.generator import due
+from workloads.serving.server import Answer, Batching, Server
+
+MS = 1_000_000
+
+
+class Notebook(client.NullJob):
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.requests: list[tuple[int, ...]] = []
+        self.stop_after = stop_after
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop_after is not None and len(self.requests) >= self.stop_after
+
+    def request(self, *instants: int) -> None:
+        self.requests.append(instants)
+
+
+class Clock:
+    """A time that passes only where somebody waits for something."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        monkeypatch.setattr(serving.time, "monotonic_ns", lambda: self.now_ns)
+
+
+class Service:
+    """Takes the same time for each batch, one after another."""
+
+    def __init__(self, clock: Clock, each_ns: int) -> None:
+        self.clock, self.each_ns, self.free_ns = clock, each_ns, 0
+        self.sizes: list[int] = []
+
+    def issue(self, count: int) -> int:
+        self.sizes.append(count)
+        self.free_ns = max(self.clock.now_ns, self.free_ns) + self.each_ns
+        return self.free_ns
+
+    def wait(self, issued: int) -> Answer:
+        self.clock.now_ns = max(self.clock.now_ns, issued)
+        return Answer()
+
+
+class Planned(ClosedLoop):
+    """Requests at given instants, whatever is answered."""
+
+    def __init__(self, clock: Clock, *at_ns: int) -> None:
+        self.clock, self.at_ns = clock, list(at_ns)
+
+    def take(self, timeout_s: float = 0.0) -> list[Request]:
+        self.clock.now_ns += int(timeout_s * 1e9)
+        come = [at for at in self.at_ns if at <= self.clock.now_ns]
+        self.at_ns = self.at_ns[len(come) :]
+        return [Request(at, at) for at in come]
+
+    def answered(self, count: int, at_ns: int) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.at_ns = [at for at in self.at_ns if at <= self.clock.now_ns]
+
+
+def test_each_client_sends_when_it_has_its_answer(monkeypatch):
+    clock, job = Clock(monkeypatch), Notebook()
+    loop = ClosedLoop(2, 5)
+    loop.begin(0)
+    Server(job, loop, Service(clock, 10 * MS), Batching()).serve(5)
+    intended_ms, begun_ms, done_ms = ([request[i] // MS for request in job.requests] for i in (0, 2, 3))
+    assert (intended_ms, begun_ms, done_ms) == ([0, 0, 10, 20, 30], [0, 10, 20, 30, 40], [10, 20, 30, 40, 50])
+
+
+def test_what_is_issued_ahead_begins_when_the_one_before_is_done(monkeypatch):
+    clock, job = Clock(monkeypatch), Notebook()
+    loop = ClosedLoop(2, 4)
+    loop.begin(0)
+    Server(job, loop, Service(clock, 10 * MS), Batching(ahead=2)).serve(4)
+    assert [(begun // MS, done // MS) for _, _, begun, done, *_ in job.requests] == [
+        (0, 10),
+        (10, 20),
+        (20, 30),
+        (30, 40),
+    ]
+
+
+def test_a_batch_waits_for_others_until_it_is_full_or_its_oldest_has_waited_enough(monkeypatch):
+    clock, job = Clock(monkeypatch), Notebook()
+    loop = Planned(clock, 0, 2 * MS, 100 * MS, 101 * MS, 102 * MS, 103 * MS, 104 * MS)
+    service = Service(clock, 10 * MS)
+    Server(job, loop, service, Batching(max_batch=4, max_delay_ns=5 * MS)).serve(7)
+    assert service.sizes == [2, 4, 1]
+    assert [request[2] // MS for request in job.requests[:2]] == [5, 5]
+    assert [request[-1] for request in job.requests] == [2, 2, 4, 4, 4, 4, 1]
+
+
+def test_after_the_stop_requests_are_answered_for_a_while_and_the_others_recorded(monkeypatch):
+    clock, job = Clock(monkeypatch), Notebook(stop_after=1)
+    loop = Planned(clock, *[0] * 10, 10**15)
+    server = Server(job, loop, Service(clock, int(serving.DRAIN_S * 1e9 / 4)), Batching())
+    server.serve(0)
+    server.drain()
+    done = [request[3] > 0 for request in job.requests]
+    assert done == [True] * 5 + [False] * 5
+
+
+def test_arrivals_have_their_rate_and_their_own_instants_for_each_seed():
+    poisson = list(itertools.islice(due("poisson", 100.0, 0), 20_000))
+    gaps_ms = [(b - a) / MS for a, b in itertools.pairwise(poisson)]
+    assert sum(gaps_ms) / len(gaps_ms) == pytest.approx(10, rel=0.02)
+    assert sum(gap > 10 for gap in gaps_ms) / len(gaps_ms) == pytest.approx(0.368, abs=0.01)
+    constant = list(itertools.islice(due("constant", 100.0, 0), 1000))
+    assert {round((b - a) / MS, 3) for a, b in itertools.pairwise(constant)} == {10}
+    assert 0 <= constant[0] < 10 * MS
+    assert constant[0] != next(due("constant", 100.0, 1))
+    assert poisson[:5] == list(itertools.islice(due("poisson", 100.0, 0), 5))
+
+
+def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_its_owner():
+    with OpenLoop("constant", 500.0, 0, 0) as loop:
+        pid = loop._process.pid
+        start_ns = time.monotonic_ns()
+        loop.begin(start_ns)
+        time.sleep(0.3)  # nobody takes anything meanwhile
+        requests = list(loop.take())
+        assert 100 <= len(requests) <= 160
+        intended = [request.intended_ns - start_ns for request in requests]
+        assert intended == list(itertools.islice(due("constant", 500.0, 0), len(intended)))
+        assert all(request.sent_ns >= request.intended_ns for request in requests)
+        assert len(loop.take(timeout_s=1.0)) >= 1
+    assert not is_alive(pid)
+    orphan = OpenLoop("poisson", 500.0, 0, 0).__enter__()
+    orphan._input.close()
+    assert wait_until(lambda: not is_alive(orphan._process.pid))
+    orphan._output.close()
+    orphan._process.wait()
+
+
+def test_a_generator_of_a_fixed_number_sends_these_and_no_more():
+    with OpenLoop("poisson", 5000.0, 0, 50) as loop:
+        loop.begin(time.monotonic_ns())
+        requests: list[Request] = []
+        assert wait_until(lambda: bool(requests.extend(loop.take())) or len(requests) >= 50)
+        assert loop.take(timeout_s=0.01) == []

@@ -1,0 +1,286 @@
+"""Answers requests with a model of timm or transformers, as a job or by hand: `python workloads/infer.py --help`.
+
+Requests come one after another from clients that wait for their answers, or at a rate from a process that does not. The
+weights are random: how fast a model answers does not depend on what it says. What it says is checked all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":
+    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from workloads import client, program
+from workloads.program import count, positive
+from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop
+from workloads.serving.server import Batching, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from workloads.serving.answers import Answers, Inputs
+
+_RECORDED = (
+    *("library", "model", "source", "image_px", "sequence_tokens", "output_tokens", "batch_size", "arrival"),
+    *("rate_per_s", "outstanding", "max_batch", "max_delay_ms", "step_mode", "precision", "channels_last"),
+    *("warmup_requests", "seed"),
+)
+_OPEN_LOOP_AHEAD = 2
+_log = logging.getLogger(__name__)
+
+
+def build_parser() -> program.Parser:
+    """Return the parser of the command line."""
+    parser = program.Parser(description="Answer requests with a model.")
+    flag, on_off = parser.add_argument, argparse.BooleanOptionalAction
+    flag("--library", default="timm", choices=["timm", "transformers"])
+    flag("--model", required=True, help="name of the model in timm, or kind of model in transformers")
+    flag("--model-args", nargs="*", action="extend", type=program.model_argument, default=[], metavar="KEY=VALUE",
+         help="arguments of the model, or of its configuration; values are JSON, or text")  # fmt: skip
+    flag("--source", default="synthetic", choices=["synthetic", "digits"], help="what is asked: noise, or images")
+    flag("--image-px", type=positive, default=224)
+    flag("--num-classes", type=positive, default=1000)
+    flag("--sequence-tokens", type=positive, default=128, help="of each text that is asked")
+    flag("--output-tokens", type=count, default=0, help="of each answer; 0: it is a class")
+    flag("--batch-size", type=positive, default=1, help="images or texts of each request")
+    flag("--arrival", default="closed", choices=["closed", "poisson", "constant"],
+         help="closed: a client sends its next request when it has its answer")  # fmt: skip
+    flag("--rate-per-s", type=float, help="requests a second, of poisson and constant")
+    flag("--outstanding", type=positive, default=1, help="clients of closed")
+    flag("--requests", type=positive, default=1000, help="requests an epoch")
+    flag("--max-batch", type=positive, default=1, help="requests that are computed together at most")
+    flag("--max-delay-ms", type=float, default=0.0, help="how long a request waits for others to be computed with")
+    flag("--step-mode", default="eager", choices=program.STEP_MODES)
+    flag("--precision", default="default", choices=program.PRECISIONS,
+         help="bf16 and fp16: also of the weights; default: TF32 in convolutions and fp32 in products")  # fmt: skip
+    flag("--channels-last", action=on_off, default=True)
+    flag("--threads", type=positive, help="CPU threads of torch (default: its own choice)")
+    flag("--warmup-requests", type=positive, default=20)
+    flag("--canary", action=on_off, default=True, help="check first that products and convolutions come out right")
+    flag("--seed", type=count, default=0)
+    flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
+    flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
+    return parser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line's values; `model_args` becomes a dict.
+
+    Raises:
+        UsageError: an argument is wrong, or two exclude each other.
+    """
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    args.model_args = dict(args.model_args)
+    if (args.arrival == "closed") != (args.rate_per_s is None):
+        parser.error("--rate-per-s belongs to --arrival poisson and constant, which need it")
+    if args.rate_per_s is not None and not args.rate_per_s > 0:
+        parser.error(f"--rate-per-s {args.rate_per_s:g} must be above 0")
+    if args.output_tokens and (args.library == "timm" or args.batch_size > 1 or args.step_mode != "eager"):
+        parser.error("--output-tokens needs --library transformers, --batch-size 1 and --step-mode eager")
+    if args.step_mode == "cuda_graph" and args.max_batch > 1:
+        parser.error("--step-mode cuda_graph excludes --max-batch: a graph has one shape")
+    if args.step_mode == "cuda_graph" and args.device == "cpu":
+        parser.error("--step-mode cuda_graph needs a GPU")
+    return args
+
+
+def main() -> None:
+    """Answer as the command line says."""
+    program.run_training(parse(), build_parser(), run)
+
+
+def run(args: argparse.Namespace, job: client.NullJob) -> None:
+    """Set up, warm up, wait for the group, answer, check.
+
+    Raises:
+        UsageError: this machine lacks the device.
+        ValueError: there is no such model, or it cannot take what is asked.
+    """
+    with ExitStack() as stack:
+        # Before anything is big: a process is started by a copy of this one.
+        arrivals: Arrivals = stack.enter_context(_arrivals(args, job))
+        job.phase("import")
+        import torch
+
+        job.phase("build")
+        device = program.device_of(args, build_parser())
+        program.set_arithmetic(args, autotunes=False)
+        model, inputs = build_model(args, device), make_inputs(args, device)
+        _describe(args, job, model, device)
+        job.phase("warmup")
+        answers = build_answers(args, job, model, inputs, device)
+        ahead = args.outstanding if args.arrival == "closed" else _OPEN_LOOP_AHEAD
+        batching = Batching(
+            max_batch=args.max_batch,
+            max_delay_ns=int(args.max_delay_ms * 1e6),
+            ahead=ahead if device.type == "cuda" else 1,
+        )
+        for size in [*range(1, args.max_batch + 1), *[1] * args.warmup_requests]:
+            answers.wait(answers.issue(size))
+        answers.forget()
+        server = Server(job, arrivals, answers, batching)
+        job.ready()
+        job.phase("serve")
+        _serve(args, job, arrivals, server)
+        for what in answers.wrong(args.precision):
+            _log.warning("wrong result: %s", what)
+            job.wrong(what)
+        if device.type == "cuda":
+            job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+
+
+def _arrivals(args: argparse.Namespace, job: client.NullJob) -> Arrivals:
+    if args.arrival == "closed":
+        return ClosedLoop(args.outstanding, args.requests * args.epochs)
+    # Equal jobs compute with equal weights, and must not be asked at equal instants.
+    seed = args.seed * 1000 + job.index
+    return OpenLoop(args.arrival, args.rate_per_s, seed, args.requests * args.epochs)
+
+
+def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, server: Server) -> None:
+    began_ns = time.monotonic_ns()
+    arrivals.begin(began_ns)
+    if args.epochs == 0:
+        server.serve(0)
+        server.drain()
+        return
+    for number in range(1, args.epochs + 1):
+        server.serve(number * args.requests)
+        seconds = (server.last_ns - began_ns) / 1e9
+        job.epoch(number, seconds)
+        _log.info("%d requests answered in %.3f s", args.requests, seconds)
+        began_ns = server.last_ns
+
+
+def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Module:
+    """Return the model, ready to answer; random weights depend on the seed."""
+    import torch
+
+    if args.library == "timm":
+        from workloads.images.vision import import_torchvision
+
+        import_torchvision()
+        import timm
+
+        model: torch.nn.Module = timm.create_model(args.model, num_classes=args.num_classes, **args.model_args)
+    else:
+        from workloads.text import models
+
+        task = models.CAUSAL_LM if args.output_tokens else models.CLASSIFICATION
+        classes = None if args.output_tokens else args.num_classes
+        request = models.ModelRequest(model=args.model, model_args=args.model_args, task=task, num_classes=classes)
+        model = models.build(request)
+        positions = getattr(model.config, "max_position_embeddings", None)
+        if positions is not None and args.sequence_tokens + args.output_tokens > positions:
+            raise ValueError(
+                f"{args.model} has {positions} positions, too few for {args.sequence_tokens} tokens asked and "
+                f"{args.output_tokens} answered"
+            )
+    model = model.eval().to(device, program.autocast_dtype(args.precision) or torch.float32)
+    if _is_of_images(args) and args.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _is_of_images(args: argparse.Namespace) -> bool:
+    return bool(args.library == "timm")
+
+
+def make_inputs(args: argparse.Namespace, device: torch.device) -> Inputs:
+    """Return what is asked: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
+    import torch
+
+    from workloads.serving.answers import NUM_INPUTS, Inputs
+
+    rows = NUM_INPUTS * args.batch_size
+    generator = torch.Generator().manual_seed(args.seed)
+    if not _is_of_images(args):
+        values = torch.randint(1000, (rows, args.sequence_tokens), generator=generator)
+    else:
+        shape = (rows, 3, args.image_px, args.image_px)
+        values = torch.randn(shape, generator=generator) if args.source == "synthetic" else _digits(args, rows)
+        values = values.to(program.autocast_dtype(args.precision) or torch.float32)
+        if args.channels_last:
+            values = values.contiguous(memory_format=torch.channels_last)
+    return Inputs.of(values, args.batch_size, args.max_batch, device)
+
+
+def _digits(args: argparse.Namespace, rows: int) -> torch.Tensor:
+    import torch
+
+    from workloads.images.image_data import open_data
+    from workloads.images.request import DataRequest
+
+    request = DataRequest(
+        dataset="digits",
+        source="disk",
+        data_root=None,
+        cache_root=None,
+        image_px=args.image_px,
+        num_classes=args.num_classes,
+        samples=None,
+        batch_size=rows,
+        loader_workers=0,
+        channels_last=args.channels_last,
+        seed=args.seed,
+    )
+    data = open_data(request, torch.device("cpu"))
+    images, _ = next(data.train.epoch(1))
+    data.close()
+    return images
+
+
+def build_answers(
+    args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, inputs: Inputs, device: torch.device
+) -> Answers:
+    """Return what answers, with the answers that it must give. Also runs the canary."""
+    import torch
+
+    from workloads.serving import answers
+    from workloads.training import canary
+
+    examples = [inputs.values[inputs.rows(number, 1)].to(device) for number in range(answers.NUM_INPUTS)]
+    forward: answers.Forward = model
+    if args.output_tokens:
+        forward = _last(model)
+    with torch.no_grad():
+        if args.canary:
+            job.phase("canary")
+            canary.check(job, device, program.autocast_dtype(args.precision), lambda: forward(examples[0]))
+        reference = torch.cat([forward(example).float().cpu() for example in examples])
+    for number, one in enumerate(reference.reshape(answers.NUM_INPUTS, -1)):
+        job.metric("first_output_norm", float(one.norm()), step=number)
+    if args.output_tokens:
+        return answers.Texts(model.model, args.output_tokens, inputs, reference, device)
+    if args.step_mode == "cuda_graph":
+        forward = answers.replayed(forward, examples[0])
+    elif args.step_mode == "compile":
+        forward = torch.compile(model)
+    return answers.Answers(forward, inputs, reference, device)
+
+
+def _last(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the logits of the last token."""
+    return lambda ids: model(ids)[:, -1]
+
+
+def _describe(args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, device: torch.device) -> None:
+    """Record what runs, on what, with which versions; what is not there is left out."""
+    facts = program.facts_of(model, device, args.library) | {name: getattr(args, name) for name in _RECORDED}
+    absent = ("sequence_tokens", "output_tokens") if _is_of_images(args) else ("image_px", "channels_last")
+    job.param(**{name: value for name, value in facts.items() if value is not None and name not in absent})
+
+
+if __name__ == "__main__":
+    main()

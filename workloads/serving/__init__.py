@@ -1,0 +1,1 @@
+"""How requests come to a model, and how they are answered."""

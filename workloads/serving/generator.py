@@ -1,0 +1,72 @@
+"""Sends requests at a given rate: a process of its own, which never waits for an answer. Standard library only.
+
+    python generator.py ARRIVAL RATE SEED COUNT        # poisson or constant; requests a second; 0: until it is ended
+
+The start comes over standard input, as 8 bytes: an instant of CLOCK_MONOTONIC in nanoseconds. From there on each
+request leaves at its instant, as a record on standard output: when it was to be sent, and when it was. It ends when
+standard input closes, as it does when whoever started it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START, REQUEST = struct.Struct("<q"), struct.Struct("<qq")
+_INPUT, _OUTPUT = 0, 1
+
+
+def due(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
+    """Yield when requests are to be sent, in nanoseconds since the start, without end.
+
+    A Poisson process, or equal distances; copies of a job, whose seeds differ, do not send at the same instants.
+    """
+    source = random.Random(seed)  # noqa: S311  nothing here is secret
+    distance_ns = 1e9 / rate_per_s
+    at_ns = 0.0 if arrival == "poisson" else (source.random() - 1) * distance_ns
+    while True:
+        at_ns += source.expovariate(1) * distance_ns if arrival == "poisson" else distance_ns
+        yield int(at_ns)
+
+
+def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
+    """Send requests from the start on, until there were `count` of them, or standard input closes."""
+    with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as file:  # noqa: PTH123
+        file.write("1")  # by default, the kernel lets a sleeper oversleep by 50 us
+    first = os.read(_INPUT, START.size)
+    if len(first) < START.size:
+        return
+    (start_ns,) = START.unpack(first)
+    os.set_blocking(_OUTPUT, False)
+    held = bytearray()  # what whoever answers has not taken yet, and the pipe does not hold
+    for number, after_ns in enumerate(due(arrival, rate_per_s, seed), start=1):
+        intended_ns = start_ns + after_ns
+        while (left_ns := intended_ns - time.monotonic_ns()) > 0:
+            if _is_closed(left_ns / 1e9):
+                return
+        held += REQUEST.pack(intended_ns, time.monotonic_ns())
+        with contextlib.suppress(BlockingIOError):
+            del held[: os.write(_OUTPUT, held)]
+        if number == count:
+            break
+    os.set_blocking(_OUTPUT, True)
+    while held:
+        del held[: os.write(_OUTPUT, held)]
+
+
+def _is_closed(timeout_s: float) -> bool:
+    return bool(select.select([_INPUT], [], [], timeout_s)[0])
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        send(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,111 @@
+"""Answers requests in the order in which they come, several at once where that is asked for, and records each.
+
+Knows no torch: a service computes the answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from workloads import client
+from workloads.serving.arrivals import Arrivals, Request
+
+_LOOK_S = 0.05
+DRAIN_S = 2.0
+"""After the stop, requests that had been sent are answered for so long; those left are recorded as not answered."""
+
+
+class Answer(NamedTuple):
+    """What else is known of an answer: the instant of its first token, if it has some, and how many it has."""
+
+    first_token_ns: int = 0
+    tokens: int = 0
+
+
+class Service(Protocol):
+    """Computes answers."""
+
+    def issue(self, count: int) -> Any:
+        """Begin to compute the answers to the next `count` requests, together; return what `wait` takes."""
+        ...
+
+    def wait(self, issued: Any) -> Answer:
+        """Return when these answers are there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """Which requests are computed together.
+
+    Attributes:
+        max_batch: at most so many.
+        max_delay_ns: with fewer, wait until the oldest was sent so long ago.
+        ahead: batches that are issued before the oldest of them is there, so that a device need not wait for its host.
+    """
+
+    max_batch: int = 1
+    max_delay_ns: int = 0
+    ahead: int = 1
+
+
+class Server:
+    """Answers what comes, for a number of requests or until told to stop."""
+
+    def __init__(self, job: client.NullJob, arrivals: Arrivals, service: Service, batching: Batching) -> None:
+        self._job, self._arrivals, self._service, self._batching = job, arrivals, service, batching
+        self._waiting: deque[Request] = deque()
+        self._issued: deque[tuple[list[Request], int, Any]] = deque()
+        self.num_answered = 0
+        self.last_ns = 0
+
+    def serve(self, count: int) -> None:
+        """Answer until so many requests were answered, since it was made; or, with 0, until told to stop."""
+        while not self._job.stopping and (count == 0 or self.num_answered < count):
+            self._turn()
+
+    def drain(self) -> None:
+        """Let no more requests come; answer those that were sent for a while, and record the others."""
+        self._arrivals.stop()
+        end_ns = time.monotonic_ns() + int(DRAIN_S * 1e9)
+        while new := self._arrivals.take():
+            self._waiting += new
+        while self._waiting and time.monotonic_ns() < end_ns:
+            self._turn(is_last=True)
+        while self._issued:
+            self._complete()
+        for request in self._waiting:
+            self._job.request(*request, 0, 0)
+
+    def _turn(self, *, is_last: bool = False) -> None:
+        """Issue what may be issued, else wait for an answer, else for requests."""
+        self._waiting += self._arrivals.take()
+        left_ns = 0 if is_last else self._left_ns()
+        if self._waiting and left_ns <= 0 and len(self._issued) < self._batching.ahead:
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batching.max_batch))]
+            begun_ns = time.monotonic_ns()
+            self._issued.append((batch, begun_ns, self._service.issue(len(batch))))
+        elif self._issued:
+            self._complete()
+        else:
+            self._waiting += self._arrivals.take(min(_LOOK_S, left_ns / 1e9) if self._waiting else _LOOK_S)
+
+    def _left_ns(self) -> int:
+        """Return how long the requests that wait are still to wait for others."""
+        if not self._waiting or len(self._waiting) >= self._batching.max_batch or not self._batching.max_delay_ns:
+            return 0
+        return self._waiting[0].sent_ns + self._batching.max_delay_ns - time.monotonic_ns()
+
+    def _complete(self) -> None:
+        batch, begun_ns, issued = self._issued.popleft()
+        answer = self._service.wait(issued)
+        done_ns = time.monotonic_ns()
+        # What is issued ahead begins when what was issued before it is done.
+        begun_ns, self.last_ns = max(begun_ns, self.last_ns), done_ns
+        for request in batch:
+            self._job.request(*request, begun_ns, done_ns, answer.first_token_ns, answer.tokens, len(batch))
+        self.num_answered += len(batch)
+        self._arrivals.answered(len(batch), done_ns)
