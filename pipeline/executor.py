@@ -11,7 +11,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,10 +123,9 @@ class _Execution:
         except CollocationError as error:
             self.reason = "; ".join([str(error), *getattr(error, "__notes__", [])])
             log.debug("%s: %s", self.group.name, self.reason, exc_info=True)
-        except Exception as error:  # the one boundary behind which a study goes on
-            self.reason = f"{type(error).__name__}: {error}"
-            self.record.add_artifact(layout.ORCHESTRATOR_ERROR, traceback.format_exc())
-            log.exception("%s failed in the orchestrator", self.group.name)
+        except Exception as error:  # noqa: BLE001  the one boundary behind which a study goes on
+            self.reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self._keep_traceback(error, "it failed in the orchestrator")
         finally:
             self._undo_again()
             self.phases.finish()
@@ -138,11 +137,17 @@ class _Execution:
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, _wall_offset_ns()))
             self._warn_of_shared_files(row)
             trace.write(self.record, row, self.record.sink.samples, self.fields)
-        except Exception as error:
-            self.record.add_artifact(layout.ORCHESTRATOR_ERROR, traceback.format_exc())
-            log.exception("%s: its figures could not be computed", self.group.name)
+        except Exception as error:  # noqa: BLE001  likewise
+            self._keep_traceback(error, "its figures could not be computed")
             return endings.not_judged(self.group, error, interrupted=interrupted)
         return row
+
+    def _keep_traceback(self, error: Exception, what: str) -> None:
+        """Keep where an error arose. What the machine refused, as on a full disk, says enough to a user itself."""
+        level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
+        log.log(level, "%s: %s", self.group.name, what, exc_info=error)
+        with suppress(OSError):
+            self.record.add_artifact(layout.ORCHESTRATOR_ERROR, "".join(traceback.format_exception(error)))
 
     def _undo_again(self) -> None:
         """Undo what the group could not undo: what failed once may work now, and the next group needs it."""

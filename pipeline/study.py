@@ -495,8 +495,10 @@ class _Study:
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
             command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
+            figures = f"figures of {words.counted(late, 'group')}"
+            what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(
-                f"warning: {unsent} groups, and figures of {late} more, could not be sent; "
+                f"warning: {what} could not be sent; "
                 f"they wait in {self.root / layout.SPOOL} until the next start, or: {command}"
             )
         return unsent == len(of_others) and not late

@@ -20,7 +20,8 @@ from pipeline.base.errors import CollocationError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record import trace
 from pipeline.record.store import results
-from pipeline.record.store.local import open_named, set_mlflow_defaults
+from pipeline.record.store.existing import open_named
+from pipeline.record.store.local import set_mlflow_defaults
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:

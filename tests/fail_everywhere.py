@@ -23,6 +23,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.machine.state import StateFile
@@ -174,19 +175,31 @@ class Bench:
 
     def unfinished_runs(self) -> list[str]:
         """MLflow runs that are not terminal, after everything that waits in the spool was sent."""
-        done = forks.run("-m", "pipeline.tracking", "flush", "--root", self.root)
-        from mlflow import MlflowClient
+        return unfinished_runs(self.root)
 
-        client = MlflowClient(f"sqlite:///{self.root}/mlflow.db")
-        found = [] if done.returncode == 0 else [f"flush: {done.stderr[-500:]}"]
-        for experiment in client.search_experiments():
-            token: str | None = None
-            while True:
-                page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
-                found += [f"{run.info.run_name}: {run.info.status}" for run in page if run.info.status == "RUNNING"]
-                if not (token := page.token):
-                    break
-        return found
+
+def unfinished_runs(root: Path) -> list[str]:
+    """The same of any store."""
+    done = forks.run("-m", "pipeline.tracking", "flush", "--root", root)
+    found = [] if done.returncode == 0 else [f"flush: {done.stderr[-500:]}"]
+    running = query(root / "mlflow.db", "SELECT name, status FROM runs WHERE status = 'RUNNING'")
+    return found + [f"{name}: {status}" for name, status in running]
+
+
+_QUERY = """
+import json, sqlite3, sys
+rows = sqlite3.connect(f"file:{sys.argv[1]}?mode=rw", uri=True, timeout=60).execute(sys.argv[2]).fetchall()
+json.dump(rows, sys.stdout)
+"""
+
+
+def query(database: Path, statement: str) -> list[list[Any]]:
+    """The rows of a query, by a process of its own: ours may open a store as a plain file, and would lose its locks."""
+    done = forks.run("-c", _QUERY, database, statement)
+    if done.returncode != 0:
+        raise RuntimeError(f"{statement}: {done.stderr}")
+    rows: list[list[Any]] = json.loads(done.stdout)
+    return rows
 
 
 def _marked(mark: str) -> list[str]:

@@ -6,9 +6,10 @@ import re
 import sys
 from collections.abc import Collection, Sequence
 
-# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. A folder called `t` holds no token.
+# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. What `secrets` has hidden stays told. A
+# folder called `t` holds no token.
 _SECRETS = (
-    (re.compile(r"(?<=://)(?!git@)[^/@\s]+@"), ""),
+    (re.compile(r"(?<=://)(?!git@|<hidden>@)[^/@\s]+@"), ""),
     (re.compile(r"(https?://\S*?)/t/[^/\s]+(?=/)"), r"\1"),
 )
 

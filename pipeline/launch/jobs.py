@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout, placeholders
+from pipeline.base import layout, placeholders, secrets
 from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
 from pipeline.clean import processes
@@ -197,7 +197,8 @@ class JobGroup:
         output = state.folder / layout.OUTPUT
         output.mkdir(exist_ok=True)
         argv = self._argv(job, output)
-        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": argv}
+        told = secrets.hidden_in_words(argv)  # for people: the file is among the artifacts
+        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": told}
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         cpus = share_of_cpus(position, len(self.states)) if self._pin_cpus else []

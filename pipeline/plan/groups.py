@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base import factory, naming, placeholders, units
+from pipeline.base import factory, naming, placeholders, secrets, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.protocols import Profiler
 from pipeline.base.records import (
@@ -157,7 +157,11 @@ def _workload(
         program_digest=program_digest,
         sources=tuple(dict.fromkeys(source for code in codes for source in code.sources)),
         params=(
-            *((key, _text(value)) for key, value in (flags | settings).items() if value is not None),
+            *(
+                (key, _text(secrets.hidden_in(value, key)))
+                for key, value in (flags | settings).items()
+                if value is not None
+            ),
             *_params(workload, env),
         ),
         environ=tuple(sorted(workload.environ.items())),
@@ -176,11 +180,11 @@ def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
         yield units.GIVEN_RATE, "true"
     yield "script", without_secrets(workload.script)
     if args := workload.argument_words():
-        yield naming.ARGUMENTS, without_secrets(shlex.join(args))
+        yield naming.ARGUMENTS, shlex.join(secrets.hidden_in_words(args))
     for key, value in workload.flag_values().items():
-        yield f"{naming.FLAG}{key}", without_secrets(_text(value))
+        yield f"{naming.FLAG}{key}", _text(secrets.hidden_in(value, key))
     for key, value in sorted(workload.environ.items()):
-        yield f"environ.{key}", without_secrets(value)
+        yield f"environ.{key}", secrets.hidden_in(value, key)
     yield "env", env.target.rpartition(".")[2].removesuffix("Env").lower()
     for key, value in env.options:
         if value is not None and key != "cache_root":
@@ -235,11 +239,17 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
             job_memory_mib=config.gpu.job_memory_mib,
             beside=config.gpu.beside,
         ),
-        config_text=lambda: OmegaConf.to_yaml(OmegaConf.structured(_literal(config))),
+        config_text=lambda: _config_text(config),
         profiler=ProfilerSpec(
             name=config.profiler.name, build=factory.spec_of(config.profiler, without=frozenset({"name"}))
         ),
     )
+
+
+def _config_text(config: Config) -> str:
+    """The configuration as the record has it: without secrets."""
+    whole = OmegaConf.to_container(OmegaConf.structured(_literal(config)), enum_to_str=True)
+    return OmegaConf.to_yaml(OmegaConf.create(secrets.hidden_in(whole)))
 
 
 def _literal(value: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import outcome
-from pipeline.base import git, host
+from pipeline.base import git, host, secrets
 from pipeline.base.errors import CommandError
 from pipeline.base.host import boot_id
 from pipeline.base.paths import PROJECT_DIR
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
     """The facts that hold for a whole study, by name; what cannot be known is absent."""
     facts = {
-        "command_line": without_secrets(shlex.join(outcome.command_line())),
+        "command_line": without_secrets(shlex.join(secrets.hidden_in_words(outcome.command_line()))),
         "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),

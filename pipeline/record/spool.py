@@ -16,7 +16,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base import layout, locks
+from pipeline.base import layout, locks, secrets
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Group, Interpreter, Slot, Spec, Window, WindowKind
@@ -314,9 +314,10 @@ def _source(script: Path) -> str | None:
 def _group_json(group: Group) -> str:
     record = group_folder.fields_of(group)
     del record["config_text"]
-    return json.dumps(
-        record, indent=1, default=lambda value: group_folder.fields_of(value) if is_dataclass(value) else str(value)
+    text = json.dumps(
+        record, default=lambda value: group_folder.fields_of(value) if is_dataclass(value) else str(value)
     )
+    return json.dumps(secrets.hidden_in(json.loads(text)), indent=1)
 
 
 def _ending(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:

@@ -12,7 +12,8 @@ from pipeline.base import interrupts
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.plan.schema import TrackingConfig
-from pipeline.record.store.local import open_named, set_mlflow_defaults
+from pipeline.record.store.existing import may_be_written, open_named
+from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.record.store.results import experiment_names
 from pipeline.report.page.page import content_of
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
@@ -36,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_experiment(store, options.experiment)
         written, is_simulated, summary = report(stores, options.experiment, folder, options.group)
         sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
-        if not options.no_log:
+        if options.no_log:
+            return 0
+        if not may_be_written(stores[0]):
+            sys.stdout.write(f"not logged: {stores[0]} may only be read\n")
+        else:
             run_id = log(written, stores[0], options.experiment, is_simulated=is_simulated)
             sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
     except CollocationError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.tags import REPORT, Tag
-from pipeline.record.store.local import open_named
+from pipeline.record.store.existing import open_named
 from pipeline.record.store.upload import log_files
 from pipeline.report.page.page import Content, render
 from pipeline.report.page.table_format import to_csv, to_latex

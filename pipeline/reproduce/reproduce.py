@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.base import layout, words
+from pipeline.base import layout, secrets, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
@@ -104,10 +106,19 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
     run_id = config.reproduce
     assert run_id is not None
     given = _given()
-    _refuse_others(run_id, given)
+    _refuse_others(run_id, given, ("workload", "sizes", "mix", "env"))  # what of these may be, the original says
     store = config.tracking.uri or str(expanded("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
     whole, unrecorded = recorded_config.config_of(original)
+    recorded = OmegaConf.to_container(whole)
+    assert isinstance(recorded, dict)
+    hidden = list(secrets.places_of_hidden({key: each for key, each in recorded.items() if key != "tracking"}))
+    _refuse_others(run_id, given, hidden)
+    if lacking := [key for key in hidden if key not in given]:
+        raise ConfigError(
+            f"reproduce={run_id}: what looks like a secret is not recorded; give again "
+            + ", ".join(f"{key}=..." for key in lacking)
+        )
     with open_dict(whole):
         whole.tracking = composed.tracking
         if "tracking.experiment" not in given:
@@ -115,7 +126,7 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
         for key in _OF_THE_START:
             whole[key] = composed[key]
         for key in given:
-            _take_over(whole, composed, key)
+            _take_over(whole, composed, key, hidden)
         _build_from_locks(whole, original, stack)
     (typed,) = read.read([whole])
     unrecorded = [key for key in unrecorded if key not in _OF_THE_START]
@@ -135,8 +146,9 @@ def _given() -> list[str]:
     return [word.partition("=")[0].lstrip("+~") for word in HydraConfig.get().overrides.task]
 
 
-def _refuse_others(run_id: str, given: Iterable[str]) -> None:
-    others = [key for key in given if not any(key == may or key.startswith(f"{may}.") for may in _MAY_BE_GIVEN)]
+def _refuse_others(run_id: str, given: Sequence[str], hidden: Sequence[str]) -> None:
+    allowed = (*_MAY_BE_GIVEN, *hidden)
+    others = [key for key in given if not any(key == may or key.startswith(f"{may}.") for may in allowed)]
     if others:
         raise ConfigError(
             f"reproduce={run_id} runs a group as it was, so {', '.join(others)} cannot be given; allowed are "
@@ -144,9 +156,15 @@ def _refuse_others(run_id: str, given: Iterable[str]) -> None:
         )
 
 
-def _take_over(whole: DictConfig, composed: DictConfig, key: str) -> None:
-    """Let what the command line gives take the original's place."""
-    if key == "data.root":
+def _take_over(whole: DictConfig, composed: DictConfig, key: str, hidden: Iterable[str] = ()) -> None:
+    """Let what the command line gives take the original's place; where that was hidden, it says all else as it did."""
+    if key in hidden:
+        recorded, value = _plain(whole, key), _plain(composed, key)
+        if secrets.hidden_in(value, key) != recorded:
+            was = shlex.join(map(str, recorded)) if isinstance(recorded, list) else recorded
+            raise ConfigError(f"{key} differs from the original's in more than its secrets: there, it is {was}")
+        OmegaConf.update(whole, key, value, merge=False)
+    elif key == "data.root":
         for workload in (whole.workload, *whole.sizes.values()):
             if "data_root" in workload:
                 workload.data_root = composed.data.root
@@ -156,6 +174,11 @@ def _take_over(whole: DictConfig, composed: DictConfig, key: str) -> None:
             OmegaConf.update(whole, key, OmegaConf.select(composed, key), merge=False)
         else:  # as after ~listeners.smi
             (OmegaConf.select(whole, parent) if parent else whole).pop(name, None)
+
+
+def _plain(config: DictConfig, key: str) -> Any:
+    value = OmegaConf.select(config, key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -> None:

@@ -4,25 +4,64 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
-from tests.attack import damage, inputs, jobs, kills, limits
+from tests import forks
+from tests.attack import damage, disks, inputs, jobs, kills, limits, servers
 from tests.attack.bench import Bench, Outcome
 
-ATTACKS: dict[str, Callable[[Bench, Random], Outcome]] = {
-    "kills": kills.attack,
-    "inputs": inputs.attack,
-    "jobs": jobs.attack,
-    "damage": damage.attack,
-    "limits": limits.attack,
+ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
+    "kills": (5, kills.attack),
+    "inputs": (4, inputs.attack),
+    "jobs": (1, jobs.attack),
+    "damage": (1, damage.attack),
+    "limits": (0.5, limits.attack),
+    "disks": (0.5, disks.attack),
+    "servers": (0.15, servers.attack),
 }
+"""How often each is chosen: so that an hour holds hundreds of kills and thousands of inputs."""
+_LONG_S = 300
+"""What starts a server is worth its time in attacks that are longer than this."""
+
+
+class Tally:
+    """What was tried, and what did not hold; printed as it comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tried: Counter[str] = Counter()
+        self._begin_s = time.monotonic()
+        self.num_attacks = self.num_kills = self.num_inputs = self.num_failed = 0
+
+    def add(self, name: str, number: int, outcome: Outcome) -> None:
+        with self._lock:
+            self._tried[f"{name}: {outcome.what}"] += 1
+            self.num_attacks += 1
+            self.num_kills += outcome.num_kills
+            self.num_inputs += outcome.num_inputs
+            if outcome.problems:
+                self.num_failed += 1
+                repeat = f"python -m tests.attack --only {name} --seed {number} --most 1"
+                print(f"{outcome.what} ({repeat})", *(f"    {problem}" for problem in outcome.problems), sep="\n")
+                sys.stdout.flush()
+
+    def print_summary(self) -> None:
+        for what, times in sorted(self._tried.items()):
+            print(f"{times:6}  {what}")
+        print(
+            f"{self.num_attacks} attacks in {time.monotonic() - self._begin_s:.0f} s, with {self.num_kills} kills and "
+            f"{self.num_inputs} inputs: {self.num_failed} did not hold"
+        )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,32 +69,41 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--seed", type=int, default=1, help="of the first attack; the next has the next number")
-    parser.add_argument("--only", choices=sorted(ATTACKS), nargs="+", default=sorted(ATTACKS))
+    parser.add_argument("--only", choices=sorted(ATTACKS), nargs="+")
     parser.add_argument("--most", type=int, help="at most so many attacks")
+    parser.add_argument("--beside", type=int, default=2, help="attacks at the same time, each on a machine of its own")
     options = parser.parse_args(arguments)
-    tried: Counter[str] = Counter()
-    num_failed = 0
-    deadline = time.monotonic() + options.seconds
-    with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        bench = Bench(Path(folder))
-        for number in itertools.count(options.seed):
-            if time.monotonic() > deadline or (options.most is not None and number >= options.seed + options.most):
-                break
-            name = options.only[number % len(options.only)]
+    names = options.only or [name for name in ATTACKS if name != "servers" or options.seconds > _LONG_S]
+    numbers = itertools.count(options.seed)
+    if options.most is not None:
+        numbers = itertools.islice(numbers, options.most)
+    tally, deadline = Tally(), time.monotonic() + options.seconds
+
+    def work(folder: Path) -> None:
+        bench = Bench(Path(tempfile.mkdtemp(dir=folder)))
+        while time.monotonic() < deadline and (number := next(numbers, None)) is not None:
+            (name,) = Random(f"kind {number}").choices(names, [ATTACKS[name][0] for name in names])
             try:
-                outcome = ATTACKS[name](bench, Random(number))
+                outcome = ATTACKS[name][1](bench, Random(number))
             except Exception:  # noqa: BLE001  what was attacked broke the harness: that did not hold either
                 outcome = Outcome("an attack that could not be made or judged", [traceback.format_exc()])
-            tried[f"{name}: {outcome.what}"] += 1
-            if outcome.problems:
-                num_failed += 1
-                repeat = f"python -m tests.attack --only {name} --seed {number} --most 1"
-                print(f"{outcome.what} ({repeat})", *(f"    {problem}" for problem in outcome.problems), sep="\n")
-                bench = Bench(Path(tempfile.mkdtemp(dir=folder)))  # the next attack is not blamed for this one
-    for what, times in sorted(tried.items()):
-        print(f"{times:6}  {what}")
-    print(f"{sum(tried.values())} attacks, {num_failed} did not hold")
-    return int(num_failed > 0)
+            tally.add(name, number, outcome)
+            if outcome.problems:  # the next attack is not blamed for this one
+                bench = Bench(Path(tempfile.mkdtemp(dir=folder)))
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    with ExitStack() as stack:
+        stack.enter_context(disks.own_mounts())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True)))
+        stack.callback(servers.end)
+        forks.run("-c", "")  # starts the process that all others are forked from
+        workers = [threading.Thread(target=work, args=(folder,), daemon=True) for _ in range(options.beside)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    tally.print_summary()
+    return int(tally.num_failed > 0)
 
 
 if __name__ == "__main__":

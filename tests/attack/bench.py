@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
 import uuid
 from collections import Counter
@@ -12,82 +13,102 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Result
+from pipeline.base.tags import GROUP, Tag
 from tests import fail_everywhere, forks
 
 EXIT_STATUSES = frozenset({0, 1, 2, 130, 143})
 """Those that README.md documents."""
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=[host,nvml]"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
-LIMIT_S = 120.0
-"""No attack keeps a study from ending for longer: its own deadlines, of `SHORT`, are far below."""
+LIMIT_S = 300.0
+"""No attack keeps a study from ending for longer: its own deadlines, of `SHORT`, are far below, also under load."""
 # What a log of an expected failure may hold: the one that says which line of ours has an error.
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_RESULTS = f"""
+SELECT digest.value, result.value FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags role ON role.run_uuid = runs.run_uuid AND role.key = '{Tag.ROLE}' AND role.value = '{GROUP}'
+JOIN tags digest ON digest.run_uuid = runs.run_uuid AND digest.key = '{Tag.DIGEST}'
+JOIN tags result ON result.run_uuid = runs.run_uuid AND result.key = '{Tag.RESULT}'
+WHERE experiments.name = '{{}}'
+"""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one attack did, in words that count alike in a summary, and what did not hold."""
+    """What one attack did, in words that count alike in a summary, and what did not hold.
+
+    Attributes:
+        num_kills: signals that reached a living process, without those that stop it for a while.
+        num_inputs: command lines, files and environments that were made up.
+    """
 
     what: str
     problems: list[str] = field(default_factory=list)
+    num_kills: int = 0
+    num_inputs: int = 0
 
 
 class Bench(fail_everywhere.Bench):
-    """The bench of `fail_everywhere`, with studies of any arguments."""
+    """The bench of `fail_everywhere`, with studies of any arguments.
+
+    Nothing here opens a store: other processes read it (`fail_everywhere.query`).
+    """
 
     def __init__(self, folder: Path, template_store: Path | None = None) -> None:
         super().__init__(folder, template_store)
         self.before = self.snapshot()
         self.mark = ""
 
-    def start(self, *arguments: str, code: Path | None = None) -> forks.Fork:
-        """Start a study on the machine."""
+    def start(self, *arguments: str, code: Path | None = None, root: Path | None = None) -> forks.Fork:
+        """Start a study on the machine, with a store and a spool in `root` if not in those of the bench."""
         self.mark = uuid.uuid4().hex
-        places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}", f"tracking.root={self.root}"]
-        first = [word for word in arguments if word == "-m"]  # Hydra wants it there
-        others = [word for word in arguments if word != "-m"]
-        argv = [code or PROJECT_DIR / "run.py", *first, *TOY, "gpu=simulated_a100_40gb", *others, *places]
+        places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}"]
+        argv = [code or PROJECT_DIR / "run.py", *TOY, "gpu=simulated_a100_40gb", *arguments, *places]
         environ = os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)}
-        process = forks.start(*argv, cwd=self.folder, env=environ)
+        process = forks.start(*argv, f"tracking.root={root or self.root}", cwd=self.folder, env=environ)
         self.sender_pid = process.sender_pid
         return process
 
-    def pids(self) -> list[int]:
-        """The living processes of the last study."""
-        return [int(line.split()[0]) for line in fail_everywhere._marked(self.mark)]
+    def commands(self) -> dict[int, str]:
+        """The living processes of the last study, with their command lines."""
+        found = (line.partition(" ") for line in fail_everywhere._marked(self.mark))
+        return {int(pid): command for pid, _, command in found}
 
     def end(self, process: forks.Fork) -> Iterator[str]:
         """Wait for the end of a study; what is wrong with how it ended."""
         try:
             _, err = process.communicate(timeout=LIMIT_S)
-        except TimeoutError:
+        except subprocess.TimeoutExpired:
+            living = self.commands()
             process.kill()
-            yield f"a study did not end within {LIMIT_S:g} s"
+            yield f"a study did not end within {LIMIT_S:g} s; alive were {living}"
             return
         if process.returncode >= 0 and process.returncode not in EXIT_STATUSES:
-            yield f"exit status {process.returncode}"
-        if _TRACEBACK.search(err):
-            yield f"a traceback: {err[-1500:]}"
+            yield f"exit status {process.returncode}: {err[-1500:]}"
+        if found := _TRACEBACK.search(err):
+            yield f"a traceback: {err[found.start() :][-2500:]}"
 
-    def problems_after(self) -> Iterator[str]:
+    def problems_after(self, root: Path | None = None) -> Iterator[str]:
         """What does not hold after the next start: the machine, processes, runs."""
         cleaned = self.clean()
         if cleaned.returncode != 0:
             yield f"clean ended with {cleaned.returncode}: {cleaned.stdout}{cleaned.stderr}"
-        deadline = time.monotonic() + 20
-        while (living := self.pids()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while (living := self.commands()) and time.monotonic() < deadline:
             time.sleep(0.1)
         if living:
-            yield f"alive are {fail_everywhere._marked(self.mark)}"
+            yield f"alive are {living}"
         if self.snapshot() != self.before:
             yield f"the machine is {self.snapshot()}"
         if self.journals():
             yield f"steps are left to undo in {self.journals()}"
-        if (self.root / "mlflow.db").exists():
-            yield from self.unfinished_runs()
+        root = root or self.root
+        if (root / "mlflow.db").exists():
+            yield from fail_everywhere.unfinished_runs(root)
 
-    def results_of(self, experiment: str) -> Counter[str]:
+    def results_of(self, experiment: str, database: Path | None = None) -> Counter[str]:
         """How many results each group of an experiment has in the store."""
-        from pipeline.record.store import results
-
-        return Counter(each.digest for each in results.find_finished(self.root, experiment) if each.result.is_finding)
+        rows = fail_everywhere.query(database or self.root / "mlflow.db", _RESULTS.format(experiment))
+        return Counter(digest for digest, result in rows if Result(result).is_finding)

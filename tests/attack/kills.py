@@ -1,4 +1,4 @@
-"""A process of a study is killed, stopped or interrupted at a random instant; then the study is resumed."""
+"""Processes of a study, of whatever kind, are killed, stopped or interrupted; then the study is resumed."""
 
 from __future__ import annotations
 
@@ -6,36 +6,50 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
+from tests import forks
 from tests.attack.bench import SHORT, Bench, Outcome
 
 SCENARIOS = ("naive", "mps", "mig", "mig_mps", "serial")
-_NAMES = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGKILL: "KILL", signal.SIGSTOP: "STOP"}
+_ORCHESTRATOR, _SENDER = "orchestrator", "sender"
+_FORKED, _HELPERS = "workload.preload=workloads.client", "listeners=[host,nvml,smi,dcgm]"
+VICTIMS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
+    _ORCHESTRATOR: (5, SCENARIOS, ()),
+    _SENDER: (2, SCENARIOS, ()),
+    "job": (2, SCENARIOS, ()),
+    "forked job": (1, SCENARIOS, (_FORKED,)),
+    "fork server": (2, SCENARIOS, (_FORKED,)),
+    "MPS daemon": (2, ("mps", "mig_mps"), ()),
+    "MPS server": (2, ("mps", "mig_mps"), ()),
+    "helper program": (2, SCENARIOS, (_HELPERS,)),
+}
+"""How often each kind of process is the victim, under which modes, and what it takes that there is one."""
+_HOW = {
+    _ORCHESTRATOR: [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL],
+    _SENDER: [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP],
+}
+_HOW_OTHERS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
 _LATEST_S = 4.0  # after this a study of one or two groups is over
+_POLL_S = 0.02
 
 
 def attack(bench: Bench, random: Random) -> Outcome:
-    """Signal the orchestrator, its sender or any other process; look; sometimes go on with `resume`."""
-    scenario = random.choice(SCENARIOS)
+    """Signal one to three processes of a study; look; sometimes go on with `resume`."""
+    (victim,) = random.choices(list(VICTIMS), [weight for weight, _, _ in VICTIMS.values()])
+    _, scenarios, words = VICTIMS[victim]
+    scenario = random.choice(scenarios)
     experiment = f"kills-{random.getrandbits(32):08x}"
-    study = [f"scenario={scenario}", f"degree={random.randint(1, 2)}", *SHORT, f"tracking.experiment={experiment}"]
+    study = [f"scenario={scenario}", f"degree={random.randint(1, 2)}", *SHORT, *words]
+    study.append(f"tracking.experiment={experiment}")
     if random.random() < 0.3:
         study = ["-m", *study, f"repeats={random.randint(1, 2)}"]
+    outcome = Outcome(f"of the {victim}")
     process = bench.start(*study)
-    time.sleep(random.uniform(0, _LATEST_S))
-    victim = random.choice(("orchestrator", "orchestrator", "sender", "child"))
-    signum = random.choice((signal.SIGINT, signal.SIGTERM, signal.SIGKILL) if victim == "orchestrator" else [9, 19])
-    outcome = Outcome(f"{_NAMES[signal.Signals(signum)]} to the {victim} under {scenario}")
-    others = [pid for pid in bench.pids() if pid not in (process.pid, bench.sender_pid)]
-    pid = {"orchestrator": process.pid, "sender": bench.sender_pid}.get(victim, random.choice(others or [0]))
-    with suppress(ProcessLookupError):
-        if pid:
-            os.kill(pid, signum)
-    if signum == signal.SIGSTOP and pid:
-        time.sleep(random.uniform(0, 2))
-        with suppress(ProcessLookupError):
-            os.kill(pid, random.choice((signal.SIGCONT, signal.SIGKILL)))
+    possible = [kind for kind, (_, modes, needs) in VICTIMS.items() if scenario in modes and set(needs) <= {*words}]
+    for kind in (victim, *random.choices(possible, k=random.randrange(3))):
+        _signal(bench, process, kind, random, outcome)
     outcome.problems += bench.end(process)
     outcome.problems += bench.problems_after()
     if random.random() < 0.3:
@@ -47,3 +61,58 @@ def attack(bench: Bench, random: Random) -> Outcome:
         if twice:
             outcome.problems.append(f"results a group: {twice}")
     return outcome
+
+
+def _signal(bench: Bench, process: forks.Fork, victim: str, random: Random, outcome: Outcome) -> None:
+    """Wait until there is such a process, and a random time more; then signal it."""
+    signum = random.choice(_HOW.get(victim, _HOW_OTHERS))
+    if victim in (_ORCHESTRATOR, _SENDER):
+        time.sleep(random.uniform(0, _LATEST_S) * random.random())
+        pid = {_ORCHESTRATOR: process.pid, _SENDER: bench.sender_pid}[victim]
+        if process.poll() is not None:
+            return
+    else:
+        found = _wait_for(bench, process, victim)
+        if not found:
+            return
+        pid = random.choice(found)
+        time.sleep(random.choice((0, 0.05, 0.3)) * random.random())
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
+        outcome.num_kills += signum != signal.SIGSTOP
+        if signum == signal.SIGSTOP:
+            time.sleep(random.uniform(0, 2))
+            # A job that stays stopped is ended by the deadlines of the study.
+            last = random.choice((signal.SIGCONT, signal.SIGKILL, *([0] if "job" in victim else [])))
+            os.kill(pid, last)
+            outcome.num_kills += last == signal.SIGKILL
+
+
+def _wait_for(bench: Bench, process: forks.Fork, victim: str) -> list[int]:
+    """The processes of a kind, as soon as there are any; none if the study ends before."""
+    while process.poll() is None:
+        commands = bench.commands()
+        if found := [pid for pid, command in commands.items() if _kind(pid, command, commands) == victim]:
+            return found
+        time.sleep(_POLL_S)
+    return []
+
+
+def _kind(pid: int, command: str, commands: dict[int, str]) -> str | None:
+    if "toys/toy.py" in command:
+        return "job"
+    if "simulation.smi" in command or "simulation.dcgmi" in command:
+        return "helper program"
+    for server, below in (("workloads/fork_server.py", "forked job"), ("mps.control -d", "MPS server")):
+        if server in command:
+            is_child = server in commands.get(_parent(pid), "")
+            return below if is_child else {"forked job": "fork server", "MPS server": "MPS daemon"}[below]
+    return None
+
+
+def _parent(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[1])

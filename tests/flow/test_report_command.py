@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import report as scale
 from pipeline.base.layout import DATABASE
+from pipeline.base.paths import PROJECT_DIR
 from pipeline.record.store import results
 from pipeline.record.store.local import open_store
 from pipeline.report.__main__ import main
 from pipeline.report.read import rows, samples
+from tests import forks
 from tests.tracking_cases import client, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -121,6 +126,49 @@ def test_damaged_samples_cost_one_figure(filled: Path, tmp_path: Path, caplog) -
     assert command(filled, "--out", tmp_path / "out", "--no-log") == 0
     assert "could not read the samples of run " in caplog.text
     assert (tmp_path / "out/figures/gain.svg").is_file() and not (tmp_path / "out/figures/over-time.svg").exists()
+
+
+# A process of root's that may do no more than the files' modes say.
+_WITHOUT_RIGHTS = """
+import ctypes, runpy, sys
+header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert ctypes.CDLL(None).capset(header, nothing) == 0
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
+    has_log: bool, filled: Path, tmp_path: Path
+) -> None:
+    client(filled)._tracking_client.store.engine.dispose()
+    moved = tmp_path / "moved"
+    shutil.copytree(filled, moved)
+    if has_log:  # as a study leaves it
+        late = "INSERT INTO experiments (name, lifecycle_stage) VALUES ('late', 'active')"
+        code = f"import os, sqlite3; c = sqlite3.connect({str(moved / DATABASE)!r}); c.execute({late!r}); c.commit()"
+        subprocess.run([sys.executable, "-c", f"{code}; os._exit(0)"], check=True)
+    shutil.rmtree(filled)
+    for path in (moved, *moved.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534)
+        else:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted(moved.rglob("*"))
+    environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR), "TMPDIR": str(tmp_path)}
+    for module, out in (("pipeline.report", tmp_path / "out"), ("pipeline.timeline", tmp_path / "trace.json")):
+        words = ["--experiment", scale.EXPERIMENT, "--root", moved, "--out", out]
+        done = forks.run("-c", _WITHOUT_RIGHTS, module, *words, cwd=tmp_path, env=environ)
+        if module == "pipeline.report":
+            assert done.returncode == 0, done.stderr
+            assert f"not logged: {moved} may only be read" in done.stdout
+            assert (tmp_path / "out/figures/over-time.svg").is_file()  # from the artifacts where they lie now
+        else:
+            assert f"none of the {NUM_RUNS} groups" in done.stderr  # these have none
+    assert sorted(moved.rglob("*")) == before
+    assert not list(tmp_path.glob("colloc-store-*"))
 
 
 def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: Path, capsys) -> None:

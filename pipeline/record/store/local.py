@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from pipeline.base import locks
-from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.errors import TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.record.store import shared_view
 
@@ -144,6 +144,7 @@ def open_store(root: Path, uri: str | None = None) -> Store:
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     if uri is not None:
         try:
@@ -159,10 +160,10 @@ def open_store(root: Path, uri: str | None = None) -> Store:
         _sync_seldom()
         local_uri = database_uri(root / DATABASE)
         client = MlflowClient(tracking_uri=local_uri)
-    except (OSError, sqlite3.Error, MlflowException) as error:
+    except (OSError, sqlite3.Error, SQLAlchemyError, MlflowException) as error:
         raise TrackingError(
-            f"could not open the tracking store in {root}: {error}; if that is no store of MLflow's that you may "
-            "write, choose another folder with tracking.root, or --root"
+            f"could not open the tracking store in {root}: {reason_of(error)}; if that is no store of MLflow's that "
+            "you may write, choose another folder with tracking.root, or --root"
         ) from error
     return Store(client=client, uri=local_uri, root=root)
 
@@ -170,34 +171,6 @@ def open_store(root: Path, uri: str | None = None) -> Store:
 def is_server(root_or_uri: Path | str) -> bool:
     """Whether that is the URI of a tracking server, and not a folder."""
     return isinstance(root_or_uri, str) and "://" in root_or_uri
-
-
-def open_if_there(root_or_uri: Path | str) -> Store | None:
-    """The store; `None` for a folder without one, which is not made into one by looking.
-
-    Raises:
-        TrackingError: it cannot be used.
-    """
-    if is_server(root_or_uri):
-        return open_store(Path(), str(root_or_uri))
-    root = Path(root_or_uri)
-    return open_store(root) if (root / DATABASE).exists() else None
-
-
-def open_named(root_or_uri: Path | str) -> Store:
-    """The store that a user named with --root or --uri.
-
-    Raises:
-        ConfigError: there is none in the folder.
-        TrackingError: it cannot be used.
-    """
-    store = open_if_there(root_or_uri)
-    if store is None:
-        raise ConfigError(
-            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
-            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
-        )
-    return store
 
 
 def reason_of(error: Exception) -> str:
@@ -280,7 +253,9 @@ def _create(root: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     beside = root / f".{DATABASE}.new"
-    beside.unlink(missing_ok=True)
+    # What was written ahead of a database that somebody removed would be taken for the new one's.
+    for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
+        old.unlink(missing_ok=True)
     # Opened directly because a client would put the default experiment's artifacts into the working directory.
     store = SqlAlchemyStore(f"sqlite:///{beside}", (root / STORE_ARTIFACTS).as_uri())
     store.engine.dispose()

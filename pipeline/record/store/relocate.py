@@ -24,12 +24,13 @@ PATH_COLUMNS = (
 """Where MLflow keeps absolute artifact paths. Source: the schema of MLflow 3.17; what a store lacks is passed over."""
 
 
-def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
+def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
     """Make the artifacts of a store that was copied or moved belong to its present place.
 
     Args:
         root: the store's folder, where it lies now.
         old_root: where it lay; found in the database if not given.
+        place: the folder of the artifacts, if that is not the store's own.
 
     Returns:
         `table.column` to the number of rewritten rows; empty when everything was in place already.
@@ -39,6 +40,7 @@ def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
         TrackingError: it cannot be rewritten, or has several old places.
     """
     root = root.absolute()
+    place = place or root
     database = root / DATABASE
     if not database.exists():
         raise ConfigError(
@@ -50,8 +52,8 @@ def relocate(root: Path, old_root: Path | None = None) -> dict[str, int]:
             closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")
-            old = old_root or _old_root(connection, root)
-            counts = {} if old is None or old == root else _rewrite(connection, old, root)
+            old = old_root or _old_root(connection, place)
+            counts = {} if old is None or old == place else _rewrite(connection, old, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error

@@ -20,7 +20,8 @@ from pipeline.base.records import Result, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag
 from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
-from pipeline.record.store.local import Store, is_server, open_if_there, reason_of
+from pipeline.record.store.existing import open_if_there
+from pipeline.record.store.local import Store, is_server, reason_of
 
 if TYPE_CHECKING:
     import pandas as pd

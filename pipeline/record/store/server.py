@@ -42,6 +42,9 @@ from pipeline.record.store.upload import RunIds, amend, begin, send
 _NOT_NEEDED = ("numpy", "pandas", "pygments", "scipy")
 """What MLflow imports where it is installed, for data sets and models, which nobody sends: a quarter of the import."""
 
+_NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")
+"""Whose errors say what a store or a disk refused."""
+
 _STAND_INS = ("fastapi", "mlflow.genai")
 """What MLflow imports for its own server and for language models; a tenth of the import."""
 
@@ -151,7 +154,7 @@ def serve(handler: RequestHandler) -> int:
             answer = {"ok": True, **handler.answer(json.loads(line))}
         except Exception as error:  # one request that fails, however it does, must not end the ones after it
             # The orchestrator says what it means for the user; an error that is not ours is ours to mend.
-            is_known = isinstance(error, CollocationError) or type(error).__module__.startswith(("mlflow", "requests"))
+            is_known = isinstance(error, CollocationError | OSError) or type(error).__module__.startswith(_NOT_OURS)
             log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
             answer = {"ok": False, "error": sentence(error)}
         with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same

@@ -15,7 +15,7 @@ from pipeline.base.samples import Field
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.series import Series, SeriesKey, read_table
-from pipeline.record.store.local import open_named
+from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import fetch
 from pipeline.report.read.labels import mix_of
 from pipeline.report.read.records import Row, Study

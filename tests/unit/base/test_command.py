@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.command import run
+from pipeline.base.command import run, status_at_end
 from pipeline.base.errors import CommandError
 
 SH = "/bin/sh"
@@ -130,3 +131,9 @@ def test_output_that_is_not_text_is_replaced() -> None:
 def test_the_program_has_a_session_of_its_own() -> None:
     session = run([sys.executable, "-c", "import os; print(os.getsid(0))"], timeout_s=20).stdout
     assert int(session) != os.getsid(0)
+
+
+def test_a_process_that_was_waited_for_before_has_its_status() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    process.wait()
+    assert status_at_end(process, 1) == 3

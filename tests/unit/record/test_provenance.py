@@ -19,7 +19,7 @@ from pipeline.record import provenance
 def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "tracking.uri=https://me:s3cret@mlflow.example.org/x"])
     facts = provenance.collect({})
-    assert facts["command_line"] == "run.py degree=2 tracking.uri=https://mlflow.example.org/x"
+    assert facts["command_line"] == "run.py degree=2 'tracking.uri=https://<hidden>@mlflow.example.org/x'"
 
 
 def test_the_machine_is_recorded():

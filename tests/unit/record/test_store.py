@@ -74,6 +74,20 @@ def test_a_store_half_built_by_a_killed_process_is_built_again(tmp_path: Path) -
     assert open_store(tmp_path).experiment_id(EXPERIMENT) == "1"
 
 
+def test_what_was_written_ahead_of_a_database_that_was_removed_is_not_taken_for_the_new_ones(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.client._tracking_client.store.engine.dispose()
+    insert = "INSERT INTO experiments (name, lifecycle_stage) VALUES ('of the old one', 'active')"
+    # A process that is killed leaves what it has written ahead.
+    code = f"""import os, sqlite3; c = sqlite3.connect({str(tmp_path / DATABASE)!r}); c.execute({insert!r}); c.commit()
+os._exit(0)"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / f"{DATABASE}-wal").stat().st_size
+    (tmp_path / DATABASE).unlink()
+    store = open_store(tmp_path)
+    assert store.client.get_experiment_by_name("of the old one") is None
+
+
 @pytest.mark.slow
 def test_four_processes_open_a_fresh_root_at_once(tmp_path: Path, serve) -> None:
     processes = [serve("--root", tmp_path / "mlruns") for _ in range(4)]

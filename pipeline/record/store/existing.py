@@ -1,0 +1,97 @@
+"""Opening a store that is there, to read it: also one that may not be written, and one that was moved with it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.record.store.local import Store, is_server, open_store
+from pipeline.record.store.relocate import relocate
+
+
+def open_if_there(root_or_uri: Path | str) -> Store | None:
+    """The store; `None` for a folder without one, which is not made into one by looking.
+
+    Raises:
+        TrackingError: it cannot be used.
+    """
+    if is_server(root_or_uri):
+        return open_store(Path(), str(root_or_uri))
+    root = Path(root_or_uri).absolute()
+    try:
+        (root / DATABASE).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise TrackingError(f"the tracking store in {root} cannot be read: {error.strerror}") from error
+    return open_store(root) if may_be_written(root) else _opened_copy(root)
+
+
+def open_named(root_or_uri: Path | str) -> Store:
+    """The store that a user named with --root or --uri.
+
+    Raises:
+        ConfigError: there is none in the folder.
+        TrackingError: it cannot be used.
+    """
+    store = open_if_there(root_or_uri)
+    if store is None:
+        raise ConfigError(
+            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
+            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
+        )
+    return store
+
+
+def may_be_written(root_or_uri: Path | str) -> bool:
+    """Whether this user may write to a store: sqlite needs its folder as well. Of a server only the server knows."""
+    if is_server(root_or_uri):
+        return True
+    root = Path(root_or_uri)
+    return all(os.access(path, os.W_OK) for path in (root, root / DATABASE))
+
+
+@functools.cache
+def _opened_copy(root: Path) -> Store:
+    """A copy of the database of a store that may only be read; its artifacts are read where they lie."""
+    folder = tempfile.TemporaryDirectory(prefix="colloc-store-")
+    _folders.append(folder)
+    copy = Path(folder.name)
+    try:
+        _copy_database(root, copy)
+        with suppress(FileNotFoundError):
+            shutil.copyfile(root / STORE_LOCK, copy / STORE_LOCK)
+    except (OSError, sqlite3.Error) as error:
+        raise TrackingError(
+            f"the tracking store in {root} may only be read, and a copy of it cannot be made in {copy}: {error}; "
+            "copy the folder to a place where you may write, and name that"
+        ) from error
+    with suppress(TrackingError):  # what is read by a copy is often mounted where it was not written
+        relocate(copy, place=root)
+    return open_store(copy)
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+"""They go at the end of this process."""
+
+
+def _copy_database(root: Path, copy: Path) -> None:
+    """Copy the database with all that was committed; what a study writes at the moment is waited for, if it can be."""
+    try:
+        with (
+            closing(sqlite3.connect(f"{(root / DATABASE).as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(copy / DATABASE)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.OperationalError:  # without the files beside it, sqlite would have to write to read
+        (copy / DATABASE).unlink(missing_ok=True)
+        shutil.copyfile(root / DATABASE, copy / DATABASE)
+        with suppress(FileNotFoundError):
+            shutil.copyfile(root / f"{DATABASE}-wal", copy / f"{DATABASE}-wal")
