@@ -95,7 +95,7 @@ def _of_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
     """How many times as long the requests of the worst job took as alone; absent unless known of every service."""
     found = {}
     for name, latency in _OF_LATENCY.items():
-        served = [job for job in jobs if services.MEAN in job.together]
+        served = [job for job in jobs if services.MEAN in job.together or services.MEAN in job.alone]
         known = [
             job.together[latency] / job.alone[latency]
             for job in served

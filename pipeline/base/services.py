@@ -14,8 +14,11 @@ OBJECTIVE_MET = "objective_met_ratio"
 """1 of a job whose percentile, which was asked for, is within the objective, else 0."""
 PERCENTILES = (("50", 50.0, 1), ("95", 95.0, 1), ("99", 99.0, 1000), ("999", 99.9, 10_000))
 """Name, per cent and the least number of requests behind each."""
+RATE, OBJECTIVE = "rate_per_s", "objective_ms"
+"""Params of a job: the rate that was given, and the latency that is good."""
 
 GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained_worst_ratio"
+OBJECTIVE_MET_WORST = "objective_met_worst_ratio"
 
 
 def worst_of(latency: str) -> str:
@@ -30,7 +33,8 @@ def needed(percentile: float) -> int:
 
 def of_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The figures of the services among the jobs of a group; what one of them lacks, the group lacks."""
-    services = [job for job in jobs if MEAN in job]
+    # Of a service that is saturated, the latency is not known: some of its requests were never answered.
+    services = [job for job in jobs if MEAN in job or SUSTAINED in job]
 
     def known(name: str) -> list[float]:
         values = [job[name] for job in services if name in job]
@@ -39,6 +43,7 @@ def of_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     found = {worst_of(name): max(values) for name in LATENCIES if (values := known(name))}
     if goodput := known(GOODPUT):
         found[GOODPUT_TOTAL] = sum(goodput)
-    if sustained := known(SUSTAINED):
-        found[SUSTAINED_WORST] = min(sustained)
+    for name, worst in ((SUSTAINED, SUSTAINED_WORST), (OBJECTIVE_MET, OBJECTIVE_MET_WORST)):
+        if values := known(name):
+            found[worst] = min(values)
     return found

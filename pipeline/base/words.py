@@ -50,3 +50,8 @@ def without_secrets(text: str) -> str:
     for secret, left in _SECRETS:
         text = secret.sub(left, text)
     return text
+
+
+def natural(text: str) -> tuple[str | int, ...]:
+    """What texts are sorted by, so that the numbers in them are in their order: `bs8` before `bs16`."""
+    return tuple(int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", text)))

@@ -10,7 +10,7 @@ from pipeline.base import normalise, services, units
 from pipeline.base.modes import mode_of
 from pipeline.base.records import Group, Result
 from pipeline.base.tags import Tag
-from pipeline.base.words import aligned
+from pipeline.base.words import aligned, natural
 from pipeline.observe.fields import Fields, figure_of
 from pipeline.observe.group_result import GroupResult
 
@@ -86,7 +86,8 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
 
 def _place(group: Group) -> tuple[object, ...]:
     """Where a group stands in the table: beside those of the same jobs, in the order of modes."""
-    jobs = sorted((job.workload.name, job.workload.params, job.workload.digest) for job in group.jobs)
+    programs = [job.workload for job in group.jobs]
+    jobs = sorted((natural(f"{each.name} {each.params}"), each.digest) for each in programs)
     case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words)
     return (group.device.name, *case, group.degree, jobs, mode_of(group.scenario).order, group.name)
 

@@ -11,6 +11,7 @@ from pipeline.base import units
 from pipeline.base.modes import SERIAL, Mode
 from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import Result, WindowKind
+from pipeline.base.words import natural
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
     MEAN_LATENCY,
@@ -139,7 +140,12 @@ def cells_of(study: Study) -> list[Cell]:
                 for row, alone in solos[case]
             ]
             made.append(_cell(case, degree, SERIAL.label, SERIAL, serial, is_derived=True))
-    return sorted(made, key=lambda cell: (cell.case, cell.degree, cell.sharing.order, cell.mode))
+    return sorted(made, key=_place)
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    case = (cell.case.is_mix, natural(cell.case.label), cell.case)
+    return (*case, cell.degree, cell.sharing.order, natural(cell.mode))
 
 
 def _case_of(row: Row) -> Case:

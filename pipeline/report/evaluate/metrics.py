@@ -60,6 +60,7 @@ _ALL = (
     *(Metric(name, f"{title} of the slowest job", "ms") for name, title in _LATENCIES.items()),
     Metric(services.GOODPUT_TOTAL, "goodput of all jobs", "requests/s"),
     Metric(services.SUSTAINED_WORST, "answers over arrivals", scale=Scale.SHARE),
+    Metric(services.OBJECTIVE_MET_WORST, "objective met", scale=Scale.SHARE),
     Metric(MEAN_SLOWDOWN, "worst slowdown of the mean latency"),
     Metric(P99_SLOWDOWN, "worst slowdown of the p99 latency"),
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
@@ -91,6 +92,7 @@ ACTIVITY = (
 """What listeners read of a GPU, and of each of its GPU instances."""
 
 _POWER = ("power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
+_SERVED = (services.GOODPUT_TOTAL, services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST)
 _FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
 HOST = (
     *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
@@ -100,7 +102,7 @@ HOST = (
 
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
-    ("latency", "Latency", (*_LATENCIES, services.GOODPUT_TOTAL, services.SUSTAINED_WORST)),
+    ("latency", "Latency", (*_LATENCIES, *_SERVED)),
     ("fairness", "What each job gets", _FAIRNESS),
     ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY)),
     ("energy", "Energy, power and clocks", (*_POWER, THROTTLED)),

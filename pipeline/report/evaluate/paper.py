@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pipeline.base.modes import MIG, SERIAL
-from pipeline.base.normalise import SPEEDUP
+from pipeline.base.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.cells import Cell, by_place, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
-from pipeline.report.evaluate.quantities import slowdown_of
+from pipeline.report.evaluate.quantities import of_workload
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, slower_pairs
 from pipeline.report.evaluate.wording import finding_in_words, interval_in_words
@@ -142,7 +142,7 @@ def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
     """Of our jobs of the workload that the finding names, which may be called differently here."""
     programs = [(params["workload"], about.publication.program(params)) for params in cell.case.params]
     meant = (name for name, program in programs if program is not None and program.name == about.finding.of)
-    return _in_range(about, cell, cell.values.get(slowdown_of(next(meant, "")), {}))
+    return _in_range(about, cell, cell.values.get(of_workload(SLOWDOWN, next(meant, "")), {}))
 
 
 def _against(about: _About, cell: Cell) -> FindingCheck | None:

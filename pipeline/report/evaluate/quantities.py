@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 
 from pipeline.base import services, units
 from pipeline.base.baselines import Baselines
-from pipeline.base.normalise import SLOWDOWN, SPEEDUP, Compared, mean_of, normalise, rate_name
+from pipeline.base.normalise import (
+    MEAN_SLOWDOWN,
+    P99_SLOWDOWN,
+    SLOWDOWN,
+    SPEEDUP,
+    Compared,
+    mean_of,
+    normalise,
+    rate_name,
+)
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.metrics import BEST_SOLO, HOST, counted, sampled
 from pipeline.report.read import labels
@@ -24,7 +33,7 @@ _RECORDED = (
     *("makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
     *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz"),
     *("temperature_max_c", "overlap_ratio", *map(services.worst_of, services.LATENCIES), services.GOODPUT_TOTAL),
-    *(services.SUSTAINED_WORST, *HOST),
+    *(services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST, *HOST),
 )
 """What a row's run has under the same name, beside what counts work and what listeners give."""
 
@@ -94,9 +103,9 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     return found | figures | _slowdowns(row, alone)
 
 
-def slowdown_of(workload: str) -> str:
-    """The quantity of a mix that is the worst slowdown of the jobs of one workload."""
-    return f"slowdown_{workload}_ratio"
+def of_workload(worst: str, workload: str) -> str:
+    """The quantity of a mix that is the worst (`SLOWDOWN` and those of latencies) of the jobs of one workload."""
+    return worst.replace("_worst_", f"_{workload}_")
 
 
 def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
@@ -122,9 +131,14 @@ def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     compared: dict[str, list[Compared]] = defaultdict(list)
     for job, both in zip(row.jobs, _compared(row, alone), strict=True):
         compared[job.params.get("workload", "")].append(both)
-    found = {name: normalise(row.window, mine).get(SLOWDOWN) for name, mine in compared.items()}
-    is_shared = row.is_mix and not row.is_sequential
-    return {slowdown_of(name): value for name, value in found.items() if is_shared and value is not None}
+    if not row.is_mix or row.is_sequential:
+        return {}
+    return {
+        of_workload(worst, name): value
+        for name, mine in compared.items()
+        for worst, value in normalise(row.window, mine).items()
+        if worst in (SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN)
+    }
 
 
 def _compared(row: Row, alone: Sequence[JobRow | None]) -> list[Compared]:

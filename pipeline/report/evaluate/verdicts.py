@@ -255,6 +255,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     if verdict.against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
     if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
+        against = "one alone" if verdict.against == SERIAL.label else against
         against += f", by the {METRICS[verdict.metric].title}"
     times, blocks = times_in_words(verdict.ratio), counted(verdict.num_blocks, "block") + on_gpus(verdict.num_gpus)
     if verdict.decision in (Decision.BETTER, Decision.WORSE):

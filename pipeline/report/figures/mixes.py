@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One of all mixes."""
-    mixes = [cell for cell in cells if cell.case.is_mix]
+    """One of all mixes of jobs that are as fast as they can."""
+    mixes = [cell for cell in cells if cell.case.is_mix and not cell.num_given]
     if mixes:
         yield Sketch(
             name="mixes-total-time",

@@ -7,20 +7,19 @@ instances of different MIG profiles against the profile.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base import services, units
 from pipeline.base.modes import Mode
-from pipeline.base.naming import as_flags, own_params
 from pipeline.base.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.words import counted
-from pipeline.report.evaluate.cells import Case, Cell, metrics_in
+from pipeline.report.evaluate import sweeps
+from pipeline.report.evaluate.cells import Cell, metrics_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY, Metric
+from pipeline.report.evaluate.sweeps import Swept, number_in
 from pipeline.report.evaluate.wording import ENDINGS
 from pipeline.report.figures.drawing import (
     INK,
@@ -33,7 +32,6 @@ from pipeline.report.figures.drawing import (
     room_of,
     set_title,
 )
-from pipeline.report.read import labels
 from pipeline.report.read.samples import GroupSeries
 
 if TYPE_CHECKING:
@@ -50,36 +48,12 @@ _DOUBLING = 1.5
 _STYLES = ("-", "--", "-.", ":")
 _MEDIAN_LATENCY = services.worst_of("latency_p50_ms")
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
-_OBJECTIVE = "objective_ms"
-
-Items = tuple[tuple[str, str], ...]
-Program = tuple[str, Mapping[str, str]]
-"""A workload's name and its own params."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """Cells that differ in one parameter.
-
-    Attributes:
-        axis: what it is called.
-        what: runs, without it.
-        ticks: its values in words, by their place on the axis, in order.
-        cells: by their place on the axis.
-        is_numeric: whether the places are values.
-    """
-
-    axis: str
-    what: str
-    ticks: Mapping[float, str]
-    cells: Mapping[float, Sequence[Cell]]
-    is_numeric: bool = True
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """One for each parameter that takes several values while all others stay."""
     ran = [cell for cell in cells if not cell.is_derived]
-    for swept in (*_numeric(ran), *_profiles(ran)):
+    for swept in (*sweeps.numbers(ran, FEWEST), *sweeps.profiles(ran, FEWEST)):
         if panels := _panels(swept):
             yield Sketch(
                 name=f"against {swept.axis} {swept.what}",
@@ -101,90 +75,6 @@ def _caption(panels: Sequence[Metric]) -> str:
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
         said += " Activity, memory and energy are those of the whole GPU."
     return said
-
-
-def _numeric(cells: Sequence[Cell]) -> Iterator[Swept]:
-    """Against each param of a workload that is a number, where nothing else differs."""
-    programs = {cell.case: _programs(cell.case) for cell in cells}
-    found: dict[tuple[str, str, str, Items], dict[float, list[Cell]]] = defaultdict(lambda: defaultdict(list))
-    for cell in cells:
-        jobs = programs[cell.case]
-        for name, key, value in _numbers(jobs):
-            found[name, key, _what(name, jobs), _all_else(cell.case, jobs, name, key)][value].append(cell)
-    swept = {place: by_value for place, by_value in found.items() if len(by_value) >= FEWEST}
-    alike: dict[tuple[str, str, str], list[Items]] = defaultdict(list)
-    for name, key, what, rest in swept:
-        alike[name, key, what].append(rest)
-    for (name, key, what), rests in alike.items():
-        words = labels.telling_apart([dict(rest) for rest in rests])
-        for rest, word in zip(rests, words, strict=True):
-            by_value = swept[name, key, what, rest]
-            yield Swept(
-                axis=key.lstrip("-").replace("_", " "),
-                what=f"{what} {word}".strip(),
-                ticks={value: f"{value:g}" for value in sorted(by_value)},
-                cells=dict(sorted(by_value.items())),
-            )
-
-
-def _programs(case: Case) -> tuple[Program, ...]:
-    return tuple((params.get("workload", ""), as_flags(own_params(params))) for params in case.params)
-
-
-def _numbers(jobs: Sequence[Program]) -> Iterator[tuple[str, str, float]]:
-    """The params of each workload that are numbers, the same in all jobs of that workload: name, param, value."""
-    for name in dict.fromkeys(name for name, _ in jobs):
-        mine = [own for other, own in jobs if other == name]
-        for key, text in mine[0].items():
-            if all(own.get(key) == text for own in mine) and (value := _number(text)) is not None:
-                yield name, key, value
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _all_else(case: Case, jobs: Sequence[Program], name: str, key: str) -> Items:
-    """What a case shares with those that differ from it in a param of one workload at most."""
-    rest: dict[str, list[str]] = defaultdict(list)
-    for own_name, own in jobs:
-        for other, text in own.items():
-            if (own_name, other) != (name, key):
-                rest[f"{own_name} {other}" if case.is_mix else other].append(text)
-    said = {other: "+".join(sorted(texts)) for other, texts in rest.items()}
-    return tuple(sorted((said | ({"setting": case.setting} if case.setting else {})).items()))
-
-
-def _what(name: str, jobs: Sequence[Program]) -> str:
-    """The workloads of a case, the one first whose param is swept."""
-    counts = Counter(own_name for own_name, _ in jobs)
-    return " + ".join(
-        f"{counts[each]} {each}" if counts[each] > 1 else each
-        for each in sorted(counts, key=lambda each: (each != name, each))
-    )
-
-
-def _profiles(cells: Sequence[Cell]) -> Iterator[Swept]:
-    """Against the MIG profile, where each job of a case had an instance of the same one."""
-    found: dict[Case, dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
-    for cell in cells:
-        if len(set(cell.profiles)) == 1:
-            found[cell.case][cell.profiles[0]].append(cell)
-    for case, by_profile in found.items():
-        degrees = [{cell.degree for cell in here} for here in by_profile.values()]
-        if max(sum(degree in each for each in degrees) for degree in set.union(*degrees)) >= FEWEST:
-            profiles = sorted(by_profile, key=labels.size_of_profile)
-            yield Swept(
-                axis="MIG profile",
-                what=case.label,
-                ticks={float(place): profile for place, profile in enumerate(profiles)},
-                cells={float(place): by_profile[profile] for place, profile in enumerate(profiles)},
-                is_numeric=False,
-            )
 
 
 def _panels(swept: Swept) -> list[Metric]:
@@ -269,7 +159,7 @@ def _latency(axes: Axes, swept: Swept) -> None:
     axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, where the usual one writes formulas
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     params = [each for here in swept.cells.values() for cell in here for each in cell.case.params]
-    objectives = {value for each in params if (value := _number(each.get(_OBJECTIVE, ""))) is not None}
+    objectives = {value for each in params if (value := number_in(each.get(services.OBJECTIVE, ""))) is not None}
     if len(objectives) == 1:
         axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
 

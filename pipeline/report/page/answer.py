@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.base.modes import SERIAL
 from pipeline.base.naming import own_params
+from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.evaluate.verdicts import Winner
@@ -20,6 +21,8 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
     if not study.rows:
         return ["There is no result yet."]
     together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
+    if not together and (said := _of_services(cells)):
+        return [f"On {_devices(study)}, {said}."]
     if not together:
         return [f"On {_devices(study)} no group of several jobs has a figure to compare with its baseline."]
     best, worst = together[0], together[-1]
@@ -32,6 +35,18 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
     kinds = {cell.mode: cell.sharing.label for cell in cells}
     won = [kinds.get(winner.mode, winner.mode) for winner in together if winner.mode is not None]
     return [f"On {_devices(study)}, {gain}.", f"{_who_won(won, len(together))}: {_how_sure(study, together)}."]
+
+
+def _of_services(cells: Sequence[Cell]) -> str:
+    """How much longer than alone the requests of services take that run together; empty where that is not known."""
+    together = [cell for cell in cells if cell.degree > 1 and cell.is_ranked and not cell.is_derived]
+    for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
+        known = sorted((c for c in together if name in c.estimates), key=lambda cell: cell.estimates[name].median)
+        if known:
+            ends = [known[0], known[-1]] if len(known) > 1 else known
+            parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
+            return f"the {title} latency of services together is {' to '.join(parts)} that of one alone"
+    return ""
 
 
 def setup(study: Study) -> list[str]:

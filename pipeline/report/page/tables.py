@@ -18,6 +18,7 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.instances import instance_table
+from pipeline.report.page.services import beside_table, objective_table
 from pipeline.report.page.table_format import Table, Value, Values, with_interval
 from pipeline.report.read.records import Row, Study
 
@@ -42,6 +43,8 @@ def every_table(
         verdict_table(verdicts),
         *(group_table(cells, *group) for group in GROUPS),
         instance_table(study),
+        objective_table(cells),
+        beside_table(cells),
         host_table(cells),
         result_table(cells),
         ending_table(cells),
@@ -93,7 +96,8 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     rows: list[Values] = []
     for cell in cells:
         figures = [with_interval(cell.estimates[name]) if name in cell.estimates else None for name in names]
-        rows.append((*_what_ran(cell), *figures))
+        if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
+            rows.append((*_what_ran(cell), *figures))
     heads = ("case", "jobs", "mode", "result", *(_head(known[name]) for name in names))
     return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS)
 

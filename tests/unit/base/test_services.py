@@ -21,3 +21,8 @@ def test_a_group_is_as_slow_as_its_slowest_service_and_what_one_lacks_it_lacks()
         "rate_sustained_worst_ratio": 0.8,
     }
     assert services.of_group([training]) == {}
+    saturated = {"goodput_requests_per_s": 5.0, "rate_sustained_ratio": 0.4}  # some requests have no latency
+    assert services.of_group([fast, saturated]) == {
+        "goodput_total_requests_per_s": 95.0,
+        "rate_sustained_worst_ratio": 0.4,
+    }

@@ -1,0 +1,77 @@
+"""Tables of services: which rate each mode bears, and what training and inference take from each other."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pipeline.base import services
+from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
+from pipeline.report.evaluate import sweeps
+from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.metrics import P99_LATENCY, Scale
+from pipeline.report.evaluate.quantities import of_workload
+from pipeline.report.page.table_format import Table, Values, with_interval
+
+
+def objective_table(cells: Sequence[Cell]) -> Table:
+    """The highest rate at which the requests of each mode were answered within the objective."""
+    alone = [cell for cell in cells if not (cell.is_derived or cell.case.is_mix)]
+    rows: list[Values] = []
+    for swept in sweeps.numbers(alone, 1, only=services.RATE):
+        lines: dict[tuple[tuple[int, str], str, int], dict[float, Cell]] = defaultdict(dict)
+        for rate, here in swept.cells.items():
+            for cell in here:
+                if services.OBJECTIVE in cell.case.params[0]:
+                    lines[cell.sharing.order, cell.mode, cell.degree][rate] = cell
+        for (_, mode, degree), by_rate in sorted(lines.items()):
+            missed = min((rate for rate, cell in by_rate.items() if _meets(cell) is False), default=None)
+            met = [rate for rate, cell in by_rate.items() if _meets(cell) and (missed is None or rate < missed)]
+            highest = max(met, default=None)
+            p99 = None if highest is None else by_rate[highest].estimates.get(P99_LATENCY)
+            objective = next(iter(by_rate.values())).case.params[0][services.OBJECTIVE]
+            total = None if highest is None else degree * highest
+            figures = (highest, total, None if p99 is None else with_interval(p99), missed)
+            rows.append((swept.what, degree, mode, objective, *figures))
+    of_rates = ("highest rate of a job (requests/s)", "of all jobs", "p99 there (ms)", "lowest rate that misses it")
+    note = (
+        "A rate meets the objective if it was sustained and the percentile that was asked for was within the objective "
+        "in most blocks, for every job, and no lower rate misses it. A percentile takes its number of requests: a p99 "
+        "1,000 in the window."
+    )
+    columns = ("case", "jobs", "mode", "objective (ms)", *of_rates)
+    return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)
+
+
+def _meets(cell: Cell) -> bool | None:
+    """Whether all requests came through within the objective; `None` if that is not known."""
+    sustained = cell.values.get(services.SUSTAINED_WORST, {}).values()
+    met = cell.values.get(services.OBJECTIVE_MET_WORST, {}).values()
+    if not cell.is_ranked:
+        return None
+    if sustained and statistics.median(sustained) < 1:
+        return False
+    return statistics.median(met) >= 1 if met else None
+
+
+def beside_table(cells: Sequence[Cell]) -> Table:
+    """Of each mix of services and other jobs: what the others kept of their speed, and what the requests paid."""
+    rows: list[Values] = []
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
+        names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
+        served = [name for name in names if of_workload(MEAN_SLOWDOWN, name) in cell.values]
+        if served and len(served) < len(names):
+            for name in names:
+                kept = {block: 1 / slowdown for block, slowdown in _values(cell, SLOWDOWN, name).items()}
+                speed = with_interval(cell.estimate(kept, Scale.POSITIVE)) if kept else None
+                paid = (_values(cell, worst, name) for worst in (MEAN_SLOWDOWN, P99_SLOWDOWN))
+                times = [with_interval(cell.estimate(each)) if each else None for each in paid]
+                rows.append((cell.case.label, cell.mode, name, speed, *times))
+    columns = ("mix", "mode", "workload", "throughput kept", "mean latency, times alone", "p99 latency, times alone")
+    note = "Of several jobs of a workload the worst; a service at a given rate has no throughput of its own to keep."
+    return Table("beside", "Training beside inference: what each kept", columns, tuple(rows), note)
+
+
+def _values(cell: Cell, worst: str, workload: str) -> dict[int, float]:
+    return cell.values.get(of_workload(worst, workload), {})

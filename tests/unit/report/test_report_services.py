@@ -1,0 +1,94 @@
+"""What a report says of services: the rate that each mode bears, and what is shared with training jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.base.records import Result
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.figures import beside, gain, mixes
+from pipeline.report.page.answer import answer
+from pipeline.report.page.services import beside_table, objective_table
+from pipeline.report.read.records import JobRow, Row
+from tests.report_rows import job, params, row, study
+
+
+def service(index: int, rate: float, latency_ms: float, **changes: Any) -> JobRow:
+    own = params("infer", unit="requests", given_rate="true", rate_per_s=f"{rate:g}", objective_ms="50")
+    figures = {"throughput_requests_per_s": rate, "latency_mean_ms": latency_ms, "latency_p99_ms": 3 * latency_ms}
+    return job(index, own, None, metrics=figures, **changes)
+
+
+def served(scenario: str, degree: int, rate: float, latency_ms: float, block: int = 1, **figures: Any) -> Row:
+    """Equal services at a rate, with the figures of their group."""
+    own = {
+        "throughput_total_requests_per_s": degree * rate,
+        "latency_mean_worst_ms": latency_ms,
+        "latency_p99_worst_ms": 3 * latency_ms,
+        "objective_met_worst_ratio": float(3 * latency_ms <= 50),
+        "rate_sustained_worst_ratio": 1.0,
+    }
+    jobs = tuple(service(index, rate, latency_ms) for index in range(degree))
+    return row(scenario, jobs, block, metrics=own | figures)
+
+
+def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> None:
+    rows = [
+        *(served("serial", 1, rate, 5.0) for rate in (50, 100, 200, 400)),
+        *(served("naive", 4, rate, latency) for rate, latency in ((50, 6.0), (100, 20.0), (200, 15.0))),
+        served("mps", 4, 50, 6.0),
+        served("mps", 4, 100, 8.0),
+        # A queue that grows misses every objective, however short the latencies of what was answered.
+        served("mps", 4, 200, 9.0, rate_sustained_worst_ratio=0.9),
+        row("mps", tuple(service(i, 400, 1.0) for i in range(4)), result=Result.OOM),
+    ]
+    table = objective_table(cells_of(study(*rows)))
+    assert [line[1:4] + line[4:] for line in table.rows] == [
+        (1, "serial", "50", 400, 400, "15", None),
+        (4, "naive", "50", 50, 200, "18", 100),
+        (4, "MPS", "50", 100, 400, "24", 200),
+    ]
+
+
+def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
+    rows = []
+    for block in range(1, 6):
+        jitter = 1 + 0.001 * block
+        rows.append(served("serial", 1, 50, 5.0, block))
+        rows.append(served("naive", 4, 50, 20.0 * jitter, block))
+        rows.append(served("mps", 4, 50, 10.0 / jitter, block))
+    cells = cells_of(study(*rows))
+    found = {(each.mode, each.against): each for each in verdicts(cells)}
+    assert found["MPS", "naive"].metric == "latency_p99_worst_ms"
+    assert found["MPS", "naive"].ratio is not None
+    assert found["MPS", "naive"].ratio.median == pytest.approx(2, rel=0.01)
+    assert "as fast as naive sharing, by the p99 latency of the slowest job, 5 b" in found["MPS", "naive"].sentence
+    assert found["naive", "serial"].ratio is not None
+    assert found["naive", "serial"].ratio.median == pytest.approx(0.25, rel=0.01)
+    assert not any("speedup_vs_serial_ratio" in cell.estimates for cell in cells)
+    assert [*gain.sketches(cells, None)] == []
+    (said,) = answer(study(*rows), cells, [])
+    assert "the p99 latency of services together is 1.99 times" in said and "(4 infer bs128, naive)" in said
+
+
+def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_pay() -> None:
+    train = params("train")
+    rows = [row("serial", (job(0, train, 100.0),)), row("serial", (service(0, 50, 5.0),))]
+    for scenario, rate, latency_ms in (("naive", 40.0, 20.0), ("mps", 80.0, 10.0)):
+        jobs = (job(0, train, rate, size="T"), service(1, 50, latency_ms, size="I"))
+        rows.append(row(scenario, jobs, metrics={"latency_mean_worst_ms": latency_ms}))
+    cells = cells_of(study(*rows))
+    assert [line[1:] for line in beside_table(cells).rows] == [
+        ("naive", "infer", None, "4", "4"),
+        ("naive", "train", "0.4", None, None),
+        ("MPS", "infer", None, "2", "2"),
+        ("MPS", "train", "0.8", None, None),
+    ]
+    (sketch,) = beside.sketches(cells, None)
+    kept, paid = sketch.paint().axes
+    assert [bar.get_height() for bar in kept.patches] == pytest.approx([0.4, 0.8])
+    assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
+    assert [*mixes.sketches(cells, None)] == []
