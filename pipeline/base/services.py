@@ -14,8 +14,8 @@ OBJECTIVE_MET = "objective_met_ratio"
 """1 of a job whose percentile, which was asked for, is within the objective, else 0."""
 PERCENTILES = (("50", 50.0, 1), ("95", 95.0, 1), ("99", 99.0, 1000), ("999", 99.9, 10_000))
 """Name, per cent and the least number of requests behind each."""
-RATE, OBJECTIVE = "rate_per_s", "objective_ms"
-"""Params of a job: the rate that was given, and the latency that is good."""
+RATE, OBJECTIVE, OBJECTIVE_PERCENTILE = "rate_per_s", "objective_ms", "objective_percentile"
+"""Params of a job: the rate that was given, the latency that is good, and of how many per cent it is asked."""
 
 GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained_worst_ratio"
 OBJECTIVE_MET_WORST = "objective_met_worst_ratio"

@@ -46,7 +46,7 @@ _DOUBLING = 1.5
 """Values of which each is so many times the one before are drawn on a logarithmic axis."""
 
 _STYLES = ("-", "--", "-.", ":")
-_MEDIAN_LATENCY = services.worst_of("latency_p50_ms")
+_MEDIAN_LATENCY, _P95_LATENCY = services.worst_of("latency_p50_ms"), services.worst_of("latency_p95_ms")
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
@@ -69,8 +69,8 @@ def _caption(panels: Sequence[Metric]) -> str:
     names = {metric.name for metric in panels}
     if MEAN_LATENCY in names:
         said += (
-            " Latency is that of the slowest job: the line is its mean, the band goes from its median to its p99. "
-            "Dotted: the objective, where there is one."
+            " Latency is that of the slowest job: the line is its mean, the band goes from its median to its p99, or "
+            "to its p95 where requests were too few for a p99. Dotted: the objective, where there is one."
         )
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
         said += " Activity, memory and energy are those of the whole GPU."
@@ -145,9 +145,11 @@ def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[
 
 
 def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
-    """Behind a line of mean latencies, from the median to the p99 where both are known."""
-    known = [place for place, cell in by_place.items() if {_MEDIAN_LATENCY, P99_LATENCY} <= _shown(cell).keys()]
-    low, high = ([by_place[at].estimates[name].median for at in known] for name in (_MEDIAN_LATENCY, P99_LATENCY))
+    """Behind a line of mean latencies, from the median to the p99; to the p95 if only that is known everywhere."""
+    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in _shown(cell)}
+    top = P99_LATENCY if all(P99_LATENCY in found for found in served.values()) else _P95_LATENCY
+    known = [place for place, found in served.items() if {_MEDIAN_LATENCY, top} <= found.keys()]
+    low, high = ([served[place][name].median for place in known] for name in (_MEDIAN_LATENCY, top))
     axes.fill_between(known, low, high, color=colour, alpha=0.12, linewidth=0)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.base import services
 from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.metrics import P99_LATENCY, Scale
+from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.quantities import of_workload
 from pipeline.report.page.table_format import Table, Values, with_interval
 
@@ -29,19 +29,28 @@ def objective_table(cells: Sequence[Cell]) -> Table:
             missed = min((rate for rate, cell in by_rate.items() if _meets(cell) is False), default=None)
             met = [rate for rate, cell in by_rate.items() if _meets(cell) and (missed is None or rate < missed)]
             highest = max(met, default=None)
-            p99 = None if highest is None else by_rate[highest].estimates.get(P99_LATENCY)
-            objective = next(iter(by_rate.values())).case.params[0][services.OBJECTIVE]
+            objective, latency = _objective(next(iter(by_rate.values())).case.params[0])
+            there = None if highest is None else by_rate[highest].estimates.get(latency)
             total = None if highest is None else degree * highest
-            figures = (highest, total, None if p99 is None else with_interval(p99), missed)
+            figures = (highest, total, None if there is None else with_interval(there), missed)
             rows.append((swept.what, degree, mode, objective, *figures))
-    of_rates = ("highest rate of a job (requests/s)", "of all jobs", "p99 there (ms)", "lowest rate that misses it")
+    of_rates = ("highest rate of a job (requests/s)", "of all jobs", "latency there (ms)", "lowest rate that misses it")
     note = (
         "A rate meets the objective if it was sustained and the percentile that was asked for was within the objective "
         "in most blocks, for every job, and no lower rate misses it. A percentile takes its number of requests: a p99 "
         "1,000 in the window."
     )
-    columns = ("case", "jobs", "mode", "objective (ms)", *of_rates)
+    columns = ("case", "jobs", "mode", "objective", *of_rates)
     return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)
+
+
+def _objective(params: Mapping[str, str]) -> tuple[str, str]:
+    """The objective of a service in words, and the figure of a group that it is about."""
+    percentile = f"{sweeps.number_in(params.get(services.OBJECTIVE_PERCENTILE, '')) or 0:g}"
+    words = f"{params[services.OBJECTIVE]} ms"
+    if percentile == "0":
+        return words, ""
+    return f"p{percentile} within {words}", services.worst_of(f"latency_p{percentile.replace('.', '')}_ms")
 
 
 def _meets(cell: Cell) -> bool | None:

@@ -17,7 +17,8 @@ from tests.report_rows import job, params, row, study
 
 
 def service(index: int, rate: float, latency_ms: float, **changes: Any) -> JobRow:
-    own = params("infer", unit="requests", given_rate="true", rate_per_s=f"{rate:g}", objective_ms="50")
+    own = params("infer", unit="requests", given_rate="true", rate_per_s=f"{rate:g}")
+    own |= {"objective_ms": "50.0", "objective_percentile": "99.0"}
     figures = {"throughput_requests_per_s": rate, "latency_mean_ms": latency_ms, "latency_p99_ms": 3 * latency_ms}
     return job(index, own, None, metrics=figures, **changes)
 
@@ -47,9 +48,9 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
     ]
     table = objective_table(cells_of(study(*rows)))
     assert [line[1:4] + line[4:] for line in table.rows] == [
-        (1, "serial", "50", 400, 400, "15", None),
-        (4, "naive", "50", 50, 200, "18", 100),
-        (4, "MPS", "50", 100, 400, "24", 200),
+        (1, "serial", "p99 within 50.0 ms", 400, 400, "15", None),
+        (4, "naive", "p99 within 50.0 ms", 50, 200, "18", 100),
+        (4, "MPS", "p99 within 50.0 ms", 100, 400, "24", 200),
     ]
 
 
