@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
+
 import torch
 
 from pipeline.base.paths import PROJECT_DIR
-from workloads import client, train_timm
+from workloads import client, train_text, train_timm
 
 TRAIN = PROJECT_DIR / "workloads" / "train_timm.py"
 DATA = ["--dataset", "digits", "--image-px", "8", "--num-classes", "10", "--batch-size", "100"]
@@ -59,11 +62,20 @@ class Notebook(client.NullJob):
 
 
 def train(*flags: str, stop_after: int | None = None) -> Notebook:
-    """Train in this process; return what it reported."""
+    """Train on images in this process; return what it reported."""
+    return _trained(train_timm, [*SMALL, *flags], stop_after)
+
+
+def train_on_text(*flags: str, stop_after: int | None = None) -> Notebook:
+    """Train on text in this process; return what it reported."""
+    return _trained(train_text, flags, stop_after)
+
+
+def _trained(program: ModuleType, flags: Sequence[str], stop_after: int | None) -> Notebook:
     job = Notebook(stop_after)
     threads = torch.get_num_threads()
     try:
-        train_timm.run(train_timm.parse([*SMALL, *flags]), job)
+        program.run(program.parse(list(flags)), job)
     finally:
         torch.set_num_threads(threads)
     return job

@@ -25,7 +25,8 @@ from pipeline.plan import user_command
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
 """`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are
-made-up files of the same kind, and data of the same shape made in the loader or on the device."""
+made-up files of the same kind, and data of the same shape made in the loader or on the device. Of text, `disk` is what
+comes with Python, and `files` a folder of text files."""
 
 Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
 """The data sets that `train_timm` knows."""
@@ -211,84 +212,62 @@ class WorkloadConfig:
 
 
 @dataclass
-class TrainTimmConfig(WorkloadConfig):
-    """Image classification with a model of timm (`workloads/train_timm.py`).
+class TrainingConfig(WorkloadConfig):
+    """What all training programs of `workloads/` take (`workloads/program.py`).
 
     Attributes:
-        data_root: folder that holds the data sets; needed for `source: disk`, except for the digits.
-        cache_root: where converted data sets go (the data set's own folder if not given) and made-up files (a folder
-            in the user's cache if not given).
-        samples: training samples an epoch for synthetic data; the real data set's number if not given.
-        recipe: loss, optimiser, learning rate, and whether the host reads each loss (docs/workloads.md).
+        data_root: folder that holds the data sets; needed for what does not come with a package.
+        cache_root: where what is made of data sets goes.
         learning_rate: of the first epoch; the recipe's own if not given.
         loader_workers: data loader processes of each job.
         threads: CPU threads of each job's framework; the framework's own choice if not given.
-        autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it
-            (docs/method.md). The job gets, and its run records, what `auto` stands for.
-        canary: check before the run that the job's products and convolutions come out right (docs/method.md).
+        canary: check before the run that what the job computes comes out right (docs/method.md).
         validate: measure the accuracy (after each epoch in a `work` window, once at the end of a `steady` one).
     """
 
-    NODE: ClassVar[str] = "train_timm"
+    NODE: ClassVar[str] = "training"
     PATHS: ClassVar[frozenset[str]] = frozenset({"data_root", "cache_root"})
 
-    script: str = "workloads/train_timm.py"
-    preload: str | None = "workloads.timm_imports"
-    model: str = MISSING
-    model_args: dict[str, Any] = field(default_factory=dict)
-    dataset: Dataset = MISSING
     source: DataSource = DataSource.disk
     data_root: str | None = None
     cache_root: str | None = None
-    image_px: int = MISSING
-    num_classes: int = MISSING
     samples: int | None = None
     batch_size: int = MISSING
-    recipe: Recipe = Recipe.plain
     learning_rate: float | None = None
     step_mode: StepMode = StepMode.eager
     precision: Precision = Precision.default
-    channels_last: bool = True
     loader_workers: int = 2
     threads: int | None = None
-    autotune: Autotune = Autotune.auto
     warmup_steps: int = 10
     canary: bool = True
     validate: bool = False
 
-    def own_options(self) -> dict[str, Any]:
-        options = super().own_options()
-        if self.autotune is Autotune.auto:
-            options["autotune"] = Autotune.in_turn if self.precision is Precision.fp32 else Autotune.off
-        return options
-
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)
-        for key in ("batch_size", "image_px", "num_classes", "samples", "threads"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise self._refused(f"{key}={value} must be at least 1")
-        for key in ("loader_workers", "warmup_steps"):
-            if (value := getattr(self, key)) < 0:
-                raise self._refused(f"{key}={value} must not be negative")
-        if self.dataset is Dataset.digits and self.source in _IMAGE_FILES:
-            raise self._refused(
-                f"source={self.source.name} is for data sets of image files, and the digits come with scikit-learn; "
-                "use source=disk"
-            )
-        if self.source not in _IMAGE_FILES and _STORED_PX.get(self.dataset, self.image_px) > self.image_px:
-            raise self._refused(
-                f"the images of {self.dataset.name} have {_STORED_PX[self.dataset]} pixels and are scaled up only, "
-                f"not to image_px={self.image_px}"
-            )
-        if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
-            raise self._refused("samples is for synthetic data; a data set on disk is used whole")
+        self._refuse_below(1, "batch_size", "samples", "threads")
+        self._refuse_below(0, "loader_workers", "warmup_steps")
         if self.step_mode is StepMode.cuda_graph:
             self._check_cuda_graph(device)
-        if self.image_px >= _GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
+
+    def _refuse_below(self, least: int, *keys: str) -> None:
+        for key in keys:
+            if (value := getattr(self, key)) is not None and value < least:
+                raise self._refused(f"{key}={value} must {'be at least 1' if least else 'not be negative'}")
+
+    def _folder_of(self, name: str, folder: str, instead: str) -> Path:
+        """The folder of a data set below `data_root`; refused, with what to do `instead`, if it is not there."""
+        if self.data_root is None:
             raise ConfigError(
-                f"workload {self.name} trains on {self.image_px}-pixel images and no GPU was found; "
-                "use gpu=cpu to train on the CPUs anyway"
+                f"workload {self.name} reads {name} from disk, but no folder is given; "
+                f"set data.root=FOLDER, or {instead}"
             )
+        path = expanded("data.root", self.data_root) / folder
+        if not path.is_dir():
+            raise ConfigError(
+                f"workload {self.name} reads {name} from {path}, which does not exist; "
+                f"data.root (or workload.data_root) must be the folder that holds `{folder}`"
+            )
+        return path
 
     def _check_cuda_graph(self, device: Device) -> None:
         if not device.is_gpu or device.is_simulated:
@@ -303,25 +282,68 @@ class TrainTimmConfig(WorkloadConfig):
                 "scaling reads the device in every step; use bf16"
             )
 
+
+@dataclass
+class TrainTimmConfig(TrainingConfig):
+    """Image classification with a model of timm (`workloads/train_timm.py`).
+
+    Attributes:
+        cache_root: where converted data sets go (the data set's own folder if not given) and made-up files (a folder
+            in the user's cache if not given).
+        samples: training samples an epoch for synthetic data; the real data set's number if not given.
+        recipe: loss, optimiser, learning rate, and whether the host reads each loss (docs/workloads.md).
+        autotune: when cuDNN tries its algorithms. Under MPS, timings taken while others compute mislead it
+            (docs/method.md). The job gets, and its run records, what `auto` stands for.
+    """
+
+    NODE: ClassVar[str] = "train_timm"
+
+    script: str = "workloads/train_timm.py"
+    preload: str | None = "workloads.timm_imports"
+    model: str = MISSING
+    model_args: dict[str, Any] = field(default_factory=dict)
+    dataset: Dataset = MISSING
+    image_px: int = MISSING
+    num_classes: int = MISSING
+    recipe: Recipe = Recipe.plain
+    channels_last: bool = True
+    autotune: Autotune = Autotune.auto
+
+    def own_options(self) -> dict[str, Any]:
+        options = super().own_options()
+        if self.autotune is Autotune.auto:
+            options["autotune"] = Autotune.in_turn if self.precision is Precision.fp32 else Autotune.off
+        return options
+
+    def check(self, device: Device, *, device_was_chosen: bool) -> None:
+        super().check(device, device_was_chosen=device_was_chosen)
+        self._refuse_below(1, "image_px", "num_classes")
+        if self.dataset is Dataset.digits and self.source in _IMAGE_FILES:
+            raise self._refused(
+                f"source={self.source.name} is for data sets of image files, and the digits come with scikit-learn; "
+                "use source=disk"
+            )
+        if self.source not in _IMAGE_FILES and _STORED_PX.get(self.dataset, self.image_px) > self.image_px:
+            raise self._refused(
+                f"the images of {self.dataset.name} have {_STORED_PX[self.dataset]} pixels and are scaled up only, "
+                f"not to image_px={self.image_px}"
+            )
+        if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
+            raise self._refused("samples is for synthetic data; a data set on disk is used whole")
+        if self.image_px >= _GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
+            raise ConfigError(
+                f"workload {self.name} trains on {self.image_px}-pixel images and no GPU was found; "
+                "use gpu=cpu to train on the CPUs anyway"
+            )
+
     def check_data(self) -> None:
         name = self.dataset.name
+        made_up = DataSource.synthetic_files if self.source is DataSource.files else DataSource.synthetic_device
+        instead = f"data.source={made_up.name} to train on made-up data of the same shape"
         if self.source is DataSource.files:
-            folder, made_up = name, DataSource.synthetic_files
+            self._folder_of(name, name, instead)
         elif self.source is DataSource.disk and self.dataset in _FOLDERS:
-            folder, made_up = _FOLDERS[self.dataset], DataSource.synthetic_device
-        else:
-            return
-        if self.data_root is None:
-            raise ConfigError(
-                f"workload {self.name} reads {name} from disk, but no folder is given; "
-                f"set data.root=FOLDER, or data.source={made_up.name} to train on made-up data of the same shape"
-            )
-        path = expanded("data.root", self.data_root) / folder
-        if not path.is_dir():
-            raise ConfigError(
-                f"workload {self.name} reads {name} from {path}, which does not exist; "
-                f"data.root (or workload.data_root) must be the folder that holds `{folder}`"
-            )
+            self._folder_of(name, _FOLDERS[self.dataset], instead)
 
 
 @dataclass

@@ -12,6 +12,8 @@ from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]
 """What a model takes and what it should say, [batch, ...] each, both on the device."""
+PASSED_OVER = -100
+"""The label of a token that nothing is to be said of: torch's cross-entropy passes it over."""
 
 
 class Batches(Protocol):

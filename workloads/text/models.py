@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass, field
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,25 @@ def build(request: ModelRequest, *, padding: int | None = None) -> TextModel:
         )
     # Who looks only back never sees what comes after the end of a sequence.
     return TextModel(model.float().train(), None if request.task == CAUSAL_LM else padding)
+
+
+def load() -> None:
+    """Import all that building a model needs."""
+    _prepare()
+    import transformers.models.bert.modeling_bert
+    import transformers.models.distilbert.modeling_distilbert
+    import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+
+def digest_of(request: ModelRequest) -> str | None:
+    """Return what tells the weights of a model from others; `None` of random ones."""
+    if request.weights is None:
+        return None
+    digest = sha256()
+    for path in sorted(path for suffix in ("safetensors", "bin") for path in request.weights.glob(f"*.{suffix}")):
+        with path.open("rb") as file:
+            digest.update(file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def takes_graphs() -> bool:

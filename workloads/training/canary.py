@@ -6,6 +6,7 @@ in float64 and with elementwise kernels only, since matrix kernels are what is u
 
 - A product C = AB by Freivalds' check: Cx = A(Bx) for a random vector x of signs.
 - A convolution in the same way: a random signed sum of its output channels is a convolution with one output channel.
+- Fused attention row by row, for rows from all over the batch. Dropout is left out for that: chance has no reference.
 
 Every output that is checked lands where NaN was written before, so what is left unwritten is seen too.
 """
@@ -41,6 +42,7 @@ PRODUCTS = (
 # own size makes about 6.
 _TOLERANCE = 4.0
 _CHUNK_ELEMENTS = 1 << 22
+_ROW_ELEMENTS = 1 << 20  # of the keys and values that the rows of an attention are checked against
 _NUM_IMAGES = 2
 _ATEN = torch.ops.aten
 _log = logging.getLogger(__name__)
@@ -90,9 +92,10 @@ class Canary:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Check each product and convolution that is computed in this context once for each shape, backward passes too.
+        """Check each product, convolution and attention that is computed in this context once for each shape.
 
-        The gradients of convolutions are not checked: the losses of the first steps depend on them.
+        Products of backward passes too; the other gradients are not checked: the losses of the first steps depend on
+        them.
         """
         with _Watch(self):
             yield
@@ -108,10 +111,14 @@ class Canary:
             self.num_left_out += 1
             return operator(*arguments, **options)
         began = time.monotonic()
-        result = operator(*arguments, **options)
-        _fill_next(result)
-        result = operator(*arguments, **options)
-        error = check(result, *arguments, **options)
+        exact = _without_chance(operator, arguments, options)
+        used, named = exact or (arguments, options)
+        result = operator(*used, **named)
+        _fill_next(_output(result))
+        result = operator(*used, **named)
+        error = check(_output(result), *used, **named)
+        if exact is not None:
+            result = operator(*arguments, **options)
         self.num_checked += 1
         if not error <= _TOLERANCE and not _is_beyond_numbers(operator, arguments):
             self.wrong.append(f"{_name(operator, arguments)}: off by {error:.3g} times what rounding explains")
@@ -201,7 +208,80 @@ def _check_convolution(
     return _largest(got - wanted, unit)
 
 
+def _check_attention(operator: Any) -> Callable[..., float]:
+    """The check of one of torch's kernels of attention, whose arguments have the same names, in another order."""
+
+    def check(out: Tensor, *arguments: Any, **options: Any) -> float:
+        named = _named(operator, arguments, options)
+        bias = named.get("attn_mask", named.get("attn_bias"))
+        factors = (named["query"], named["key"], named["value"])
+        return _attention_error(out, *factors, bias, is_causal=named["is_causal"], scale=named["scale"])
+
+    return check
+
+
+def _attention_error(
+    out: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *, is_causal: bool, scale: float | None
+) -> float:
+    """Some rows of softmax(query key^T scale + bias) value, [batch, heads, rows, width], against float64."""
+    if not _is_written(out):
+        return float("inf")
+    batch, heads, num_rows, width = query.shape
+    num_keys = key.shape[2]
+    count = min(batch * heads * num_rows, max(1, _ROW_ELEMENTS // (num_keys * width)))
+    chosen = torch.linspace(0, batch * heads * num_rows - 1, count, device=out.device).long()
+    at, row = (chosen // (heads * num_rows), chosen // num_rows % heads), chosen % num_rows
+    q, k, v = query[(*at, row)].double(), key[at].double(), value[at].double()
+    scale = width**-0.5 if scale is None else scale
+    scores = (q[:, None] * k).sum(2) * scale
+    if bias is not None:
+        added = bias.expand(batch, heads, num_rows, num_keys)[(*at, row)]
+        scores = scores.masked_fill(~added, float("-inf")) if added.dtype == torch.bool else scores + added.double()
+    if is_causal:
+        scores = scores.masked_fill(torch.arange(num_keys, device=out.device) > row[:, None], float("-inf"))
+    shares = scores.softmax(1)
+    wanted, got = (shares[:, :, None] * v).sum(1), out[(*at, row)].double()
+    # What is rounded: the scores, which are summed in fp32; the shares and the output, to the type of the factors.
+    rounding = _rounding(query, allows_tf32=torch.backends.cuda.matmul.allow_tf32)
+    in_fp32 = rounding if query.dtype == torch.float32 else _rounding(q, allows_tf32=False)
+    in_scores = in_fp32 * q.norm(dim=1) * k.norm(dim=2).amax(1) * scale
+    spread = (shares.square() * v.square().sum(2)).sum(1).sqrt()
+    unit = rounding * (got.norm(dim=1) + spread) + in_scores * spread
+    return _largest((got - wanted).norm(dim=1), unit)
+
+
+def _named(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name, those that were left out too."""
+    declared = operator._schema.arguments
+    defaults = {each.name: each.default_value for each in declared}
+    return defaults | {each.name: value for each, value in zip(declared, arguments, strict=False)} | options
+
+
+def _without_chance(
+    operator: Any, arguments: Sequence[Any], options: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """The arguments of an attention without its dropout; `None` of what has none."""
+    if operator not in _ATTENTIONS or not _named(operator, arguments, options)["dropout_p"]:
+        return None
+    names = [each.name for each in operator._schema.arguments]
+    given = [0.0 if name == "dropout_p" else value for name, value in zip(names, arguments, strict=False)]
+    return given, {name: 0.0 if name == "dropout_p" else value for name, value in options.items()}
+
+
+def _output(result: Any) -> Tensor:
+    """What is checked of a result: of an attention the first of several tensors."""
+    output: Tensor = result if isinstance(result, Tensor) else result[0]
+    return output
+
+
+_ATTENTIONS = [
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default,
+]
 _CHECKS: dict[Any, Callable[..., float]] = {
+    **{operator: _check_attention(operator) for operator in _ATTENTIONS},
     _ATEN.mm.default: _check_mm,
     _ATEN.addmm.default: _check_addmm,
     _ATEN.bmm.default: _check_bmm,
@@ -248,6 +328,8 @@ def _rounding(factor: Tensor, *, allows_tf32: bool) -> float:
 
 def _is_beyond_numbers(operator: Any, arguments: Sequence[Any]) -> bool:
     """Whether the factors, or sums of their products, need not be finite: training diverged, the GPU may be right."""
+    if operator in _ATTENTIONS:
+        return not all(bool(tensor.isfinite().all()) for tensor in arguments[:3])
     is_convolution = operator is _ATEN.convolution.default
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     a, b = tensors[:2] if is_convolution else tensors[-2:]

@@ -9,8 +9,8 @@ import time
 import torch
 
 from workloads import client
-from workloads.data.batches import Batches, TrainingData
-from workloads.training.steps import PASSED_OVER, LossRecord, Step, StepClock, Training
+from workloads.data.batches import PASSED_OVER, Batches, TrainingData
+from workloads.training.steps import LossRecord, Step, StepClock, Training
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,6 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 _STEPS_AHEAD = 2
 _FIRST_LOSSES = 10
-PASSED_OVER = -100
-"""The label of a token that nothing is to be said of: torch's cross-entropy passes it over."""
 # Source: PyTorch's notes on CUDA graphs: libraries must have initialised before the capture; they run three steps.
 _STEPS_BEFORE_CAPTURE = 3
 

@@ -151,3 +151,75 @@ def test_large_numbers_are_checked_all_the_same(spoil):
     wrong = spoil(MM, lambda result: result[0].fill_(float("nan")))
     checked.run(wrong, (torch.full((64, 64), 1e15), torch.full((64, 64), 1e15)), {})
     assert len(checked.wrong) == 1
+
+
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "of paddings": {"attn_mask": (torch.arange(24) < 17)[None, None, None]},
+    "added": {"attn_mask": torch.zeros(1, 1, 1, 24).masked_fill(torch.arange(24) > 16, -3e38)},
+}
+
+
+def factors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(3, 4, 24, 16).to(dtype) for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_right_attention_passes(mask, dtype):
+    options = {key: v.to(dtype) if getattr(v, "dtype", None) == torch.float32 else v for key, v in MASKS[mask].items()}
+    checked = Canary(limit_s=60)
+    with checked.watching():
+        torch.nn.functional.scaled_dot_product_attention(*factors(dtype), **options)
+    assert (checked.num_checked, checked.wrong) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda out: out[2, 3].zero_(),
+        lambda out: out[1, 2, 5].fill_(float("nan")),
+        lambda out: out.copy_(out.roll(1, 2)),
+        lambda out: out[:, :, ::2].mul_(1.1),
+        lambda out: out[0, 1, 20, 3].add_(1),
+    ],
+    ids=["a head", "unwritten", "rows moved", "scaled", "one element"],
+)
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_wrong_attention_is_seen(spoil, how, dtype):
+    checked = Canary(limit_s=60)
+    checked.run(spoil(ATTENTION, lambda result: how(result[0])), factors(dtype), {})
+    (what,) = checked.wrong
+    assert "scaled_dot_product" in what and "off by" in what
+
+
+def test_a_mask_that_is_passed_over_is_seen(monkeypatch):
+    def unmasked(*arguments, **_):
+        return ATTENTION(*arguments)
+
+    unmasked.overloadpacket = ATTENTION.overloadpacket
+    monkeypatch.setitem(canary._CHECKS, unmasked, canary._CHECKS[ATTENTION])
+    for options in (MASKS["causal"], MASKS["of paddings"], MASKS["added"]):
+        checked = Canary(limit_s=60)
+        checked.run(unmasked, factors(), options)
+        assert len(checked.wrong) == 1
+
+
+def test_attention_with_dropout_is_checked_without_and_used_with_it(monkeypatch):
+    given = []
+
+    def chancy(*arguments):
+        given.append(arguments[3])
+        out, *rest = ATTENTION(*arguments[:3])
+        return (torch.nn.functional.dropout(out, arguments[3]), *rest)
+
+    chancy.overloadpacket, chancy._schema = ATTENTION.overloadpacket, ATTENTION._schema
+    monkeypatch.setitem(canary._CHECKS, chancy, canary._CHECKS[ATTENTION])
+    monkeypatch.setattr(canary, "_ATTENTIONS", [*canary._ATTENTIONS, chancy])
+    checked = Canary(limit_s=60)
+    used = checked.run(chancy, (*factors(), 0.5), {})[0]
+    assert (checked.num_checked, checked.wrong) == (1, [])
+    assert given == [0.0, 0.0, 0.5] and (used == 0).float().mean() > 0.3

