@@ -88,7 +88,8 @@ class Bench(fail_everywhere.Bench):
         if process.returncode >= 0 and process.returncode not in EXIT_STATUSES:
             yield f"exit status {process.returncode}: {err[-1500:]}"
         if found := _TRACEBACK.search(err):
-            yield f"a traceback: {err[found.start() :][-2500:]}"
+            shown = err[found.start() :]
+            yield f"a traceback: {shown if len(shown) < 3000 else f'{shown[:1000]} ... {shown[-2000:]}'}"
 
     def problems_after(self, root: Path | None = None) -> Iterator[str]:
         """What does not hold after the next start: the machine, processes, runs."""

@@ -160,7 +160,10 @@ def serve(handler: RequestHandler) -> int:
         with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
-    handler.finish_for_dead_owner()
+    try:
+        handler.finish_for_dead_owner()
+    except Exception as error:  # noqa: BLE001  what fails, however it does, stays in the spool for the next start
+        log.warning("what a killed start left stays in the spool: %s", sentence(error))
     handler.tidy()
     return 0
 

@@ -109,6 +109,31 @@ class TestHostListenerOnJobs:
         assert sink.named("rss_mib", 3)[0] > 128, "both processes map the 64 MiB"
         assert 64 < sink.named("pss_mib", 3)[0] < 100, "which exist once"
 
+    def test_a_peak_between_two_samples_is_seen_and_shared_pages_are_not_in_it(self, monkeypatch) -> None:
+        watch, sink = OneDevice(CPU), Collected()
+        monkeypatch.setattr(host, "_PSS_REST_FACTOR", 1_000_000)  # as of a process that takes long to read
+        # Both processes map 64 MiB, which exist once; then one has 256 MiB more for an instant.
+        script = (
+            "data = os.urandom(1 << 20) * 64; os.fork() or time.sleep(60)\nprint('forked', flush=True); input()\n"
+            "more = os.urandom(1 << 20) * 256; del more; print('freed', flush=True); time.sleep(60)"
+        )
+        with job(script) as process:
+            go(process)
+            assert process.stdin is not None and process.stdout is not None
+            process.stdout.readline()
+            watch.jobs = {3: process.pid}
+            with HostListener(200).observe(watch, sink):
+                wait_until(lambda: len(sink.named("pss_peak_mib", 3)) >= 2)
+                before = len(sink.named("pss_peak_mib", 3))
+                go(process)
+                process.stdout.readline()
+                wait_until(lambda: len(sink.named("pss_peak_mib", 3)) >= before + 4)
+        peaks = sink.named("pss_peak_mib", 3)
+        assert all(64 < peak < 110 for peak in peaks[:before])
+        assert 64 + 256 < max(peaks) < 110 + 256
+        assert peaks[-1] < 110, "what is over is no peak any more"
+        assert len(sink.named("pss_mib", 3)) == 1
+
     def test_rates_need_two_readings(self) -> None:
         sink = Collected()
         watch = OneDevice(CPU)
@@ -183,7 +208,7 @@ class TestHostListenerOnJobs:
         sink = of_this_process(lambda sink: len([sample for sample in sink if sample.job == 0]) >= 2)
         for sample in (sample for sample in sink if sample.job == 0):
             assert {"rss_mib", "num_processes"} <= sample.values.keys()
-            assert not {"pss_mib", "read_mib_per_s", "write_mib_per_s"} & sample.values.keys()
+            assert not {"pss_mib", "pss_peak_mib", "read_mib_per_s", "write_mib_per_s"} & sample.values.keys()
 
     def test_an_expensive_pss_is_read_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
         read = host.read_file

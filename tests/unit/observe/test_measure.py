@@ -267,9 +267,9 @@ def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
 def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
     pair = group("a", "b")
     states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
-    samples = [Sample(source="host", t_ns=0, values={"cpu_pct": 1000.0, "pss_mib": 900.0}, job=0)]
+    samples = [Sample(source="host", t_ns=0, values={"cpu_pct": 1000.0, "pss_peak_mib": 900.0}, job=0)]
     samples += [
-        Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_mib": 100.0}, job=0) for t in (3, 5)
+        Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_peak_mib": 100.0}, job=0) for t in (3, 5)
     ]
     samples += [Sample(source="nvml", t_ns=5 * S, values={"process_memory_mib": 70.0}, job=1)]
     first, second = judge(tmp_path, pair, *states, samples=samples).jobs

@@ -142,6 +142,16 @@ def remove_package(folder: Path) -> None:
     (info.parent / "tiny.py").unlink()
 
 
+def remove_module(folder: Path) -> None:
+    (module,) = folder.glob("prefix/lib/python*/site-packages/tiny.py")
+    module.unlink()
+
+
+def cut_module(folder: Path) -> None:
+    (module,) = folder.glob("prefix/lib/python*/site-packages/tiny.py")
+    module.write_text("")
+
+
 def leave_nothing(folder: Path) -> None:
     shutil.rmtree(folder)
 
@@ -157,6 +167,8 @@ def leave_nothing(folder: Path) -> None:
         (remove_lock, "was built only in part"),
         (change_lock, "has a lock that is not its own"),
         (remove_package, "holds other packages than it was built with"),
+        (remove_module, "/site-packages/tiny.py"),
+        (cut_module, "has lost or changed lib/python"),
         (leave_nothing, "is not built yet"),
     ],
 )
@@ -168,6 +180,14 @@ def test_what_is_not_as_it_was_built_is_built_again(env, capsys, damage: Callabl
     again = env.resolve()
     assert words in capsys.readouterr().err
     assert again == built and imports(again)
+    assert env.preview().to_build is None
+
+
+def test_what_programs_add_to_it_is_no_change(env):
+    built = env.resolve()
+    (module,) = folder_of(built).glob("prefix/lib/python*/site-packages/tiny.py")
+    (module.parent / "settings.json").write_text("{}")
+    shutil.rmtree(module.parent / "__pycache__", ignore_errors=True)
     assert env.preview().to_build is None
 
 
