@@ -3,7 +3,7 @@
     python -m benchmarks.requests generator --rate 2000 --seconds 20   # a fake service of 0.1 ms behind the generator
     python -m benchmarks.requests record                               # a million requests: recorded, then judged
     python -m benchmarks.requests queue --seconds 60                   # a service of 5 ms in real time, beside M/D/1
-    python -m benchmarks.requests closed                               # infer.py's loop beside a plain loop, in pairs
+    python -m benchmarks.requests closed                               # infer.py's loop beside a plain loop
 
 Every one runs without a GPU and without the orchestrator.
 """
@@ -161,42 +161,35 @@ def record(options: argparse.Namespace) -> None:
 
 
 def closed(options: argparse.Namespace) -> None:
-    """Requests/s of one client of `infer.py` over those of a plain loop around the same model, in turn."""
+    """What a request of one client takes in `infer.py`, beside a few lines around the same model: every other request.
+
+    On the CPU, that is CPU time of the thread: others that use the machine then change little.
+    """
     import torch
 
     from workloads import infer
 
-    args = infer.parse([*options.model.split(), "--requests", "300", "--warmup-requests", "20"])
-    device = torch.device(options.device)
+    args, device = infer.parse(options.model.split()), torch.device(options.device)
     torch.set_num_threads(args.threads or torch.get_num_threads())
+    clock_ns = time.thread_time_ns if device.type == "cpu" else time.perf_counter_ns
     model, inputs = infer.build_model(args, device), infer.make_inputs(args, device)
-
-    def plain() -> float:
-        with torch.no_grad():
-            begin = time.perf_counter()
-            for number in range(args.requests):
-                model(inputs.values[inputs.rows(number % 8, 1)].to(device, non_blocking=True)).cpu()
-        return args.requests / (time.perf_counter() - begin)
-
-    def ours() -> float:
-        with _folder() as folder:
-            job = Job(folder)
-            arrivals = infer.ClosedLoop(1, args.requests)
-            answers = infer.build_answers(args, job, model, inputs, device)
-            server = Server(job, arrivals, answers, Batching())
-            begin = time.perf_counter()
-            arrivals.begin(time.monotonic_ns())
-            server.serve(args.requests)
-            return args.requests / (time.perf_counter() - begin)
-
-    plain(), ours()
-    ratios = []
-    for turn in range(options.pairs):
-        sides = [plain, ours] if turn % 2 else [ours, plain]
-        rates = {side.__name__: side() for side in sides}
-        ratios.append(rates["ours"] / rates["plain"])
-        print(f"plain {rates['plain']:.1f}, infer.py {rates['ours']:.1f} requests/s: {ratios[-1]:.3f}", flush=True)
-    print(f"median {statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})")
+    with _folder() as folder:
+        job, arrivals = Job(folder), infer.ClosedLoop(1, 0)
+        answers = infer.build_answers(args, job, model, inputs, device)
+        server = Server(job, arrivals, answers, Batching())
+        arrivals.begin(time.monotonic_ns())
+        for _ in range(options.runs):
+            plain, ours = [], []
+            for number in range(options.requests):
+                begin = clock_ns()
+                with torch.no_grad():
+                    model(inputs.values[inputs.rows(number % 8, 1)].to(device, non_blocking=True)).cpu()
+                plain.append(clock_ns() - begin)
+                begin, before = clock_ns(), server.num_answered
+                server.serve(before + 1)
+                ours.append(clock_ns() - begin)
+            few, all_of_it = statistics.median(plain), statistics.median(ours)
+            print(f"plain {few / 1e3:.0f} us, infer.py {all_of_it / 1e3:.0f} us: {few / all_of_it:.3f} of its rate")
 
 
 def _children_s() -> float:
@@ -213,7 +206,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=3000, help="of each side of `closed`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default=tiny, help="arguments of infer.py")

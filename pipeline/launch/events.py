@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def read(path: Path) -> Events:
 
 
 def read_progress(path: Path) -> JobProgress:
-    """The newest phase and step of a job, at the cost of reading a few kilobytes."""
+    """The newest phase and step of a job, or its number of requests, at the cost of reading a few kilobytes."""
     lines = last_lines(path)
     # Whatever scrolled out of the tail was steps.
     phase, epoch, total, t_ns = "train" if lines else "start", None, None, None
@@ -111,6 +112,8 @@ def read_progress(path: Path) -> JobProgress:
                 epoch, total, t_ns = step.epoch[0], step.total[0], step.t_ns[0]
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
+    if answered := requests.number_written(path.with_name(layout.REQUESTS)):
+        total, t_ns = answered, time.monotonic_ns()
     return JobProgress(phase, epoch, total, t_ns)
 
 

@@ -73,6 +73,14 @@ def read(path: Path) -> Requests | None:
     return Requests(found[np.argsort(found["intended_ns"], kind="stable")], whole - len(found))
 
 
+def number_written(path: Path) -> int:
+    """How many requests a running job has written by now."""
+    try:
+        return path.lstat().st_size // RECORD_BYTES
+    except OSError:
+        return 0
+
+
 def _can_be(found: NDArray[np.void]) -> NDArray[np.bool_]:
     """Whether the instants that there are follow each other, and the counts are counts."""
     import numpy as np

@@ -1,0 +1,39 @@
+"""Training beside inference, from the command line to the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.record.store import results
+
+pytest_plugins = ["tests.run_fixtures", "tests.tracking_fixtures"]
+
+
+@pytest.mark.torch
+def test_training_beside_inference_keeps_what_each_counts(run, tmp_path):
+    model = "{layers: [1, 1], channels: [8, 16], stem_chs: 8, stem_type: ''}"
+    status, _, err = run(
+        *("mix=[T,I]", "+workload@sizes.T=tiny", "+workload@sizes.I=infer_tiny"),
+        *(f"sizes.T.model_args={model}", f"sizes.I.model_args={model}", "sizes.T.image_px=8", "sizes.I.image_px=8"),
+        *("sizes.I.arrival=poisson", "sizes.I.rate_per_s=200", "sizes.I.objective_ms=1000"),
+        *("window.seconds=1", "window.settle_s=0.2", "baseline=never"),
+    )
+    assert status == 0, err
+    rows = results.load(tmp_path / "mlruns", "collocation").set_index("run_id")
+    together = rows[rows["group.params.scenario"] == "naive"]
+    assert len(together) == 2
+    service = together[together["params.unit"] == "requests"].iloc[0]
+    training = together[together["params.unit"] == "samples"].iloc[0]
+    assert service["metrics.throughput_requests_per_s"] == pytest.approx(200, rel=0.3)
+    assert service["metrics.goodput_requests_per_s"] > 0
+    assert training["metrics.throughput_samples_per_s"] > 0
+    assert pd.isna(service["metrics.throughput_samples_per_s"])
+    assert service["group.metrics.latency_mean_worst_ms"] == service["metrics.latency_mean_ms"]
+    assert not list(Path(tmp_path).rglob("requests.bin"))
+    (table,) = Path(tmp_path).rglob("requests.parquet")
+    due = pd.read_parquet(table)["intended_ns"]
+    assert due.is_monotonic_increasing
+    assert len(due) > 100
