@@ -4,8 +4,8 @@ Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init_
 launcher would run each job blind to the others: baselines measured again and again, repeats not interleaved, and no
 one knowing how long is left. An experiment file may give `hydra.sweeper.blocks`, a union of grids: each is crossed
 with the grid of the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
-command line: so `+rehearse=tiny` makes small what any experiment asks for. `hydra/launcher=submitit_slurm` replaces
-the launcher; then every job is a study.
+command line: so `+rehearse=tiny` makes small what any experiment asks for. `hydra/launcher=gpus` and `slurm` hand out
+the units of the study to workers. Launchers of others make every job a study of its own.
 """
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
@@ -28,6 +28,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from pipeline.base import library_internals
+from pipeline.scale.options import SlurmOptions
 
 
 class StudySweeper(Sweeper):
@@ -147,6 +148,21 @@ class GpusLauncher(StudyLauncher):
         return study.execute(configs, is_sweep=True, engine=partial(gpus.run, wanted=self.devices))
 
 
+class SlurmLauncher(StudyLauncher):
+    """Hands out the units of a study to the tasks of a Slurm job array."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = SlurmOptions(**options)
+
+    def execute(self, configs: Sequence[DictConfig]) -> int:
+        from functools import partial
+
+        from pipeline import study
+        from pipeline.scale import slurm
+
+        return study.execute(configs, is_sweep=True, engine=partial(slurm.run, options=self.options))
+
+
 @dataclass
 class SweeperConf:
     """`hydra.sweeper`.
@@ -181,6 +197,15 @@ class GpusLauncherConf:
     devices: Any = "all"
 
 
+@dataclass(kw_only=True)
+class SlurmLauncherConf(SlurmOptions):
+    """`hydra.launcher` with `hydra/launcher=slurm`."""
+
+    _target_: str = "hydra_plugins.study.SlurmLauncher"
+    _convert_: str = "all"
+
+
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="study", node=LauncherConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="gpus", node=GpusLauncherConf, provider="collocation")
+ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="collocation")

@@ -43,7 +43,7 @@ from pipeline.record import group_folder, provenance, resume
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
-from pipeline.record.store import links, local
+from pipeline.record.store import links, local, overview
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import reproduce, unused
 from pipeline.reproduce.reproduce import Reproduction
@@ -405,6 +405,7 @@ class _Study:
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
         facts |= {"plan": self.plan.digest, "plan_groups": str(self.plan.num_planned)}
+        facts["plan_units"] = overview.sizes_in_words(self.plan.unit_sizes)
         if self.config.unit is not None:
             facts["unit"] = str(self.config.unit)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:

@@ -1,11 +1,13 @@
-"""The command `python -m pipeline.tracking flush | relocate`; `serve` is what an orchestrator starts."""
+"""The command `python -m pipeline.tracking status | flush | relocate`; `serve` is what an orchestrator starts."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from pipeline.base import interrupts, layout
 from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.record import group_folder
 from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.record.store.overview import overview
 from pipeline.record.store.relocate import relocate
 from pipeline.record.store.server import RequestHandler, sentence, serve
 
+WATCH_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -44,12 +48,27 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
     return 1 if failures else 0
 
 
+def status(options: argparse.Namespace) -> int:
+    """Show how far a study is; with `--watch` until all of its units are done. 0 only if they are."""
+    where = options.uri or options.root
+    while True:
+        found = overview(where, options.experiment)
+        text = json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time())
+        _say(text)
+        if found.is_done or not options.watch:
+            return 0 if found.is_done else 1
+        time.sleep(WATCH_S)
+        _say("")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
     try:
+        if options.command == "status":
+            return status(options)
         if options.command == "relocate":
             counts = relocate(options.root, options.old_root)
             for column, count in counts.items():
@@ -72,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline.tracking", description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
+        ("status", "show how far a study is, unit by unit; exit status 0 if all units are done"),
         ("serve", "answer an orchestrator's requests on stdin"),
         ("flush", "send the groups in the spool; close and send those of killed studies"),
         ("relocate", "update artifact paths after a local store was copied or moved"),
@@ -80,7 +100,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--root", type=Path, default=Path("mlruns"), help="folder of the local store and the spool"
         )
-        if name == "relocate":
+        if name == "status":
+            command.add_argument("--experiment", default="collocation", help="as tracking.experiment")
+            command.add_argument("--uri", help="tracking server, instead of --root")
+            command.add_argument("--watch", action="store_true", help=f"again every {WATCH_S:g} s until all is done")
+            command.add_argument("--json", action="store_true", help="for programs")
+        elif name == "relocate":
             command.add_argument(
                 "--from", dest="old_root", type=Path, help="former folder of the store, if it cannot be determined"
             )

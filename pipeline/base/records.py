@@ -421,13 +421,18 @@ class Plan:
 
     Attributes:
         digest: of all groups of the whole study.
-        num_planned: how many these are.
+        unit_sizes: how many groups each unit of the whole study has.
     """
 
     experiment: str
     groups: tuple[Group, ...]
     devices: tuple[Device, ...]
     digest: str
-    num_planned: int
+    unit_sizes: tuple[int, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def num_planned(self) -> int:
+        """The groups of the whole study."""
+        return sum(self.unit_sizes)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Group, Plan
-from pipeline.plan import check
+from pipeline.plan import check, units
 from pipeline.plan.groups import digest_of, groups_of, named
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config, Order
@@ -51,7 +51,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         groups=numbered,
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
         digest=digest_of([group.digest for group in numbered]),
-        num_planned=len(numbered),
+        unit_sizes=tuple(len(groups) for groups in units.of(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
     )
 

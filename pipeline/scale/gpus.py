@@ -24,14 +24,12 @@ from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.records import Device
 from pipeline.base.words import counted
 from pipeline.plan import units
-from pipeline.plan.schema import AUTO_DEVICE, GpuKind
+from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
-from pipeline.scale import cpus
+from pipeline.scale import cpus, workers
 from pipeline.study import Asked
 
 ALL = "all"
-# What the parent decides for each worker, whatever was typed.
-_DECIDED = ("hydra/launcher", "hydra.launcher", "gpu.device", "gpu.beside", "unit", "resume", "time_limit_s")
 _REFUSED = 2
 
 
@@ -85,13 +83,7 @@ def _free(asked: Asked, wanted: str | Sequence[str]) -> list[Device]:
         raise ConfigError(
             "hydra/launcher=gpus runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
         )
-    if config.device != AUTO_DEVICE:
-        raise ConfigError(
-            f"gpu.device={config.device} and hydra/launcher=gpus both say where to run: "
-            "name the GPUs with 'hydra.launcher.devices=[0,1]', or leave the launcher out"
-        )
-    if any(each.unit is not None for each in asked.configs):
-        raise ConfigError("unit and hydra/launcher=gpus exclude each other: the launcher hands out the units")
+    workers.refuse_what_is_decided(asked.configs, "gpus")
     if asked.simulated is not None and config.machine is None:
         raise ConfigError(
             "hydra/launcher=gpus on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with as "
@@ -202,7 +194,7 @@ class Fleet:
         decided["resume"] = self.asked.config.resume
         if left_s is not None:
             decided["time_limit_s"] = f"{left_s:.1f}"
-        argv = command(outcome.command_line(), decided)
+        argv = workers.command(outcome.command_line(), decided)
         with cpus.of_children(self.cpus[device.uuid]):
             process = subprocess.Popen(
                 [sys.executable, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -238,18 +230,6 @@ class Fleet:
         else:
             self.idle.append(worker.device)
         self.worst = max(self.worst, status)
-
-
-def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
-    """The command line of a worker: what was typed, with what is decided for it."""
-    end = typed.index("--") if "--" in typed else len(typed)
-    kept = [word for word in typed[:end] if not _is_decided(word)]
-    return [*kept, *(f"{key}={value}" for key, value in decided.items()), *typed[end:]]
-
-
-def _is_decided(word: str) -> bool:
-    key = word.partition("=")[0].lstrip("+~")
-    return "=" in word and any(key == each or key.startswith(f"{each}.") for each in _DECIDED)
 
 
 def _relay(worker: Worker, name: str, line: bytes) -> None:

@@ -1,0 +1,191 @@
+"""How far a study is, unit by unit, from what the store has of its newest plan: whoever ran it, wherever."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pipeline.base import layout, words
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Result
+from pipeline.base.tags import GROUP, facts_of
+from pipeline.record import group_folder
+from pipeline.record.store import results
+from pipeline.record.store.local import is_server
+
+DONE, RUNNING, INCOMPLETE, NOT_BEGUN = "done", "running", "incomplete", "not begun"
+_STATES = (DONE, RUNNING, INCOMPLETE, NOT_BEGUN)
+_HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One unit, as far as its best attempt got.
+
+    Attributes:
+        num_groups: that it has.
+        results: how many ended in each result; a group that ran twice counts once, with its finding.
+        host, gpu: of the attempt; empty if it was not begun.
+        last_ms: when a run of it began or ended last, in ms since the epoch.
+        group: what runs, if anything does.
+    """
+
+    number: int
+    state: str
+    num_groups: int
+    results: Mapping[str, int]
+    host: str = ""
+    gpu: str = ""
+    last_ms: int | None = None
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All units of a study.
+
+    Attributes:
+        plan: its digest.
+        seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; `None`
+            if no group has ended, 0 if none is missing.
+        num_waiting: groups in the spool of the store's folder that were not sent.
+        command: that started the newest of its groups.
+    """
+
+    experiment: str
+    plan: str
+    units: Sequence[Unit]
+    seconds_left: float | None
+    num_waiting: int
+    command: str
+
+    @property
+    def is_done(self) -> bool:
+        return all(unit.state == DONE for unit in self.units)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return dataclasses.asdict(self)
+
+    def as_text(self, now_s: float) -> str:
+        """A table with a line a unit, and what is left."""
+        lines = [_HEAD, *(_line(unit, now_s) for unit in self.units)]
+        states = Counter(unit.state for unit in self.units)
+        num_done = sum(sum(unit.results.values()) for unit in self.units)
+        total = sum(unit.num_groups for unit in self.units)
+        counts = ", ".join(
+            f"{states[state]} {state}" for state in (DONE, RUNNING, INCOMPLETE, NOT_BEGUN) if states[state]
+        )
+        left = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
+        said = [*words.aligned(lines, range(len(_HEAD))), f"units: {counts}; {num_done} of {total} groups ended{left}"]
+        if self.num_waiting:
+            said.append(f"{words.counted(self.num_waiting, 'group')} in the spool, not sent yet")
+        if not self.is_done:
+            said.append(f"begun by: {self.command}")
+        return "\n".join(said)
+
+
+def overview(where: Path | str, experiment: str) -> Overview:
+    """How far the newest plan of an experiment is.
+
+    Raises:
+        TrackingError: there is no such store or experiment, or no group of it says how many units its plan has.
+    """
+    runs = [(run, facts_of(run.data.tags)) for run in results.find_runs(where, experiment, GROUP)]
+    planned = [(run, facts) for run, facts in runs if "plan_units" in facts]
+    if not planned:
+        raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
+    newest = planned[-1][1]
+    of_plan = [(run, facts) for run, facts in planned if facts["plan"] == newest["plan"]]
+    by_unit = defaultdict(list)
+    for run, facts in of_plan:
+        by_unit[int(facts["block"])].append((run, facts))
+    sizes = sizes_of(newest["plan_units"])
+    units = [_unit(number, size, by_unit[number]) for number, size in enumerate(sizes, start=1)]
+    took = [run.info.end_time - run.info.start_time for run, facts in of_plan if facts.get("result") == Result.OK]
+    num_left = sum(unit.num_groups - sum(unit.results.values()) for unit in units if unit.state != DONE)
+    at_work = max(1, sum(unit.state == RUNNING for unit in units))
+    seconds_left = fmean(took) / 1000 * num_left / at_work if took else None
+    return Overview(
+        experiment=experiment,
+        plan=newest["plan"],
+        units=units,
+        seconds_left=seconds_left if num_left else 0.0,
+        num_waiting=0 if is_server(where) else len(group_folder.survey(Path(where) / layout.SPOOL).ready),
+        command=newest.get("command_line", ""),
+    )
+
+
+def sizes_in_words(sizes: Sequence[int]) -> str:
+    """The number of groups of each unit, equal ones together: `12x5`, `12x4,6x1`."""
+    runs: list[tuple[int, int]] = []
+    for size in sizes:
+        times = runs.pop()[1] if runs and runs[-1][0] == size else 0
+        runs.append((size, times + 1))
+    return ",".join(f"{size}x{times}" for size, times in runs)
+
+
+def sizes_of(text: str) -> list[int]:
+    """The sizes that `sizes_in_words` wrote."""
+    parts = (part.split("x") for part in text.split(","))
+    return [int(size) for size, times in parts for _ in range(int(times))]
+
+
+def _unit(number: int, size: int, runs: Sequence[tuple[Any, Mapping[str, str]]]) -> Unit:
+    attempts: dict[tuple[str | None, str | None], list[tuple[Any, Mapping[str, str]]]] = defaultdict(list)
+    for run, facts in runs:
+        attempts[facts.get("gpu_uuid"), facts.get("boot_id")].append((run, facts))
+    if not attempts:
+        return Unit(number=number, state=NOT_BEGUN, num_groups=size, results={})
+    ended = {origin: _endings(members) for origin, members in attempts.items()}
+
+    def rank(origin: tuple[str | None, str | None]) -> tuple[int, int]:
+        return _num_findings(ended[origin]), _last_ms(attempts[origin])
+
+    best = max(attempts, key=rank)
+    newest = attempts[best][-1][1]
+    running = [run.info.run_name for run, _ in attempts[best] if run.info.status == "RUNNING"]
+    state = DONE if _num_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
+    return Unit(
+        number=number,
+        state=state,
+        num_groups=size,
+        results=dict(Counter(ended[best].values())),
+        host=newest.get("host", ""),
+        gpu=newest.get("gpu_uuid", ""),
+        last_ms=_last_ms(attempts[best]),
+        group=running[-1] if running else "",
+    )
+
+
+def _endings(members: Sequence[tuple[Any, Mapping[str, str]]]) -> dict[str, str]:
+    """The result of each group, by digest: of several runs a finding, else the newest."""
+    found: dict[str, str] = {}
+    for run, facts in members:
+        result, digest = facts.get("result", ""), facts.get("digest", "")
+        if run.info.status != "RUNNING" and result in set(Result):
+            is_settled = digest in found and Result(found[digest]).is_finding
+            if not is_settled or Result(result).is_finding:
+                found[digest] = result
+    return found
+
+
+def _num_findings(ended: Mapping[str, str]) -> int:
+    return sum(Result(result).is_finding for result in ended.values())
+
+
+def _last_ms(members: Sequence[tuple[Any, Mapping[str, str]]]) -> int:
+    return max(int(run.info.end_time or run.info.start_time) for run, _ in members)
+
+
+def _line(unit: Unit, now_s: float) -> tuple[str, ...]:
+    ended = ", ".join(f"{number} {result}" for result, number in unit.results.items())
+    ago = "" if unit.last_ms is None else f"{words.duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
+    state = f"{unit.state}: {unit.group}" if unit.group else unit.state
+    groups = f"{sum(unit.results.values())}/{unit.num_groups}"
+    return (str(unit.number), state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")

@@ -1,0 +1,36 @@
+"""The options of the launchers, `hydra.launcher`. Imports nothing of the project: Hydra reads them at every start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class SlurmOptions:
+    """Options of sbatch, `None` for those of the cluster, and of the launcher.
+
+    Attributes:
+        timeout_min: of a task.
+        array_parallelism: tasks at a time.
+        setup: lines of the batch script, such as `module load cuda`.
+        additional_parameters: further options of sbatch, by their names without dashes.
+        folder: of the batch script and of the tasks' output; on a file system that the nodes share.
+        signal_delay_s: how long before its limit a task is told to end.
+        wait: whether to wait for the tasks.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    gres: str | None = "gpu:1"
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    timeout_min: int | None = None
+    array_parallelism: int | None = None
+    setup: list[str] = field(default_factory=list)
+    additional_parameters: dict[str, Any] = field(default_factory=dict)
+    folder: str = "slurm"
+    signal_delay_s: int = 120
+    wait: bool = True

@@ -1,0 +1,199 @@
+"""Slurm as the workers of a study: one job array, a task a unit.
+
+A task is a `run.py ... unit=K` of its own, started by a batch script that a user could have written: no process of ours
+stands between Slurm and the study, so a signal of Slurm reaches it as it would on a terminal. `SIGTERM` comes some
+time before the limit, to the study alone; it gives up its group, cleans the GPU and sends what it has. A task that is
+requeued resumes.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import outcome
+from pipeline.base import words
+from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.records import Resume
+from pipeline.base.words import counted
+from pipeline.record.store.overview import DONE, Overview, overview
+from pipeline.scale import workers
+from pipeline.scale.options import SlurmOptions
+from pipeline.study import Asked
+
+_POLL_S = 5.0
+_LIMIT_S = 60.0
+_NO_LIMIT_S = 2**31 - 1
+_SCRIPT = """\
+#!/bin/bash
+{directives}
+{setup}
+cd {folder}
+resume={resume}
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then resume=true; fi
+limit_s={limit_s}
+if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then
+    left_s=$((SLURM_JOB_END_TIME - $(date +%s) - {signal_delay_s}))
+    if [ "$left_s" -lt "$limit_s" ]; then limit_s=$((left_s > 0 ? left_s : 1)); fi
+fi
+exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_s" {after}
+"""
+
+
+def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
+    """Submit the units of a study; with `wait`, the exit status says whether each of them has its rows."""
+    workers.refuse_what_is_decided(asked.configs, "slurm")
+    uri, experiment = asked.config.tracking.uri, asked.config.tracking.experiment
+    if uri is None:
+        raise ConfigError(
+            "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
+            "machine; add tracking=server tracking.uri=http://HOST:PORT"
+        )
+    all_units = range(1, max(config.repeats for config in asked.configs) + 1)
+    done = _done(uri, experiment) if asked.config.resume != Resume.NO else set[int]()
+    units = [unit for unit in all_units if unit not in done]
+    folder = Path(options.folder).absolute()
+    script = script_of(options, units, asked.config.resume, asked.config.time_limit_s, folder)
+    if asked.config.dry_run:
+        sys.stdout.write(f"{script}{counted(len(units), 'unit')}, a block each; the plan is made where the GPU is\n")
+        return 0
+    if not units:
+        words.say(f"resume: all of {counted(len(all_units), 'unit')} are done")
+        return 0
+    assert asked.sender is not None
+    asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
+    asked.sender.store()  # before a task waits for hours to find that there is none
+    job = _submit(script, folder)
+    words.say(f"submitted {counted(len(units), 'unit')} of {len(all_units)} as job array {job}, output in {folder}")
+    status = f"{outcome.python()} -m pipeline.tracking status --experiment {experiment} --uri {uri}"
+    words.say(f"look at it: {status} --watch; cancel it: scancel {job}")
+    if not options.wait:
+        return 0
+    _wait(job)
+    found = _overview(uri, experiment)
+    if found is not None:
+        words.say(found.as_text(time.time()))
+    return 0 if found is not None and found.is_done else 1
+
+
+def script_of(options: SlurmOptions, units: Sequence[int], resume: str, limit_s: float | None, folder: Path) -> str:
+    """The batch script of a job array with a task for each unit."""
+    at_a_time = f"%{options.array_parallelism}" if options.array_parallelism else ""
+    given = {
+        "job-name": "collocation",
+        "array": ",".join(map(str, units)) + at_a_time,
+        "nodes": 1,
+        "ntasks": 1,
+        "gres": options.gres,
+        "signal": f"B:TERM@{options.signal_delay_s}",
+        "requeue": True,
+        "open-mode": "append",
+        "output": folder / "%A_%a.log",
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "constraint": options.constraint,
+        "cpus-per-task": options.cpus_per_task,
+        "mem": options.mem,
+        "time": options.timeout_min,
+        **options.additional_parameters,
+    }
+    directives = [
+        f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_one_line(key, value)}"
+        for key, value in given.items()
+        if value is not None
+    ]
+    typed = outcome.command_line()
+    end = typed.index("--") if "--" in typed else len(typed)
+    before = workers.command([sys.executable, str(Path(typed[0]).absolute()), *typed[1:end]], {})
+    return _SCRIPT.format(
+        directives="\n".join(directives),
+        setup="\n".join(options.setup),
+        folder=shlex.quote(str(Path.cwd())),
+        resume=shlex.quote(resume),
+        limit_s=_NO_LIMIT_S if limit_s is None else math.ceil(limit_s),
+        signal_delay_s=options.signal_delay_s,
+        before=shlex.join(before),
+        after=shlex.join(typed[end:]),
+    )
+
+
+def _one_line(key: str, value: object) -> str:
+    if "\n" in str(value):
+        raise ConfigError(f"hydra.launcher: {key} spans several lines; an option of sbatch is one")
+    return str(value)
+
+
+def _submit(script: str, folder: Path) -> str:
+    """The id of the job array."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"submit-{time.strftime('%Y%m%dT%H%M%S')}.sh"
+        path.write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error
+    done = _slurm("sbatch", "--parsable", str(path))
+    if done.returncode != 0:
+        raise ConfigError(f"Slurm refused the job array: {' '.join(done.stderr.split())}; its script is {path}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def _slurm(*argv: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except FileNotFoundError as error:
+        raise ConfigError(f"hydra/launcher=slurm: there is no {argv[0]} on PATH, so no Slurm here") from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{argv[0]} did not answer within {_LIMIT_S:g} s") from error
+
+
+def _wait(job: str) -> None:
+    """Until no task is in the queue; says each task's state when it changes."""
+    known: dict[str, str] = {}
+    is_silent = False
+    while True:
+        done = _slurm("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%K %T %r")
+        if done.returncode != 0 and "Invalid job id" not in done.stderr:
+            if not is_silent:
+                words.say(f"squeue does not answer ({' '.join(done.stderr.split())}); asked again until it does")
+            is_silent = True
+            time.sleep(_POLL_S)
+            continue
+        is_silent = False
+        states = {unit: f"{state} {reason}" for unit, state, reason in _parsed(done.stdout)}
+        for unit in sorted(known.keys() | states.keys(), key=int):
+            state = states.get(unit, "left the queue")
+            if known.get(unit) != state:
+                words.say(f"unit {unit} | {state.removesuffix(' None').lower()}")
+        known = {**dict.fromkeys(known, "left the queue"), **states}
+        if not states:
+            return
+        time.sleep(_POLL_S)
+
+
+def _parsed(text: str) -> list[tuple[str, str, str]]:
+    """Unit, state and reason of each line."""
+    return [(unit, state, reason) for unit, state, reason in (line.split(None, 2) for line in text.splitlines())]
+
+
+def _done(uri: str, experiment: str) -> set[int]:
+    """The units that are complete, if what the store holds was started by this very command."""
+    found = _overview(uri, experiment)
+    mine = workers.command(outcome.command_line(), {})
+    if found is None or workers.command(shlex.split(found.command), {})[1:] != mine[1:]:
+        return set()
+    return {unit.number for unit in found.units if unit.state == DONE}
+
+
+def _overview(uri: str, experiment: str) -> Overview | None:
+    try:
+        return overview(uri, experiment)
+    except TrackingError as error:
+        words.say(str(error))
+        return None

@@ -1,0 +1,38 @@
+"""The command line of a worker: what the user typed, with what a launcher decides for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan.schema import AUTO_DEVICE, Config
+
+# Keys and all below them. What a launcher does not decide it leaves out.
+_DECIDED = ("hydra/launcher", "hydra.launcher", "gpu.device", "gpu.beside", "unit", "resume", "time_limit_s")
+_INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm": "ask for it with hydra.launcher.gres"}
+
+
+def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
+    """The words of a command line, with what is decided in the place of what was typed."""
+    end = typed.index("--") if "--" in typed else len(typed)
+    kept = [word for word in typed[:end] if not _is_decided(word)]
+    return [*kept, *(f"{key}={value}" for key, value in decided.items()), *typed[end:]]
+
+
+def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:
+    """Refuse by a ConfigError a device or a unit that the user chose and the launcher hands out."""
+    for config in configs:
+        if config.gpu.device != AUTO_DEVICE:
+            raise ConfigError(
+                f"gpu.device={config.gpu.device} and hydra/launcher={launcher} both say where to run: "
+                f"{_INSTEAD[launcher]}, or leave the launcher out"
+            )
+        if config.unit is not None:
+            raise ConfigError(
+                f"unit and hydra/launcher={launcher} exclude each other: the launcher hands out the units"
+            )
+
+
+def _is_decided(word: str) -> bool:
+    key = word.partition("=")[0].lstrip("+~")
+    return "=" in word and any(key == each or key.startswith(f"{each}.") for each in _DECIDED)
