@@ -27,6 +27,7 @@ from pipeline.record.sender import Sender
 from pipeline.record.store.links import ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
+from tests.mlflow_server import start_server
 from tests.tracking_cases import (
     EXPERIMENT,
     PROJECT,
@@ -407,32 +408,3 @@ def forwarded(port: int, to: int) -> Iterator[None]:
         finally:
             is_over.set()
             forwarder.shutdown()
-
-
-def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
-    import urllib.error
-    import urllib.request
-
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/server.db",
-        "--artifacts-destination",
-        str(folder / "served"),
-    ]
-    server = subprocess.Popen(
-        command,
-        env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def healthy() -> bool:
-        assert server.poll() is None, "the server ended"
-        try:
-            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).status == 200
-        except (urllib.error.URLError, OSError):
-            return False
-
-    wait_for(healthy, timeout_s=60)
-    return server

@@ -1,0 +1,75 @@
+"""How far a study is, unit by unit, from what a store holds of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import TrackingError
+from pipeline.record.store import overview
+
+NOW_S = 1000.0
+
+
+def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Any:
+    """A group's run that took 10 s; of one without a result, it runs still."""
+    told = {"block": unit, "digest": digest, "plan": "p2", "plan_units": "2x2,1x1", "gpu_uuid": f"GPU-{unit}"}
+    told |= (
+        {"boot_id": "b", "host": "h1", "command_line": "run.py"}
+        | facts
+        | ({} if result is None else {"result": result})
+    )
+    info = SimpleNamespace(
+        run_name=digest, status="RUNNING" if result is None else "FINISHED",
+        start_time=900_000, end_time=None if result is None else 910_000,
+    )  # fmt: skip
+    tags = {f"collocation.{name}": str(value) for name, value in told.items()}
+    return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags))
+
+
+@pytest.fixture
+def seen(monkeypatch, tmp_path):
+    """The overview of these runs."""
+
+    def look(*runs: Any) -> overview.Overview:
+        monkeypatch.setattr(overview.results, "find_runs", lambda *_: list(runs))
+        return overview.overview(tmp_path, "e")
+
+    return look
+
+
+@pytest.mark.parametrize("sizes", [[12] * 5, [12, 12, 6], [1], [3, 4, 3]])
+def test_sizes_of_units_are_kept_in_few_words(sizes) -> None:
+    assert overview.sizes_of(overview.sizes_in_words(sizes)) == sizes
+    assert overview.sizes_in_words([12, 12, 6]) == "12x2,6x1"
+
+
+def test_units_are_done_running_incomplete_or_not_begun(seen) -> None:
+    found = seen(run(1, "a"), run(1, "b", "oom"), run(2, "a", "failed"), run(2, "b", None))
+    assert [(unit.state, dict(unit.results), unit.group) for unit in found.units] == [
+        ("done", {"ok": 1, "oom": 1}, ""),
+        ("running", {"failed": 1}, "b"),
+        ("not begun", {}, ""),
+    ]
+    assert found.seconds_left == 2 * 10
+    assert not found.is_done
+    assert "units: 1 done, 1 running, 1 not begun; 3 of 5 groups ended, about 20 s left" in found.as_text(NOW_S)
+
+
+def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen) -> None:
+    old = run(3, "z", plan="p1", plan_units="9x9")
+    found = seen(old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted"))
+    assert [(unit.state, unit.host) for unit in found.units] == [
+        ("done", "h1"),
+        ("incomplete", "h1"),
+        ("not begun", ""),
+    ]
+    again = seen(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
+    assert dict(again.units[0].results) == {"ok": 2}
+
+
+def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:
+    with pytest.raises(TrackingError, match="says what was planned"):
+        seen()
