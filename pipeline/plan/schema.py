@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+import pipeline.plan.infer_workloads
 import pipeline.plan.text_workloads  # noqa: F401  a subclass is found by its being there
 from pipeline.base.records import EnvTool, WindowKind
 from pipeline.plan.workloads import DataSource, WorkloadConfig

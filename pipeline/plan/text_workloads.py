@@ -39,6 +39,13 @@ _USUAL_WIDTH = 768
 _LEAST_TOKENS = 3
 
 
+def positions_of(model: TextModel, config: Mapping[str, Any]) -> tuple[str, int | None]:
+    """What a kind of model calls its positions, and how many it has; `None` if they are no number."""
+    name, default = _POSITIONS[model]
+    positions = config.get(name, default)
+    return name, positions if isinstance(positions, int) else None
+
+
 @dataclass
 class TrainTextConfig(TrainingConfig):
     """Text classification and language modelling with a model of transformers (`workloads/train_text.py`).
@@ -104,9 +111,8 @@ class TrainTextConfig(TrainingConfig):
             raise self._refused(f"source=disk is for dataset={_PYDOC}; a folder of texts is source=files")
 
     def _check_positions(self, config: Mapping[str, Any]) -> None:
-        name, default = _POSITIONS[self.model]
-        positions = config.get(name, default)
-        if isinstance(positions, int) and self.sequence_tokens > positions:
+        name, positions = positions_of(self.model, config)
+        if positions is not None and self.sequence_tokens > positions:
             raise self._refused(
                 f"sequence_tokens={self.sequence_tokens} is more than the {positions} positions of the model ({name})"
             )

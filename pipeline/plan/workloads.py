@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.base import services, units
+from pipeline.base import units
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
-from pipeline.base.records import Device, Objective, RateSource, Window, WindowKind
+from pipeline.base.records import Device, Objective, RateSource, Window
 from pipeline.plan import user_command
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
@@ -41,15 +41,6 @@ Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 """Arithmetic of the step: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in
 both, or autocast to bf16 or fp16."""
 
-Library = enum.Enum("Library", "timm transformers", start=0)
-"""Where the model of an inference workload comes from."""
-
-Arrival = enum.Enum("Arrival", "closed poisson constant", start=0)
-"""How requests come: each client waits for its answer, or they come at a rate, at random or at equal distances."""
-
-Asked = enum.Enum("Asked", "synthetic digits", start=0)
-"""What a model of images is asked: noise, or scikit-learn's handwritten digits."""
-
 RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
 """Where the jobs of a script start: in the directory that the user called from, or each in its output folder."""
 
@@ -62,7 +53,7 @@ fp32, where it brings much, and else `off` (docs/method.md)."""
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _OUR_PREFIX = "COLLOCATION_"
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
-_GPU_ONLY_PX = 224
+GPU_ONLY_PX = 224
 # The size that images are stored in, where they are scaled up on the device: `request.py` knows it as `native_px`.
 _STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
 # Decoded and cut to any size by the loader.
@@ -207,6 +198,11 @@ class WorkloadConfig:
     def check_data(self) -> None:
         """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
 
+    def _refuse_below(self, least: int, *keys: str) -> None:
+        for key in keys:
+            if (value := getattr(self, key)) is not None and value < least:
+                raise self._refused(f"{key}={value} must {'be at least 1' if least else 'not be negative'}")
+
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"workload {self.name}: {why}")
 
@@ -248,11 +244,6 @@ class TrainingConfig(WorkloadConfig):
         self._refuse_below(0, "loader_workers", "warmup_steps")
         if self.step_mode is StepMode.cuda_graph:
             self._check_cuda_graph(device)
-
-    def _refuse_below(self, least: int, *keys: str) -> None:
-        for key in keys:
-            if (value := getattr(self, key)) is not None and value < least:
-                raise self._refused(f"{key}={value} must {'be at least 1' if least else 'not be negative'}")
 
     def _folder_of(self, name: str, folder: str, instead: str) -> Path:
         """The folder of a data set below `data_root`; refused, with what to do `instead`, if it is not there."""
@@ -330,7 +321,7 @@ class TrainTimmConfig(TrainingConfig):
             )
         if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
             raise self._refused("samples is for synthetic data; a data set on disk is used whole")
-        if self.image_px >= _GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
+        if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} trains on {self.image_px}-pixel images and no GPU was found; "
                 "use gpu=cpu to train on the CPUs anyway"
@@ -344,149 +335,6 @@ class TrainTimmConfig(TrainingConfig):
             self._folder_of(name, name, instead)
         elif self.source is DataSource.disk and self.dataset in _FOLDERS:
             self._folder_of(name, _FOLDERS[self.dataset], instead)
-
-
-@dataclass
-class InferConfig(WorkloadConfig):
-    """Answering requests with a model (`workloads/infer.py`, docs/inference.md).
-
-    Attributes:
-        model: name in timm, or kind of model in transformers, whose configuration `model_args` changes.
-        source: what images are asked.
-        sequence_tokens: tokens of each text that is asked.
-        output_tokens: tokens of each answer of a decoder; 0: the answer is a class.
-        batch_size: images or texts of each request.
-        arrival: how requests come.
-        rate_per_s: requests a second of each job, unless `arrival: closed`.
-        outstanding: clients of `arrival: closed`, each of which waits for its answer.
-        requests: those of an epoch, in a `work` window.
-        max_batch: requests that are computed together at most.
-        max_delay_ms: how long a request waits for others to be computed with.
-        objective_ms: the latency that counts as good.
-        objective_percentile: per cent of the requests that are to be answered within `objective_ms`.
-        warmup_requests: answered before the run.
-        canary: check before the run that the job's products and convolutions come out right (docs/method.md).
-    """
-
-    NODE: ClassVar[str] = "infer"
-    NOT_FLAGS: ClassVar[frozenset[str]] = frozenset({"objective_ms", "objective_percentile"})
-
-    script: str = "workloads/infer.py"
-    preload: str | None = "workloads.timm_imports"
-    unit: str = "requests"
-    library: Library = Library.timm
-    model: str = MISSING
-    model_args: dict[str, Any] = field(default_factory=dict)
-    source: Asked = Asked.synthetic
-    image_px: int = 224
-    num_classes: int = 1000
-    sequence_tokens: int = 128
-    output_tokens: int = 0
-    batch_size: int = 1
-    arrival: Arrival = Arrival.closed
-    rate_per_s: float | None = None
-    outstanding: int = 1
-    requests: int = 1000
-    max_batch: int = 1
-    max_delay_ms: float = 0.0
-    objective_ms: float | None = None
-    objective_percentile: float | None = None
-    step_mode: StepMode = StepMode.eager
-    precision: Precision = Precision.default
-    channels_last: bool = True
-    threads: int | None = None
-    warmup_requests: int = 20
-    canary: bool = True
-
-    def has_given_rate(self) -> bool:
-        return self.arrival is not Arrival.closed
-
-    def objective(self) -> Objective | None:
-        if self.objective_ms is None:
-            return None
-        return Objective(latency_ms=self.objective_ms, percentile=self.objective_percentile)
-
-    def check(self, device: Device, *, device_was_chosen: bool) -> None:
-        super().check(device, device_was_chosen=device_was_chosen)
-        ones = ("batch_size", "image_px", "num_classes", "sequence_tokens", "outstanding", "requests", "max_batch")
-        for key in (*ones, "warmup_requests", "threads"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise self._refused(f"{key}={value} must be at least 1")
-        for key in ("output_tokens", "max_delay_ms"):
-            if (value := getattr(self, key)) < 0:
-                raise self._refused(f"{key}={value} must not be negative")
-        self._check_arrival()
-        self._check_objective()
-        is_decoder = self.output_tokens > 0
-        if is_decoder and (self.library is Library.timm or self.batch_size > 1 or self.step_mode is not StepMode.eager):
-            raise self._refused(
-                "output_tokens is for decoders: it needs library=transformers, step_mode=eager and batch_size=1 "
-                "(max_batch computes several requests together)"
-            )
-        if self.step_mode is StepMode.cuda_graph:
-            if not device.is_gpu or device.is_simulated:
-                raise self._refused("step_mode=cuda_graph needs a GPU; +rehearse=tiny rehearses without one")
-            if self.max_batch > 1:
-                raise self._refused(
-                    "step_mode=cuda_graph replays one shape, and max_batch makes many; use eager or compile"
-                )
-        is_large = self.library is Library.timm and self.image_px >= _GPU_ONLY_PX
-        if is_large and not device.is_gpu and not device_was_chosen:
-            raise ConfigError(
-                f"workload {self.name} looks at {self.image_px}-pixel images and no GPU was found; "
-                "use gpu=cpu to run it on the CPUs anyway"
-            )
-
-    def _check_arrival(self) -> None:
-        if self.arrival is Arrival.closed:
-            if self.rate_per_s is not None:
-                raise self._refused(
-                    f"rate_per_s={self.rate_per_s:g} needs an arrival process: arrival=poisson or arrival=constant "
-                    "(with arrival=closed, each client waits for its answer before it sends again)"
-                )
-            if self.max_batch > self.outstanding:
-                raise self._refused(
-                    f"max_batch={self.max_batch} can never come together: arrival=closed has outstanding="
-                    f"{self.outstanding} requests at most; raise outstanding"
-                )
-        elif self.rate_per_s is None or not 0 < self.rate_per_s < float("inf"):
-            given = "is not given" if self.rate_per_s is None else f"is {self.rate_per_s:g}"
-            raise self._refused(f"arrival={self.arrival.name} needs a rate above 0, and rate_per_s {given}")
-        elif self.outstanding != 1:
-            raise self._refused(f"outstanding={self.outstanding} is for arrival=closed; others wait for no answer")
-        if self.max_delay_ms > 0 and self.max_batch == 1:
-            raise self._refused(f"max_delay_ms={self.max_delay_ms:g} waits for others, and max_batch=1 takes none")
-
-    def _check_objective(self) -> None:
-        if self.objective_ms is not None and not self.objective_ms > 0:
-            raise self._refused(f"objective_ms={self.objective_ms:g} must be above 0")
-        percents = [percent for _, percent, _ in services.PERCENTILES]
-        if self.objective_percentile is None:
-            return
-        if self.objective_ms is None:
-            raise self._refused(f"objective_percentile={self.objective_percentile:g} needs objective_ms")
-        if self.objective_percentile not in percents:
-            known = ", ".join(f"{percent:g}" for percent in percents)
-            raise self._refused(f"objective_percentile={self.objective_percentile:g} must be one of {known}")
-
-    def window_notes(self, window: Window) -> list[str]:
-        if window.kind is WindowKind.WORK:
-            count, how = self.requests * window.epochs, "workload.requests or window.epochs"
-            held = f"{count} requests"
-        elif self.rate_per_s is not None:
-            count, how = int(self.rate_per_s * window.seconds), "window.seconds"
-            held = f"about {count} requests ({self.rate_per_s:g}/s for {window.seconds:g} s)"
-        else:
-            return []  # nobody knows how many clients will send that wait for their answers
-        wanted = self.objective_percentile
-        if wanted is not None and count < services.needed(wanted):
-            raise self._refused(
-                f"objective_percentile={wanted:g} needs {services.needed(wanted)} requests, and the window holds "
-                f"{held}; raise {how}"
-            )
-        if count < (least := services.needed(99)):
-            return [f"{self.name}: no p99, which needs {least} requests: the window holds {held}; raise {how}"]
-        return []
 
 
 @dataclass

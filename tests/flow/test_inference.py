@@ -13,6 +13,7 @@ pytest_plugins = ["tests.run_fixtures", "tests.tracking_fixtures"]
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_training_beside_inference_keeps_what_each_counts(run, tmp_path):
     model = "{layers: [1, 1], channels: [8, 16], stem_chs: 8, stem_type: ''}"
     status, _, err = run(

@@ -40,6 +40,11 @@ def test_what_cannot_be_is_refused(make_plan, overrides, words):
         make_plan([*TINY, *overrides])
 
 
+def test_a_text_longer_than_the_positions_of_its_model_is_refused(make_plan):
+    with pytest.raises(ConfigError, match="sequence_tokens=513 are more than the 512 positions"):
+        make_plan(["workload=infer_bert_base", "gpu=cpu", "workload.sequence_tokens=513"])
+
+
 def test_large_images_need_a_gpu_that_nobody_asked_for(make_plan):
     with pytest.raises(ConfigError, match="no GPU was found"):
         make_plan(["workload=infer_resnet50"])

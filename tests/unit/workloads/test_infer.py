@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from pipeline.plan import workloads
+from pipeline.plan import infer_workloads, workloads
 from tests.training import Notebook
 from workloads import infer
 from workloads.serving import answers
@@ -47,12 +47,12 @@ def ask(*flags: str) -> Asked:
 
 
 def test_the_flags_are_the_keys_of_the_configuration():
-    config = workloads.InferConfig
+    config = infer_workloads.InferConfig
     added = {field.name for field in dataclasses.fields(config)}
     added -= {field.name for field in dataclasses.fields(workloads.WorkloadConfig)} | config.NOT_FLAGS
     actions = {action.dest: action for action in infer.build_parser()._actions}
     assert set(actions) == added | {"seed", "device", "epochs", "help"}
-    enums = {"library": workloads.Library, "arrival": workloads.Arrival, "source": workloads.Asked}
+    enums = {"library": infer_workloads.Library, "arrival": infer_workloads.Arrival, "source": infer_workloads.Asked}
     for name, members in enums.items():
         assert actions[name].choices == [member.name for member in members]
     for field in dataclasses.fields(config):

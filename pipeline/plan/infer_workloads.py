@@ -1,0 +1,175 @@
+"""The options of inference, with its own checks."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from omegaconf import MISSING
+
+from pipeline.base import services
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Device, Objective, Window, WindowKind
+from pipeline.plan.text_workloads import TextModel, positions_of
+from pipeline.plan.workloads import GPU_ONLY_PX, Precision, StepMode, WorkloadConfig
+
+Library = enum.Enum("Library", "timm transformers", start=0)
+"""Where the model of an inference workload comes from."""
+
+Arrival = enum.Enum("Arrival", "closed poisson constant", start=0)
+"""How requests come: each client waits for its answer, or they come at a rate, at random or at equal distances."""
+
+Asked = enum.Enum("Asked", "synthetic digits", start=0)
+"""What a model of images is asked: noise, or scikit-learn's handwritten digits."""
+
+
+@dataclass
+class InferConfig(WorkloadConfig):
+    """Answering requests with a model (`workloads/infer.py`, docs/inference.md).
+
+    Attributes:
+        model: name in timm, or kind of model in transformers, whose configuration `model_args` changes.
+        source: what images are asked.
+        sequence_tokens: tokens of each text that is asked.
+        output_tokens: tokens of each answer of a decoder; 0: the answer is a class.
+        batch_size: images or texts of each request.
+        arrival: how requests come.
+        rate_per_s: requests a second of each job, unless `arrival: closed`.
+        outstanding: clients of `arrival: closed`, each of which waits for its answer.
+        requests: those of an epoch, in a `work` window.
+        max_batch: requests that are computed together at most.
+        max_delay_ms: how long a request waits for others to be computed with.
+        objective_ms: the latency that counts as good.
+        objective_percentile: per cent of the requests that are to be answered within `objective_ms`.
+        warmup_requests: answered before the run.
+        canary: check before the run that the job's products and convolutions come out right (docs/method.md).
+    """
+
+    NODE: ClassVar[str] = "infer"
+    NOT_FLAGS: ClassVar[frozenset[str]] = frozenset({"objective_ms", "objective_percentile"})
+
+    script: str = "workloads/infer.py"
+    preload: str | None = "workloads.timm_imports"
+    unit: str = "requests"
+    library: Library = Library.timm
+    model: str = MISSING
+    model_args: dict[str, Any] = field(default_factory=dict)
+    source: Asked = Asked.synthetic
+    image_px: int = 224
+    num_classes: int = 1000
+    sequence_tokens: int = 128
+    output_tokens: int = 0
+    batch_size: int = 1
+    arrival: Arrival = Arrival.closed
+    rate_per_s: float | None = None
+    outstanding: int = 1
+    requests: int = 1000
+    max_batch: int = 1
+    max_delay_ms: float = 0.0
+    objective_ms: float | None = None
+    objective_percentile: float | None = None
+    step_mode: StepMode = StepMode.eager
+    precision: Precision = Precision.default
+    channels_last: bool = True
+    threads: int | None = None
+    warmup_requests: int = 20
+    canary: bool = True
+
+    def has_given_rate(self) -> bool:
+        return self.arrival is not Arrival.closed
+
+    def objective(self) -> Objective | None:
+        if self.objective_ms is None:
+            return None
+        return Objective(latency_ms=self.objective_ms, percentile=self.objective_percentile)
+
+    def check(self, device: Device, *, device_was_chosen: bool) -> None:
+        super().check(device, device_was_chosen=device_was_chosen)
+        self._refuse_below(1, "batch_size", "image_px", "num_classes", "sequence_tokens", "outstanding", "requests")
+        self._refuse_below(1, "max_batch", "warmup_requests", "threads")
+        self._refuse_below(0, "output_tokens", "max_delay_ms")
+        self._check_positions()
+        self._check_arrival()
+        self._check_objective()
+        is_decoder = self.output_tokens > 0
+        if is_decoder and (self.library is Library.timm or self.batch_size > 1 or self.step_mode is not StepMode.eager):
+            raise self._refused(
+                "output_tokens is for decoders: it needs library=transformers, step_mode=eager and batch_size=1 "
+                "(max_batch computes several requests together)"
+            )
+        if self.step_mode is StepMode.cuda_graph:
+            if not device.is_gpu or device.is_simulated:
+                raise self._refused("step_mode=cuda_graph needs a GPU; +rehearse=tiny rehearses without one")
+            if self.max_batch > 1:
+                raise self._refused(
+                    "step_mode=cuda_graph replays one shape, and max_batch makes many; use eager or compile"
+                )
+        is_large = self.library is Library.timm and self.image_px >= GPU_ONLY_PX
+        if is_large and not device.is_gpu and not device_was_chosen:
+            raise ConfigError(
+                f"workload {self.name} looks at {self.image_px}-pixel images and no GPU was found; "
+                "use gpu=cpu to run it on the CPUs anyway"
+            )
+
+    def _check_arrival(self) -> None:
+        if self.arrival is Arrival.closed:
+            if self.rate_per_s is not None:
+                raise self._refused(
+                    f"rate_per_s={self.rate_per_s:g} needs an arrival process: arrival=poisson or arrival=constant "
+                    "(with arrival=closed, each client waits for its answer before it sends again)"
+                )
+            if self.max_batch > self.outstanding:
+                raise self._refused(
+                    f"max_batch={self.max_batch} can never come together: arrival=closed has outstanding="
+                    f"{self.outstanding} requests at most; raise outstanding"
+                )
+        elif self.rate_per_s is None or not 0 < self.rate_per_s < float("inf"):
+            given = "is not given" if self.rate_per_s is None else f"is {self.rate_per_s:g}"
+            raise self._refused(f"arrival={self.arrival.name} needs a rate above 0, and rate_per_s {given}")
+        elif self.outstanding != 1:
+            raise self._refused(f"outstanding={self.outstanding} is for arrival=closed; others wait for no answer")
+        if self.max_delay_ms > 0 and self.max_batch == 1:
+            raise self._refused(f"max_delay_ms={self.max_delay_ms:g} waits for others, and max_batch=1 takes none")
+
+    def _check_positions(self) -> None:
+        if self.library is Library.timm or self.model not in TextModel.__members__:
+            return
+        name, positions = positions_of(TextModel[self.model], self.model_args)
+        if positions is not None and self.sequence_tokens + self.output_tokens > positions:
+            answered = f" and output_tokens={self.output_tokens}" if self.output_tokens else ""
+            raise self._refused(
+                f"sequence_tokens={self.sequence_tokens}{answered} are more than the {positions} positions of the "
+                f"model ({name})"
+            )
+
+    def _check_objective(self) -> None:
+        if self.objective_ms is not None and not self.objective_ms > 0:
+            raise self._refused(f"objective_ms={self.objective_ms:g} must be above 0")
+        percents = [percent for _, percent, _ in services.PERCENTILES]
+        if self.objective_percentile is None:
+            return
+        if self.objective_ms is None:
+            raise self._refused(f"objective_percentile={self.objective_percentile:g} needs objective_ms")
+        if self.objective_percentile not in percents:
+            known = ", ".join(f"{percent:g}" for percent in percents)
+            raise self._refused(f"objective_percentile={self.objective_percentile:g} must be one of {known}")
+
+    def window_notes(self, window: Window) -> list[str]:
+        if window.kind is WindowKind.WORK:
+            count, how = self.requests * window.epochs, "workload.requests or window.epochs"
+            held = f"{count} requests"
+        elif self.rate_per_s is not None:
+            count, how = int(self.rate_per_s * window.seconds), "window.seconds"
+            held = f"about {count} requests ({self.rate_per_s:g}/s for {window.seconds:g} s)"
+        else:
+            return []  # nobody knows how many clients will send that wait for their answers
+        wanted = self.objective_percentile
+        if wanted is not None and count < services.needed(wanted):
+            raise self._refused(
+                f"objective_percentile={wanted:g} needs {services.needed(wanted)} requests, and the window holds "
+                f"{held}; raise {how}"
+            )
+        if count < (least := services.needed(99)):
+            return [f"{self.name}: no p99, which needs {least} requests: the window holds {held}; raise {how}"]
+        return []
