@@ -46,6 +46,7 @@ from pipeline.record.spool import Spool
 from pipeline.record.store import links, local, overview
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import reproduce, unused
+from pipeline.reproduce.agreement import agree
 from pipeline.reproduce.reproduce import Reproduction
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ log = logging.getLogger(__name__)
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
-    *("wait", "wait_limit_s", "unit"),
+    *("wait", "wait_limit_s", "unit", "plan_file"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
 
@@ -123,6 +124,8 @@ def planned(asked: Asked) -> tuple[Inventory, Plan]:
         # The first plan showed that the study can run at all, before minutes are spent on its environments.
         inventory = inventory.with_environments()
         plan = asked.plan(inventory)
+    if asked.config.plan_file is not None:
+        agree(expanded("plan_file", asked.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 
 

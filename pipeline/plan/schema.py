@@ -228,6 +228,7 @@ class Config:
     warm_start: bool = True
     resume: str = "false"
     unit: int | None = None
+    plan_file: str | None = None
     dry_run: bool | str = False
     time_limit_s: float | None = None
     wait: bool = False

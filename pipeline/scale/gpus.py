@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline import outcome, study
-from pipeline.base import interrupts, words
+from pipeline.base import interrupts, layout, words
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.records import Device
@@ -56,8 +56,10 @@ class Worker:
 def run(asked: Asked, stack: UndoStack, wanted: str | Sequence[str]) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
     devices = _free(asked, wanted)
+    stamp = time.strftime("%Y%m%dT%H%M%S")
     for config in asked.configs:
         config.gpu.device, config.gpu.beside = devices[0].uuid, len(devices) - 1
+        config.plan_file = str(asked.root / layout.PLANS / f"{stamp}.json")
     if asked.config.dry_run:
         return study.preview(asked)
     inventory, plan = study.planned(asked)
@@ -146,6 +148,7 @@ class Fleet:
 
     def __init__(self, asked: Asked, devices: Sequence[Device], waiting: deque[int]) -> None:
         self.asked, self.waiting = asked, waiting
+        self.plan_file = asked.config.plan_file
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
         self.idle = deque(devices[: len(waiting)])
         self.worst = 0
@@ -191,7 +194,7 @@ class Fleet:
 
     def _start(self, device: Device, unit: int, left_s: float | None) -> Worker:
         decided = {"unit": unit, "gpu.device": device.uuid, "gpu.beside": self.asked.config.gpu.beside}
-        decided["resume"] = self.asked.config.resume
+        decided |= {"resume": self.asked.config.resume, "plan_file": self.plan_file}
         if left_s is not None:
             decided["time_limit_s"] = f"{left_s:.1f}"
         argv = workers.command(outcome.command_line(), decided)

@@ -42,7 +42,8 @@ if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then
     left_s=$((SLURM_JOB_END_TIME - $(date +%s) - {signal_delay_s}))
     if [ "$left_s" -lt "$limit_s" ]; then limit_s=$((left_s > 0 ? left_s : 1)); fi
 fi
-exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_s" {after}
+exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_s" \\
+    plan_file={plan_file} {after}
 """
 
 
@@ -119,6 +120,7 @@ def script_of(options: SlurmOptions, units: Sequence[int], resume: str, limit_s:
         resume=shlex.quote(resume),
         limit_s=_NO_LIMIT_S if limit_s is None else math.ceil(limit_s),
         signal_delay_s=options.signal_delay_s,
+        plan_file=f'{shlex.quote(str(folder))}/plan-"$SLURM_ARRAY_JOB_ID".json',
         before=shlex.join(before),
         after=shlex.join(typed[end:]),
     )

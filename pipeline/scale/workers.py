@@ -8,7 +8,16 @@ from pipeline.base.errors import ConfigError
 from pipeline.plan.schema import AUTO_DEVICE, Config
 
 # Keys and all below them. What a launcher does not decide it leaves out.
-_DECIDED = ("hydra/launcher", "hydra.launcher", "gpu.device", "gpu.beside", "unit", "resume", "time_limit_s")
+_DECIDED = (
+    "hydra/launcher",
+    "hydra.launcher",
+    "gpu.device",
+    "gpu.beside",
+    "unit",
+    "resume",
+    "time_limit_s",
+    "plan_file",
+)
 _INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm": "ask for it with hydra.launcher.gres"}
 
 

@@ -73,6 +73,16 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     assert all(row.result is Result.OK for row in found.rows)
 
 
+def test_a_worker_with_another_plan_is_refused(start, tmp_path):
+    plan_file = tmp_path / "plan.json"
+    process = start("unit=1", f"plan_file={plan_file}")
+    assert process.communicate(timeout=60) and process.returncode == 0
+    process = start("unit=2", f"plan_file={plan_file}", "degree=3")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "measure another plan: its options differ" in err
+
+
 def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
     process = start("hydra/launcher=gpus", "window.seconds=60")
     waiting = {1, 2}

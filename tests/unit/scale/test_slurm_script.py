@@ -61,12 +61,13 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
     text = script(options, limit_s).replace(str(Path("run.py").absolute()), str(said))
     done = subprocess.run(
         ["bash", "-c", text],
-        env={"PATH": "/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "3", **environ},
+        env={"PATH": "/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "8", **environ},
         capture_output=True,
         text=True,
         check=True,
     )
-    words = ["-m", "repeats=3", "unit=3", f"resume={resume}", f"time_limit_s={time_limit_s}", "--", "train.py", "a b"]
+    words = ["-m", "repeats=3", "unit=3", f"resume={resume}", f"time_limit_s={time_limit_s}"]
+    words += ["plan_file=/shared/slurm/plan-8.json", "--", "train.py", "a b"]
     assert done.stdout == "|".join([*words, "1"]) + "\n"
     assert sys.executable in text
 

@@ -1,0 +1,77 @@
+"""The workers of a study measure one plan: the first writes down what it rests on, the others compare with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Plan
+from pipeline.plan.inventory import Inventory
+from pipeline.reproduce.differences import lock_difference
+
+_PLAN, _PACKAGES, _FILES, _MACHINE = "plan", "packages", "files", "machine"
+
+
+def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
+    """Write down what the plan rests on, or compare it with what another worker wrote.
+
+    Args:
+        path: of the file that all workers of the study see.
+        plan: of the whole study, or one unit of it.
+        inventory: what this machine has.
+
+    Raises:
+        ConfigError: the plan of the others is another one, or their driver is; or the file cannot be used.
+    """
+    mine = _facts(plan, inventory)
+    try:
+        theirs = _first(path, mine)
+        found = list(_differences(theirs, mine))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"plan_file={path} cannot be used: {error!r}; remove it, or give another") from error
+    if found or theirs[_PLAN] != mine[_PLAN]:
+        raise ConfigError(
+            f"the other workers of this study (plan_file={path}) measure another plan: "
+            f"{'; '.join(found) or 'its options differ'}; make this worker like the others, or run it as another study"
+        )
+
+
+def _facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
+    device = plan.groups[0].device
+    programs = [job.workload for group in plan.groups for job in group.jobs]
+    return {
+        _PLAN: plan.digest,
+        _MACHINE: {"GPU model": device.name, "driver": dict(device.details).get("driver_version", "")},
+        _PACKAGES: [list(interpreter.lock) for interpreter in inventory.interpreters.values()],
+        _FILES: {each.name: each.digest for workload in programs for each in workload.sources},
+    }
+
+
+def _first(path: Path, mine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the file says: ours if nobody was there before. It appears whole, whoever else writes it now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
+    beside.write_text(json.dumps(mine), encoding="utf-8")
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    finally:
+        beside.unlink()
+    return mine
+
+
+def _differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
+    for name in theirs[_MACHINE]:
+        if (other := theirs[_MACHINE][name]) != (own := mine[_MACHINE].get(name)):
+            yield f"{name}: {own} here, {other} there"
+    for before, now in zip(theirs[_PACKAGES], mine[_PACKAGES], strict=False):
+        if words := lock_difference(before, now):
+            yield f"{words} here"
+    for name in sorted(theirs[_FILES].keys() | mine[_FILES].keys()):
+        if theirs[_FILES].get(name) != mine[_FILES].get(name):
+            yield f"{name} has another content here"

@@ -1,0 +1,69 @@
+"""Workers of one study measure one plan, or say what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan import plan as planning
+from pipeline.plan import read, units
+from pipeline.reproduce.agreement import agree
+from tests.conftest import GPU, inventory_of
+
+
+@pytest.fixture
+def worker(compose, tmp_path, monkeypatch):
+    """What a worker plans: the whole, and what its machine has."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("")
+
+    def plan(*overrides, device=GPU):
+        configs = read.read(compose(["workload=script", "workload.script=train.py", "repeats=2", *overrides]))
+        inventory = inventory_of(configs, device)
+        return planning.build_plan(configs, inventory, is_sweep=True), inventory
+
+    return plan
+
+
+def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
+    plan, inventory = worker()
+    path = tmp_path / "shared/plan.json"
+    agree(path, units.only(plan, 2), inventory)
+    agree(path, units.only(plan, 1), inventory)
+    assert [each.name for each in path.parent.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("gpu", "GPU model: NVIDIA H200 here, .* there"),
+        ("driver", "driver: 999.1 here, .* there"),
+        ("file", "model.py has another content here"),
+        ("option", "its options differ"),
+        ("packages", "packages: .*tqdm==0.1"),
+    ],
+)
+def test_what_differs_is_said(worker, tmp_path, change, words):
+    path = tmp_path / "plan.json"
+    agree(path, *worker())
+    details = tuple((dict(GPU.details) | {"driver_version": "999.1"}).items())
+    device = {"gpu": dataclasses.replace(GPU, name="NVIDIA H200"), "driver": dataclasses.replace(GPU, details=details)}
+    if change == "file":
+        (tmp_path / "model.py").write_text("changed = True\n")
+    plan, inventory = worker(*(["degree=3"] if change == "option" else []), device=device.get(change, GPU))
+    if change == "packages":
+        ((spec, interpreter),) = inventory.interpreters.items()
+        other = dataclasses.replace(interpreter, lock=(*interpreter.lock[1:], "tqdm==0.1"))
+        inventory = dataclasses.replace(inventory, interpreters={spec: other})
+    with pytest.raises(ConfigError, match=f"measure another plan: .*{words}"):
+        agree(path, plan, inventory)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "null"])
+def test_a_damaged_file_is_one_error(worker, tmp_path, content):
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"plan_file=.*plan\.json cannot be used"):
+        agree(tmp_path / "plan.json", *worker())
