@@ -4,7 +4,8 @@ Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init_
 launcher would run each job blind to the others: baselines measured again and again, repeats not interleaved, and no
 one knowing how long is left. An experiment file may give `hydra.sweeper.blocks`, a union of grids: each is crossed
 with the grid of the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
-command line: so `+rehearse=tiny` makes small what any experiment asks for. `hydra/launcher=gpus` and `slurm` hand out
+command line: so `+rehearse=tiny` makes small what any experiment asks for, with workloads of the same kinds in the
+places of its own (`hydra.sweeper.stand_ins`, `pipeline/plan/stand_ins.py`). `hydra/launcher=gpus` and `slurm` hand out
 the units of the study to workers. Launchers of others make every job a study of its own.
 """
 
@@ -14,6 +15,7 @@ import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -28,14 +30,15 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from pipeline.base import library_internals
+from pipeline.plan import stand_ins
 from pipeline.scale.options import SlurmOptions
 
 
 class StudySweeper(Sweeper):
     """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
 
-    def __init__(self, blocks: list[dict[str, Any]], instead: dict[str, Any]) -> None:
-        self.blocks, self.instead = blocks, instead
+    def __init__(self, blocks: list[dict[str, Any]], instead: dict[str, Any], stand_ins: dict[str, Any]) -> None:
+        self.blocks, self.instead, self.stand_ins = blocks, instead, stand_ins
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -58,7 +61,15 @@ class StudySweeper(Sweeper):
             grid = {**_left_by([*given, *instead], block), **instead}
             overrides = parser.parse_overrides([_as_override(*item) for item in grid.items()] + list(arguments))
             jobs += library_internals.combinations(overrides)
-        return jobs
+        return [self.with_stand_ins(job, [*given, *instead]) for job in jobs] if self.stand_ins else jobs
+
+    def with_stand_ins(self, job: list[str], given: Sequence[str]) -> list[str]:
+        """The overrides of one combination, with workloads that stand for those of the experiment."""
+        assert self.hydra_context is not None
+        assert self.config is not None
+        loader = self.hydra_context.config_loader
+        kind_of = partial(library_internals.schema_of, loader, "workload")
+        return stand_ins.stood_in(job, self.config.hydra.runtime.choices, kind_of, self.stand_ins, given)
 
 
 def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,17 +77,14 @@ def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
 
     Who replaces `scenario` replaces the block's `scenario.profile` too, which the other scenario may not have.
     """
-    places = [_place(key) for key in given]
+    places = [stand_ins.place_of(key) for key in given]
     return {
         key: value
         for key, value in block.items()
-        if not any(_place(key) == place or _place(key).startswith(f"{place}.") for place in places)
+        if not any(
+            stand_ins.place_of(key) == place or stand_ins.place_of(key).startswith(f"{place}.") for place in places
+        )
     }
-
-
-def _place(key: str) -> str:
-    """Where in the configuration a key puts something: `sizes.S` for `workload@sizes.S`."""
-    return key.lstrip("+~").rpartition("@")[2]
 
 
 def _as_override(key: str, value: Any) -> str:
@@ -140,8 +148,6 @@ class GpusLauncher(StudyLauncher):
         self.devices = devices
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from functools import partial
-
         from pipeline import study
         from pipeline.scale import gpus
 
@@ -155,8 +161,6 @@ class SlurmLauncher(StudyLauncher):
         self.options = SlurmOptions(**options)
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from functools import partial
-
         from pipeline import study
         from pipeline.scale import slurm
 
@@ -170,12 +174,14 @@ class SweeperConf:
     Attributes:
         blocks: a union of grids, each with overrides as on the command line (`scenario: naive,mps`).
         instead: overrides that win over those of the blocks.
+        stand_ins: by kind of workload: the one that stands for it, what it `keeps` and what it `sets`.
     """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
     _convert_: str = "all"  # plain dicts: what OmegaConf resolved once, it shall not resolve again
     blocks: list[dict[str, Any]] = field(default_factory=list)
     instead: dict[str, Any] = field(default_factory=dict)
+    stand_ins: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -127,6 +127,18 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(list(overrides), None) for job in batch]
 
 
+def schema_of(loader: Any, group: str, choice: str) -> str:
+    """The schema that a choice of a group extends, be it through others of the group; empty without one."""
+    found = loader.repository.load_config(f"{group}/{choice}")
+    for default in (found.defaults_list or ()) if found is not None else ():
+        path = getattr(default, "path", None) or "_self_"
+        if path.startswith("/schema/"):
+            return str(path).removeprefix("/schema/")
+        if path != "_self_":
+            return schema_of(loader, group, path)
+    return ""
+
+
 def set_values(overrides: Sequence[Override], config: DictConfig) -> None:
     """Set the values of overrides in a composed configuration, with the errors of Hydra's own composition.
 

@@ -1,0 +1,87 @@
+"""A rehearsal keeps what each job is: training on images, training on text, inference."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan.schema import Config
+from pipeline.plan.stand_ins import stood_in
+from tests.experiments import configs_of
+
+EXPERIMENT = """
+# @package _global_
+defaults:
+  - override /workload@sizes.S: distilbert
+  - _self_
+hydra:
+  mode: MULTIRUN
+  sweeper:
+    blocks:
+      - workload: resnet50_imagenet64,bert_base,robroek_large
+        workload.batch_size: 4,8
+        workload.precision: bf16
+        degree: 2
+      - {workload: bert_large, workload.sequence_tokens: "32,256", workload.step_mode: cuda_graph, degree: 1}
+      - workload: infer_bert_base
+        workload.arrival: poisson
+        workload.rate_per_s: 50,100
+        degree: 1
+      - {+workload@sizes.T: resnet50_imagenet64, +workload@sizes.I: infer_resnet50, mix: "[T,I,S]"}
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """The project's own configuration, with an experiment more."""
+    shutil.copytree(PROJECT_DIR / "conf", tmp_path / "conf")
+    (tmp_path / "conf/experiment/mine.yaml").write_text(EXPERIMENT.lstrip())
+    return tmp_path / "conf"
+
+
+def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
+    def said(config: Config) -> tuple[object, ...]:
+        keys = ("batch_size", "sequence_tokens", "rate_per_s")
+        return (config.workload.name, *(getattr(config.workload, key, None) for key in keys))
+
+    configs = configs_of(["+experiment=mine", "+rehearse=tiny"], conf)
+    copies = [config for config in configs if config.mix is None]
+    assert {said(config) for config in copies} == {
+        ("tiny", 4, None, None),
+        ("tiny", 8, None, None),
+        ("tiny_text", 4, 64, None),
+        ("tiny_text", 8, 64, None),
+        ("tiny_text", 16, 32, None),
+        ("tiny_text", 16, 256, None),
+        ("infer_tiny", 1, 128, 50),
+        ("infer_tiny", 1, 128, 100),
+    }
+    assert all(config.workload.step_mode.name == "eager" for config in configs)
+    assert all(config.workload.precision.name == "default" for config in copies)
+    (mix,) = (config for config in configs if config.mix is not None)
+    assert {name: mix.sizes[name].name for name in ("T", "I", "S")} == {
+        "T": "tiny",
+        "I": "infer_tiny",
+        "S": "tiny_text",
+    }
+
+
+def test_the_command_line_wins_over_stand_ins(conf):
+    given = ["+experiment=mine", "+rehearse=tiny", "workload=tiny_text", "workload.batch_size=2", "workload.threads=2"]
+    for config in configs_of(given, conf):
+        assert (config.workload.name, config.workload.batch_size, config.workload.threads) == ("tiny_text", 2, 2)
+
+
+def test_what_no_kind_stands_for_is_left_alone():
+    job = ["workload=mine", "workload.size=3", "degree=2"]
+    assert stood_in(job, {}, lambda _: "mine", {"infer": {}}, []) == job
+
+
+def test_what_the_experiment_chooses_without_an_override_is_replaced_too():
+    ours = {"training": {"workload": "small", "keeps": ["size"], "sets": {"steps": 1, "name": None}}}
+    job = ["sizes.S.size=2", "sizes.S.other=5", "degree=2"]
+    found = stood_in(job, {"workload@sizes.S": "large", "gpu": "auto"}, lambda _: "training", ours, ["sizes.S.steps"])
+    assert found == ["sizes.S.size=2", "degree=2", "workload@sizes.S=small", "sizes.S.name=null"]
