@@ -14,7 +14,9 @@ def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
     """The class in a config's `_target_` (ConfigError without), with the other keys as its arguments."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:
-        raise ConfigError(f"the configuration {values} has no _target_, the class that it is for")
+        raise ConfigError(
+            f"a configuration with {', '.join(map(str, values)) or 'no keys'} has no _target_, the class that it is for"
+        )
     return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
 
 

@@ -123,7 +123,7 @@ def find(name: str) -> Model:
             if not model.profiles:
                 raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
             return model
-    raise ConfigError(f"no GPU model is called {name!r}; {choice}")
+    raise ConfigError(f"no GPU model is called '{name}'; {choice}")
 
 
 @cache

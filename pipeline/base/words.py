@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 # The `git` of `ssh://git@host` is no secret, and without it nobody gets in. What `secrets` has hidden stays told. A
 # folder called `t` holds no token.
@@ -17,6 +17,11 @@ _SECRETS = (
 def counted(number: int, noun: str) -> str:
     """How many of something: `1 group`, `2 groups`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(values: Iterable[object]) -> str:
+    """A list as it is written on the command line: `[S,M]`."""
+    return f"[{','.join(map(str, values))}]"
 
 
 def duration(seconds: float) -> str:

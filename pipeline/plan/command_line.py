@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pipeline import outcome
@@ -28,6 +28,11 @@ _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
 _NO_FILE = re.compile(r"In '.*': Could not load '(.*)/(.*)'")
 _NEEDS_PLUS = re.compile(r"Could not override '(.*)'\.")
+_DELETION = re.compile(
+    r"Could not delete from config\. The value of '(?P<key>.*?)' is"
+    r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
+)
+_WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
 _SEARCH_PATH = "Config search path"
 
 
@@ -71,10 +76,7 @@ def explain(error: Exception) -> str:
         )
     cause, text = error.__cause__, str(error)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
-        parent = cause.parent_node if isinstance(cause.parent_node, DictConfig) else DictConfig({})
-        if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
-            return f"{cause.full_key}: there is no such entry; +{cause.full_key} adds one"
-        return no_such_setting(cause.full_key, map(str, parent))
+        return _unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
         return f"{refused[1]}: {_why_refused(refused[1], cause)}"
     if "Config group override must be a string or a list" in text:
@@ -89,6 +91,8 @@ def explain(error: Exception) -> str:
             f"{several[1]}: these are several values; to run each of them, add -m (python run.py -m {several[1]}); "
             f"one value that is a list is written '{key}=[A,B]'"
         )
+    if deleted := _DELETION.match(text):
+        return f"~{deleted['key'] or deleted['group']} takes no value, unless it is the one that is there"
     lines = [line.strip() for line in text.partition(_SEARCH_PATH)[0].splitlines()]
     said = "; ".join(line.rstrip(".") for line in lines if line)
     return said if isinstance(error, HydraException) else f"the configuration cannot be read: {said}"
@@ -129,6 +133,14 @@ def _choices(group: str) -> list[str]:
     return sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml"))
 
 
+def _unknown(key: str, parent: Any) -> str:
+    if not isinstance(parent, DictConfig):
+        return no_such_setting(key, ())
+    if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
+        return f"{key}: there is no such entry; +{key} adds one"
+    return no_such_setting(key, map(str, parent))
+
+
 def _why_refused(override: str, cause: OmegaConfBaseException) -> str:
     """What a key takes instead of this value."""
     key = override.partition("=")[0].lstrip("+")
@@ -138,10 +150,13 @@ def _why_refused(override: str, cause: OmegaConfBaseException) -> str:
         return f"this has settings of its own, {key}.NAME=VALUE; python run.py --help-keys {group} prints them"
     if "is not a ListConfig" in said:
         return f"a list is written '{key}=[A,B]'"
-    for kind, wanted in (("Integer", "a whole number"), ("Float", "a number"), ("Boolean", "true or false")):
-        if said.endswith(f"could not be converted to {kind}"):
-            return f"the value must be {wanted}"
-    return said
+    node = cause.child_node
+    if isinstance(node, DictConfig) or "not assignable to" in said or "Cannot merge DictConfig" in said:
+        return f"a map is written '{key}={{NAME: VALUE}}', and an entry {key}.NAME=VALUE"
+    if isinstance(node, EnumNode):
+        return f"the value must be one of {', '.join(node.enum_type.__members__)}"
+    wanted = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
+    return said if wanted is None else f"the value must be {wanted}"
 
 
 def _reason(message: str, override: str) -> str:
@@ -150,4 +165,5 @@ def _reason(message: str, override: str) -> str:
     for line, below in itertools.pairwise(lines):
         if below.strip() == "^" and len(line) > below.index("^"):
             return f"because of {line[below.index('^')]}"
-    return next((line for line in lines if override not in line and not line.startswith("See ")), lines[0])
+    said = next((line for line in lines if override not in line and not line.startswith("See ")), lines[0])
+    return said.partition(" expecting ")[0]  # of the names of the grammar

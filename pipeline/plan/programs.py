@@ -11,6 +11,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
+from pipeline.base.words import listed
 from pipeline.plan import user_command
 from pipeline.plan.schema import Config
 from pipeline.plan.workloads import ScriptConfig, WorkloadConfig
@@ -35,8 +36,8 @@ def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
         raise ConfigError("mix=[]: name at least one size or command line, as in mix=[S,M]")
     if config.degree is not None:
         raise ConfigError(
-            f"mix={config.mix} and degree={config.degree} both say how many jobs run: leave degree out, and name in "
-            "the mix each job as often as it shall run"
+            f"mix={listed(config.mix)} and degree={config.degree} both say how many jobs run: leave degree out, and "
+            "name in the mix each job as often as it shall run"
         )
     return [_entry(entry, config) for entry in config.mix]
 
@@ -47,11 +48,11 @@ def _entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:
     if isinstance(entry, dict):
         return None, _script(entry)
     words = _split(str(entry))
-    script, args = user_command.program_of(words, f"the entry {entry!r} of mix")
+    script, args = user_command.program_of(words, f"the entry '{entry}' of mix")
     if len(words) == 1 and "/" not in script and not script.endswith(".py"):
         raise ConfigError(
-            f"mix={config.mix}: {entry} is not among the sizes {sorted(config.sizes)}, nor a command line, such as "
-            "'train.py --epochs 3'; add a size with +workload@sizes.NAME=WORKLOAD"
+            f"mix: {entry} is not among the sizes {listed(sorted(config.sizes))}, nor a command "
+            "line, such as 'train.py --epochs 3'; add a size with +workload@sizes.NAME=WORKLOAD"
         )
     return None, ScriptConfig(script=script, args=args)
 
@@ -74,7 +75,9 @@ def _script(entry: dict[str, Any]) -> ScriptConfig:
             raise ConfigError(f"mix: an entry gives {COMMAND} and {given[0]}, which say the same; give one of them")
         values |= {"script": script, "args": args}
     if values.get("script", MISSING) == MISSING:
-        raise ConfigError(f"mix: the entry {entry} names no program; give {COMMAND} or script")
+        raise ConfigError(
+            f"mix: the entry with {', '.join(map(str, entry)) or 'nothing'} names no program; give {COMMAND} or script"
+        )
     try:
         typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ScriptConfig), values))
     except OmegaConfBaseException as error:

@@ -88,7 +88,7 @@ def _programs(original: Original) -> list[_Program]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"the artifact {layout.GROUP} of run {original.run_id} is damaged, or of an earlier version: {error!r}"
+            f"the artifact {layout.GROUP} of run {original.run_id} is damaged, or of an earlier version: {error}"
         ) from error
 
 

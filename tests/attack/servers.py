@@ -40,6 +40,8 @@ def attack(bench: Bench, random: Random) -> Outcome:
         process = bench.start(*study, "tracking=server", f"tracking.uri=http://127.0.0.1:{proxy.port}", root=root)
         outcome.problems += bench.end(process)
         proxy.is_faulty = False
+        if process.returncode == 2 and not root.exists():
+            return outcome  # refused before anything was made: the server did not answer
         flushed = forks.run("-m", "pipeline.tracking", "flush", "--root", root, timeout=300)
     if flushed.returncode != 0:
         outcome.problems.append(f"flush without faults ended with {flushed.returncode}: {flushed.stderr[-1500:]}")

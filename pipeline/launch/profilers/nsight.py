@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from pipeline.base import words
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.base.records import Commands, Device, Group
@@ -38,8 +39,8 @@ class _Nsight:
         for option in self._options:
             if option.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"profiler.options={list(self._options)}: {option} cannot be set, because the report of each job "
-                    "goes to the job's folder and becomes its artifact; leave it out"
+                    f"profiler.options={words.listed(self._options)}: {option} cannot be set, because the report of "
+                    "each job goes to the job's folder and becomes its artifact; leave it out"
                 )
 
     def check(self, group: Group) -> None:

@@ -193,7 +193,7 @@ def _files(prefix: Path) -> Iterator[str]:
     """Size and path of each file of the packages. What was compiled may come and go."""
     folders = [str(prefix / "lib")]
     while folders:
-        with os.scandir(folders.pop()) as entries:
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     if entry.name != "__pycache__":

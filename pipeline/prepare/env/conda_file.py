@@ -103,8 +103,10 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
     except yaml.YAMLError as error:
         raise ConfigError(f"env.file={file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or set(content) - _KEYS:
-        unknown = sorted(map(str, set(content) - _KEYS)) if isinstance(content, dict) else type(content).__name__
-        raise ConfigError(f"env.file={file}: an environment has the keys {sorted(_KEYS)}; found {unknown}")
+        others = sorted(map(str, set(content) - _KEYS)) if isinstance(content, dict) else ["none at all"]
+        raise ConfigError(
+            f"env.file={file}: an environment has the keys {', '.join(sorted(_KEYS))}; found {', '.join(others)}"
+        )
     dependencies, channels = content.get("dependencies") or [], content.get("channels") or []
     variables = content.get("variables") or {}
     if not isinstance(dependencies, list) or not isinstance(channels, list) or not isinstance(variables, dict):
@@ -116,7 +118,7 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
         elif isinstance(dependency, dict) and set(dependency) == {"pip"} and isinstance(dependency["pip"], list):
             pip += [requirements.with_absolute_place(str(line).strip(), file.parent) for line in dependency["pip"]]
         else:
-            raise ConfigError(f"env.file={file}: dependency {dependency!r} is neither a package nor a list `pip:`")
+            raise ConfigError(f"env.file={file}: dependency {dependency} is neither a package nor a list `pip:`")
     named = [address for channel in channels for address in _addresses(str(channel), file.parent)]
     if not specs or not named:
         missing = "dependencies" if not specs else "channels"

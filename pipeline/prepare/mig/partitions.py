@@ -68,7 +68,7 @@ def resolve(gpu: MigGpu, request: str) -> Profile:
     by_name = {profile.name: profile for profile in gpu.profiles}
     by_name |= {f"{profile.compute_slices}g": profile for profile in slice_profiles(gpu)}
     if name not in by_name:
-        raise ConfigError(f"{gpu.name} has no MIG profile {request!r}; it has {', '.join(sorted(by_name))}")
+        raise ConfigError(f"{gpu.name} has no MIG profile '{request}'; it has {', '.join(sorted(by_name))}")
     return by_name[name]
 
 
@@ -103,7 +103,7 @@ def choose_profiles(
     """
     if profiles:
         if len(profiles) != len(sizes):
-            raise ConfigError(f"{len(profiles)} MIG profiles {list(profiles)} are given for {len(sizes)} jobs")
+            raise ConfigError(f"{len(profiles)} MIG profiles, {', '.join(profiles)}, are given for {len(sizes)} jobs")
         requests = list(profiles)
     elif profile != AUTO:
         requests = [profile] * len(sizes)

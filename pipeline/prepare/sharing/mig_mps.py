@@ -69,8 +69,9 @@ class MigMps(Mig):
         if len(dealt) != group.degree:
             raise ConfigError(f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one a job")
         if sorted(set(dealt)) != list(range(num_instances)):
+            given = ", ".join(map(str, sorted(set(dealt))))
             raise ConfigError(
-                f"the jobs are dealt to the instances {sorted(set(dealt))}, but there are {num_instances}, counted "
+                f"the jobs are dealt to the instances {given}, but there are {num_instances}, counted "
                 "from 0: give each instance a job, with scenario.instance_of, fewer scenario.profiles or more jobs"
             )
         for position in range(group.degree):

@@ -133,6 +133,7 @@ def set_mlflow_defaults() -> None:
     """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # what it logs with a traceback, it raises
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 

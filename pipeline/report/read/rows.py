@@ -145,7 +145,7 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) ->
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TrackingError(
             f"run {run.info.run_id} in {store} does not say with which settings and options it ran, as one that an "
-            f"earlier version recorded ({error!r}); name another experiment, or delete the run"
+            f"earlier version recorded; name another experiment, or delete the run"
         ) from error
     return Row(
         run_id=run.info.run_id,
