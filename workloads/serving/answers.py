@@ -71,7 +71,8 @@ class Answers:
         rows = self._inputs.rows(self._next, count)
         self._asked.update(range(self._next, self._next + count))
         self._next = (self._next + count) % NUM_INPUTS
-        said = self._forward(self._inputs.values[rows].to(self._device, non_blocking=True))
+        # Also on the CPU a copy: a compiled model would be compiled anew for where in the requests a part begins.
+        said = self._forward(self._inputs.values[rows].to(self._device, non_blocking=True, copy=True))
         self._said[rows].copy_(said, non_blocking=True)
         if self._device.type != "cuda":
             return None

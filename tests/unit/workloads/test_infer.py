@@ -83,6 +83,23 @@ def test_every_request_is_answered_rightly(flags):
     assert len(set(job.outputs)) == answers.NUM_INPUTS, "requests differ"
 
 
+def test_a_model_sees_requests_of_any_number_in_one_kind_of_tensor():
+    # A compiled model is compiled anew, within the window, for a tensor that begins elsewhere in its memory.
+    seen: list[tuple[int, int]] = []
+
+    def forward(asked: torch.Tensor) -> torch.Tensor:
+        seen.append((len(asked), asked.storage_offset()))
+        return asked
+
+    values = torch.arange(8.0).reshape(8, 1)
+    inputs = answers.Inputs.of(values, 1, 3, torch.device("cpu"))
+    service = answers.Answers(forward, inputs, values, torch.device("cpu"))
+    for count in (1, 3, 2, 3, 1):
+        service.wait(service.issue(count))
+    assert seen == [(1, 0), (3, 0), (2, 0), (3, 0), (1, 0)]
+    assert service.wrong("fp32") == []
+
+
 def test_a_decoder_has_a_first_token_and_others(monkeypatch):
     job = ask(*GPT, "--outstanding", "2", "--max-batch", "2")
     assert job.wrongs == []
