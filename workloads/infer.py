@@ -98,7 +98,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Answer as the command line says."""
-    program.run_training(parse(), build_parser(), run)
+    program.run_program(parse(), build_parser(), run)
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:

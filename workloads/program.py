@@ -99,12 +99,12 @@ def check_training(args: argparse.Namespace, parser: Parser) -> None:
         parser.error("--step-mode cuda_graph needs a GPU")
 
 
-def run_training(args: argparse.Namespace, parser: Parser, run: Callable[[argparse.Namespace, NullJob], None]) -> None:
-    """Run a training as the command line says, as a job or by hand."""
+def run_program(args: argparse.Namespace, parser: Parser, run: Callable[[argparse.Namespace, NullJob], None]) -> None:
+    """Run a program as the command line says, as a job or by hand."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     with client.attach() as job:
         if args.epochs == 0 and not job.attached:
-            parser.error("--epochs 0 trains until told to stop, which needs the orchestrator; give a number")
+            parser.error("--epochs 0 goes on until told to stop, which needs the orchestrator; give a number")
         run(args, job)
     if job.attached:
         leave()

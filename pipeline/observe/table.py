@@ -18,6 +18,7 @@ from pipeline.observe.group_result import GroupResult
 # last.
 _COLUMNS = (
     ("goodput/s", services.GOODPUT_TOTAL, "{:.1f}"),
+    ("sustained", services.SUSTAINED_WORST, "{:.2f}"),
     ("latency ms", services.worst_of(services.MEAN), "{:.2f}"),
     ("p99 ms", services.worst_of(services.P99), "{:.2f}"),
     ("epoch s", "epoch_time_mean_s", "{:.2f}"),
