@@ -21,6 +21,8 @@ EXIT_STATUSES = frozenset({0, 1, 2, 130, 143})
 """Those that README.md documents."""
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=[host,nvml]"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
+PATIENT = ["limits.ready_s=200", "limits.stop_s=200"]
+"""Of a study that must end well, also on a machine that has much else to do."""
 LIMIT_S = 300.0
 """No attack keeps a study from ending for longer: its own deadlines, of `SHORT`, are far below, also under load."""
 # What a log of an expected failure may hold: the one that says which line of ours has an error.
@@ -108,6 +110,8 @@ class Bench(fail_everywhere.Bench):
         root = root or self.root
         if (root / "mlflow.db").exists():
             yield from fail_everywhere.unfinished_runs(root)
+            if (checked := fail_everywhere.query(root / "mlflow.db", "PRAGMA integrity_check")) != [["ok"]]:
+                yield f"the store is damaged: {checked}"
 
     def results_of(self, experiment: str, database: Path | None = None) -> Counter[str]:
         """How many results each group of an experiment has in the store."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests import forks
-from tests.attack.bench import SHORT, Bench, Outcome
+from tests.attack.bench import PATIENT, SHORT, Bench, Outcome
 
 _EXPERIMENT = "damaged"
 _READERS = {
@@ -31,7 +31,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
     reader = random.choice(sorted(_READERS))
     outcome = Outcome(f"{reader} of a store with a {path.suffix or path.name} that is {how}")
     out = ["--out", bench.folder / "out"] if reader != "flush" else []
-    done = forks.run(*_READERS[reader], root, *out, cwd=bench.folder, timeout=120)
+    done = forks.run(*_READERS[reader], root, *out, cwd=bench.folder, timeout=300)
     said = f"{reader} of {path.relative_to(root)}, {how}: {done.stderr[-1500:]}"
     if done.returncode not in (0, 1, 2):
         outcome.problems.append(f"exit status {done.returncode}: {said}")
@@ -41,8 +41,8 @@ def attack(bench: Bench, random: Random) -> Outcome:
 
 
 def _make(bench: Bench, place: Path) -> None:
-    study = ["-m", "scenario=serial,naive", "degree=1,2", "repeats=2", *SHORT, f"tracking.experiment={_EXPERIMENT}"]
-    process = bench.start(*study)
+    study = ["-m", "scenario=serial,naive", "degree=1,2", "repeats=2", f"tracking.experiment={_EXPERIMENT}"]
+    process = bench.start(*study, *SHORT, *PATIENT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     # By another process: one that closes a file of sqlite loses the locks of its own connections to it.
