@@ -385,6 +385,7 @@ class _Study:
         if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
             self.sender.store()  # else the jobs are started while MLflow is imported
         self._send_what_others_left()
+        self._close_lost_attempts()
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume != Resume.NO:
             groups, known = _what_is_left(self.asked, self.plan, self.inventory)
@@ -416,6 +417,12 @@ class _Study:
         if self.asked.reproduction is not None:
             facts["reproduces"] = self.asked.reproduction.original.run_id
         return facts
+
+    def _close_lost_attempts(self) -> None:
+        """Of a unit: its host may have died with an earlier attempt, which no lock of this host would tell."""
+        if self.config.unit is not None:
+            for name in self.sender.close_lost(self.plan.experiment, self.plan.digest, self.config.unit):
+                words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
 
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:

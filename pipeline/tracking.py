@@ -14,12 +14,14 @@ from pathlib import Path
 from pipeline.base import interrupts, layout
 from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.record import group_folder
+from pipeline.record.store.existing import open_named
 from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.record.store.lost import close_silent
 from pipeline.record.store.overview import overview
 from pipeline.record.store.relocate import relocate
 from pipeline.record.store.server import RequestHandler, sentence, serve
 
-WATCH_S = 10.0
+WATCH_S, SILENT_S = 10.0, 3600.0
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,9 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
 def status(options: argparse.Namespace) -> int:
     """Show how far a study is; with `--watch` until all of its units are done. 0 only if they are."""
     where = options.uri or options.root
+    if options.close_lost:
+        for name in close_silent(open_named(where), options.experiment, SILENT_S):
+            _say(f"closed as interrupted: {name}")
     while True:
         found = overview(where, options.experiment)
         text = json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time())
@@ -104,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--experiment", default="collocation", help="as tracking.experiment")
             command.add_argument("--uri", help="tracking server, instead of --root")
             command.add_argument("--watch", action="store_true", help=f"again every {WATCH_S:g} s until all is done")
+            command.add_argument(
+                "--close-lost",
+                action="store_true",
+                help=f"first close groups that began over {SILENT_S / 3600:g} h ago and still run: their host is lost",
+            )
             command.add_argument("--json", action="store_true", help="for programs")
         elif name == "relocate":
             command.add_argument(

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import os
+import platform
 import shutil
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from pipeline.clean import leftovers
 from pipeline.launch.events import last_lines
 from pipeline.observe import endings
 
-VERSION = 3
+VERSION = 4
 TAIL_BYTES = 1 << 16
 _ABANDONED_S = 3600.0
 
@@ -87,6 +88,7 @@ class Record:
 
     Attributes:
         uri: tracking server that it is for; `None` for the local store beside the spool.
+        host: whose orchestrator owns it. Its lock means nothing on another one.
     """
 
     spool_id: str
@@ -96,6 +98,7 @@ class Record:
     children: tuple[ChildRecord, ...]
     state: str = "open"
     uri: str | None = None
+    host: str = field(default_factory=platform.node)
     version: int = VERSION
 
 
@@ -150,7 +153,7 @@ def read(folder: Path) -> Record:
                 "send it with the release that wrote it, or remove the folder"
             )
         return Record(
-            **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri")},
+            **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri", "host")},
             clock=Clock(**raw["clock"]),
             parent=RunRecord(**raw["parent"]),
             children=tuple(_child(child) for child in raw["children"]),
@@ -198,8 +201,8 @@ def amendments(spool_root: Path) -> list[Path]:
 def survey(spool_root: Path) -> Survey:
     """Close what dead owners left open, and say what can be sent.
 
-    Folders whose owner lives are left alone; those that cannot be read are named in the log. What a disk that was full
-    left without a record holds nothing to send, and goes.
+    Folders whose owner lives, or is on another host, are left alone; those that cannot be read are named in the log.
+    What a disk that was full left without a record holds nothing to send, and goes.
     """
     for lock in sorted(spool_root.glob(f"*/*/{layout.LOCK}")):
         with suppress(OSError):
@@ -218,7 +221,7 @@ def survey(spool_root: Path) -> Survey:
             continue
         try:
             with _claimed(folder) as free:
-                if free:
+                if free and not _is_elsewhere(folder):
                     ready.append((_closed(folder).clock.wall_ns, folder))
                 else:
                     busy.append(folder)
@@ -226,6 +229,12 @@ def survey(spool_root: Path) -> Survey:
             log.warning("skipped a spool folder: %s", error)
             unreadable[folder] = str(error)
     return Survey(ready=tuple(folder for _, folder in sorted(ready)), busy=tuple(busy), unreadable=unreadable)
+
+
+def _is_elsewhere(folder: Path) -> bool:
+    """Whether a folder is open, and its owner on another host that shares the spool's file system."""
+    record = read(folder)
+    return record.state == "open" and record.host != platform.node()
 
 
 def _child(raw: dict[str, Any]) -> ChildRecord:

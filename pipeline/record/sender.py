@@ -133,6 +133,15 @@ class Sender:
         groups = self._call(request)["groups"]
         return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
 
+    def close_lost(self, experiment: str, plan: str, unit: int) -> list[str]:
+        """Close what earlier attempts of a unit left running in the store that is open; the names of the groups.
+
+        Raises:
+            TrackingError: the store cannot be read or written.
+        """
+        request = {"op": "close_lost", "experiment": experiment, "plan": plan, "unit": unit}
+        return [str(name) for name in self._call(request)["groups"]]
+
     def groups_that_ran(self, store: str) -> list[Ran]:
         """The newest groups that ended well in the store in a folder or at a URI.
 

@@ -39,7 +39,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
     """
     store = where if isinstance(where, Store) else open_if_there(where)
     finished = []
-    for run in _runs(store, experiment, GROUP) if store is not None else ():
+    for run in runs_in(store, experiment, GROUP) if store is not None else ():
         tags = run.data.tags
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
@@ -223,7 +223,7 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
     Raises:
         TrackingError: there is no such store or experiment.
     """
-    return _runs(_existing(root_or_uri, experiment), experiment, role)
+    return runs_in(_existing(root_or_uri, experiment), experiment, role)
 
 
 def _existing(root_or_uri: Path | str, experiment: str) -> Store:
@@ -233,7 +233,12 @@ def _existing(root_or_uri: Path | str, experiment: str) -> Store:
     return store
 
 
-def _runs(store: Store, experiment: str, role: str) -> list[Any]:
+def runs_in(store: Store, experiment: str, role: str) -> list[Any]:
+    """Every MLflow run of one role in a store that is open, oldest first; none if there is no such experiment.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
@@ -285,7 +290,7 @@ def _table(store: Store, experiment: str, role: str) -> pd.DataFrame:
             **{f"metrics.{key}": value for key, value in figures_of(run).items()},
             **{f"tags.{key}": value for key, value in run.data.tags.items()},
         }
-        for run in _runs(store, experiment, role)
+        for run in runs_in(store, experiment, role)
     ]
     table = pd.DataFrame(rows, columns=None if rows else ["run_id", "name", "status", "start_time", "end_time"])
     for column in ("start_time", "end_time"):

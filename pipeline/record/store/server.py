@@ -10,6 +10,7 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
                                          with "store": FOLDER or URI those of another store, which is only read
+    {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N} -> {"ok": true, "groups": [NAME, ...]}: closed
     {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.groups_that_ran` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
@@ -35,7 +36,7 @@ from typing import Any
 from pipeline.base import layout, library_internals
 from pipeline.base.errors import CollocationError, TrackingError
 from pipeline.record import group_folder
-from pipeline.record.store import results
+from pipeline.record.store import lost, results
 from pipeline.record.store.local import Store, open_store, reason_of
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
@@ -96,6 +97,8 @@ class RequestHandler:
             case {"op": "finished", "experiment": str(experiment), **where}:
                 finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
                 return {"groups": [dataclasses.asdict(group) for group in finished]}
+            case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit)}:
+                return {"groups": lost.close_unit(self._open(self._uri), experiment, plan, unit)}
             case {"op": "ran", "store": str(where_it_is)}:
                 return {"groups": [dataclasses.asdict(ran) for ran in results.groups_that_ran(where_it_is)]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:

@@ -1,0 +1,68 @@
+"""Groups whose host is gone are closed; others are left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.base.tags import Tag, fact_tag
+from pipeline.record import group_folder
+from pipeline.record.store import lost
+from pipeline.record.store.local import open_store
+from tests.tracking_cases import make_spool, record
+
+pytest_plugins = ["tests.tracking_fixtures"]
+
+
+@pytest.fixture
+def store(root):
+    """A store with three groups of two units, each with a job; the last one has ended."""
+    store = open_store(root)
+    experiment_id = store.experiment_id("e")
+    for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
+        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.BLOCK: str(unit)}
+        run = store.client.create_run(experiment_id, start_time=1000 + number, tags=tags, run_name=name)
+        tags = {Tag.ROLE: "job", Tag.PARENT_RUN: run.info.run_id}
+        job = store.client.create_run(experiment_id, tags=tags, run_name=f"job of {name}")
+        if name == "ended":
+            store.client.set_terminated(job.info.run_id)
+            store.client.set_terminated(run.info.run_id)
+    return store
+
+
+def endings(store):
+    """Status and result of every run, by name."""
+    (experiment,) = [each for each in store.client.search_experiments() if each.name == "e"]
+    runs = store.client.search_runs([experiment.experiment_id])
+    return {run.info.run_name: (run.info.status, run.data.tags.get(Tag.RESULT)) for run in runs}
+
+
+def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
+    assert lost.close_unit(store, "e", "p", 1) == ["first"]
+    assert endings(store) == {
+        **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
+        **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
+        **dict.fromkeys(["ended", "job of ended"], ("FINISHED", None)),
+    }
+    assert lost.close_unit(store, "e", "p", 1) == []
+    assert lost.close_unit(store, "e", "another plan", 2) == []
+
+
+def test_what_is_silent_is_closed_when_asked(store):
+    assert lost.close_silent(store, "e", silent_s=1e12) == []
+    assert lost.close_silent(store, "e", silent_s=3600) == ["first", "second"]
+    assert lost.close_silent(store, "no such experiment", silent_s=0) == []
+
+
+def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch):
+    running = record((), state="open", host="another")
+    folder = make_spool(tmp_path, running)
+    group_folder.write(
+        folder, dataclasses.replace(running, parent=dataclasses.replace(running.parent, status="RUNNING"))
+    )
+    assert group_folder.survey(folder.parents[1]).busy == (folder,)
+    assert group_folder.read(folder).state == "open"
+    monkeypatch.setattr(group_folder.platform, "node", lambda: "another")
+    assert group_folder.survey(folder.parents[1]).ready == (folder,)
+    assert group_folder.read(folder).state == "closed"
