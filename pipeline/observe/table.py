@@ -41,7 +41,8 @@ def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is
     """How a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `skipped: REASON`."""
     rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
     rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
-    figures = [f"{metrics[key]:.1f} {units.per_second(unit)}" for unit, key in rates]
+    different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
+    figures = [f"{metrics[key]:.1f} {units.per_second(unit)}" for unit, key in reversed(different.values())]
     figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
     figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
     ended = f"{result.value} (simulated GPU)" if is_simulated else result.value
@@ -62,7 +63,7 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
     for row in rows:
         by_key[row.group.key].append(row)
     groups = sorted(by_key.values(), key=lambda found: _place(found[0].group))
-    counted = list(dict.fromkeys(unit for row in rows for unit in units.units_in(row.metrics)))
+    counted = _units(rows)
     rates = [(units.per_second(unit), units.total_of(unit), "{:.1f}") for unit in counted]
     energies = [(units.joules_per(unit), units.energy_of(unit), "{:.4f}") for unit in counted]
     every = (*rates, *_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
@@ -83,6 +84,14 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
         lines.append([found[0].group.name, *said, *blocks, _results(found), *figures])
     text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
     return "\n".join([*text, *_notes(groups, is_of_blocks=has_blocks)])
+
+
+def _units(rows: Sequence[GroupResult]) -> list[str]:
+    """What the rows count their work in, without a second unit of which there are always as many as of the first."""
+    by_figures: dict[tuple[float | None, ...], str] = {}
+    for unit in dict.fromkeys(unit for row in rows for unit in units.units_in(row.metrics)):
+        by_figures.setdefault(tuple(row.metrics.get(units.total_of(unit)) for row in rows), unit)
+    return list(by_figures.values())
 
 
 def _place(group: Group) -> tuple[object, ...]:

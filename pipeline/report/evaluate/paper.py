@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from pipeline.base.modes import MIG, SERIAL
+from pipeline.base.modes import MIG, PROFILE, SERIAL
 from pipeline.base.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.records import Result, WindowKind
+from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, by_place, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
@@ -29,6 +30,7 @@ from pipeline.report.evaluate.verdicts import Verdict, slower_pairs
 from pipeline.report.evaluate.wording import finding_in_words, interval_in_words
 from pipeline.report.read import labels
 
+_THROUGHPUT = "throughput"
 _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
 
 
@@ -70,12 +72,14 @@ Check: TypeAlias = Callable[["_About", Sequence[Cell]], list[FindingCheck | None
 
 
 def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
-    """Each finding of each publication with every cell at its settings.
+    """Each finding of each publication that has a workload of the study with every cell at its settings.
 
     Where there is none, with those whose settings differ least, which says so; else it is one entry without a figure.
     """
     made: list[FindingCheck] = []
-    for publication in publications():
+    ran = {params.get("workload", ""): params for cell in cells for params in cell.case.params}
+    concerned = [each for each in publications() if any(each.program(params) for params in ran.values())]
+    for publication in concerned:
         for finding in publication.findings:
             about = _About(publication, finding, cells, verdicts)
             made += _at_nearest_settings(about) or [_absent(about)]
@@ -135,7 +139,31 @@ def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
 
 
 def _quantity(about: _About, cell: Cell) -> FindingCheck | None:
-    return _in_range(about, cell, cell.values.get(about.finding.quantity, {}))
+    return _in_range(about, cell, cell.values.get(_name(about, cell), {}))
+
+
+def _name(about: _About, cell: Cell) -> str:
+    return cell.throughput if about.finding.quantity == _THROUGHPUT else about.finding.quantity
+
+
+def _along(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
+    """Of each mode and number of jobs, from the lowest to the highest value of the parameter that has a figure."""
+    param = about.finding.along
+    swept = sweeps.profiles(cells, 2) if param == PROFILE else sweeps.numbers(cells, 2, only=param)
+    found = []
+    for each in swept:
+        lines: dict[tuple[str, int], list[tuple[str, Cell]]] = defaultdict(list)
+        for place, here in each.cells.items():
+            for cell in here:
+                if cell.is_ranked and _name(about, cell) in cell.values:
+                    mode = cell.sharing.label if param == PROFILE else cell.mode
+                    lines[mode, cell.degree].append((each.ticks[place], cell))
+        for (lowest, low), *_, (highest, high) in (line for line in lines.values() if len(line) > 1):
+            check = _in_range(about, high, ratios(high, low, _name(about, high)))
+            if check is not None:
+                ours = f"{check.ours_in_words}, {highest} over {lowest}"
+                found.append(dataclasses.replace(check, ours_in_words=ours))
+    return list(found)
 
 
 def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
@@ -146,7 +174,7 @@ def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
 
 
 def _against(about: _About, cell: Cell) -> FindingCheck | None:
-    return _in_range(about, cell, _over(about, cell, cell.degree, about.finding.against, SPEEDUP))
+    return _in_range(about, cell, _over(about, cell, cell.degree, about.finding.against, _name(about, cell) or SPEEDUP))
 
 
 def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
@@ -249,7 +277,7 @@ def _check(
         ours_in_words=in_words,
         agreement=agreement,
         difference=difference,
-        note=_note(about.publication, cell),
+        note=_note(about, cell),
     )
 
 
@@ -264,14 +292,15 @@ def _absent(about: _About) -> FindingCheck:
     )
 
 
-def _note(publication: Publication, cell: Cell) -> str:
+def _note(about: _About, cell: Cell) -> str:
     """What a reader must mind although it is no other setting."""
-    differs = []
+    differs, publication = [], about.publication
+    gpu = about.finding.gpu or publication.gpu
     if cell.is_simulated:
         differs.append("simulated, so it says nothing about a GPU")
-    elif publication.gpu not in cell.device:
-        differs.append(f"{cell.device} instead of an {publication.gpu}")
-    if cell.window is WindowKind.STEADY:
+    elif gpu not in cell.device:
+        differs.append(f"{cell.device} instead of an {gpu}")
+    if cell.window is WindowKind.STEADY and publication.epochs:
         differs.append(f"steady window instead of {publication.epochs} epochs")
     if any(params.get("source") == "synthetic_files" for params in cell.case.params):
         differs.append("files of made-up images")
@@ -285,6 +314,7 @@ def _of_each(check: Callable[[_About, Cell], FindingCheck | None]) -> Check:
 CHECKS: dict[str, Check] = {
     "quantity": _of_each(_quantity),
     "against": _of_each(_against),
+    "along": _along,
     "memory_growth": _memory_growth,
     "out_of_memory": _of_each(_out_of_memory),
     "slowdown": _of_each(_slowdown),

@@ -24,18 +24,22 @@ class Finding:
     Attributes:
         text: the statement, and how it is read where it gives words instead of numbers.
         where: it stands, as far as that is certain: `figure 3`.
-        kind: `quantity` of a cell; speed `against` another mode; `memory_growth`, memory over that of as many jobs
-            alone; `out_of_memory`; `slowdown` of one workload in a mix; `fastest` mode.
+        kind: `quantity` of a cell; speed, or a quantity, `against` another mode; a quantity `along` a swept parameter,
+            at its highest value over that at its lowest; `memory_growth`, memory over that of as many jobs alone;
+            `out_of_memory`; `slowdown` of one workload in a mix; `fastest` mode.
         modes: the sharing modes that it is about, by their names in the configuration.
         workloads: names of the workloads that it is about; all of the publication if not given.
         mixes: labels of the mixes that it is about, by the sizes of workloads, instead of workloads.
-        quantity: of kind `quantity`: its name in `pipeline.report.evaluate.metrics`.
+        quantity: of kinds `quantity`, `against` and `along`: its name in `pipeline.report.evaluate.metrics`, or
+            `throughput` for that in the unit of the workload.
         against: of kind `against`: the other mode.
+        along: of kind `along`: a param of the workload, or `mig_profile`.
         of: of kind `slowdown`: the name of the workload.
         among: of kind `fastest`: the modes that were compared.
         degree: `None` for any that collocates.
         profile: of MIG instances, by slices; `None` for any.
         low, high: range; `None` is open.
+        gpu: part of the name of its GPU, where that is not the publication's.
         settings: it was measured at, where they are not those of the publication and the workload.
     """
 
@@ -47,12 +51,14 @@ class Finding:
     mixes: tuple[str, ...] = ()
     quantity: str = ""
     against: str = ""
+    along: str = ""
     of: str = ""
     among: tuple[str, ...] = ()
     degree: int | None = None
     profile: str | None = None
     low: float | None = None
     high: float | None = None
+    gpu: str = ""
     settings: Settings = field(default_factory=dict)
 
     @property
@@ -96,7 +102,7 @@ class Publication:
     Attributes:
         table, title, about: name and title of its table in the report, and what the page says of it.
         gpu: part of the name of the GPU.
-        epochs: that each job did.
+        epochs: that each job did; 0 where the length of the work plays no part.
         settings: of all that it measured.
         workloads: all that it measured.
     """
@@ -105,7 +111,7 @@ class Publication:
     title: str
     about: str
     gpu: str
-    epochs: int
+    epochs: int = 0
     settings: Settings = field(default_factory=dict)
     workloads: tuple[Program, ...]
     findings: tuple[Finding, ...]
