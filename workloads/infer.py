@@ -281,7 +281,7 @@ def _describe(args: argparse.Namespace, job: client.NullJob, model: torch.nn.Mod
     facts = program.facts_of(model, device, args.library) | {name: getattr(args, name) for name in _RECORDED}
     absent = ("sequence_tokens", "output_tokens") if _is_of_images(args) else ("image_px", "channels_last")
     job.param(**{name: value for name, value in facts.items() if value is not None and name not in absent})
-    job.param(samples_per_request=args.batch_size)
+    job.param(**{"images_per_request" if _is_of_images(args) else "texts_per_request": args.batch_size})
 
 
 if __name__ == "__main__":
