@@ -76,7 +76,7 @@ class TrainTextConfig(TrainingConfig):
 
     def own_options(self) -> dict[str, Any]:
         options = super().own_options()
-        if self.weights is not None:
+        if self.weights:
             options["weights"] = str(self._weights())
         return options
 
@@ -89,6 +89,8 @@ class TrainTextConfig(TrainingConfig):
             raise self._refused(f"task={self.task.name} is not for model={self.model.name}, which is for {fitting}")
         if (self.task is Task.classification) != (self.num_classes is not None):
             raise self._refused(f"num_classes={self.num_classes}: task=classification needs it, other tasks have none")
+        if self.weights == "":
+            raise self._refused("weights are not given; workload.weights=FOLDER names the folder of a trained model")
         self._check_source()
         if self.task is Task.classification and self.sequence_tokens < _LEAST_TOKENS:
             raise self._refused(f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify")
@@ -118,7 +120,7 @@ class TrainTextConfig(TrainingConfig):
             )
 
     def check_data(self) -> None:
-        if self.weights is not None:
+        if self.weights:
             self._check_weights()
         if self.source is DataSource.files:
             instead = f"workload.source=disk workload.dataset={_PYDOC} to train on what comes with Python"

@@ -67,6 +67,7 @@ def folder_of_texts(root: Path, *classes: str) -> Path:
             {"source": DataSource.files, "dataset": "news", "data_root": "/nowhere"},
             "/nowhere/news, which does not exist",
         ),
+        ({"weights": ""}, "weights are not given; workload.weights=FOLDER"),
         ({"weights": "/nowhere"}, "weights=/nowhere holds no config.json"),
     ],
 )
