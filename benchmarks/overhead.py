@@ -27,7 +27,9 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from benchmarks import bare_loop
+from pipeline.base import units
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Workload
 from pipeline.plan import plan as planning
 from pipeline.plan import read, schema
 from pipeline.plan.inventory import take
@@ -162,7 +164,7 @@ def throughput(folder: Path, options: argparse.Namespace) -> list[str]:
     The second bare loop shows how far two equal measurements lie apart on this machine.
     """
     lines = [
-        "| workload | jobs | scenario | bare loop, samples/s (median) | orchestrator / bare loop (median, min - max) "
+        "| workload | jobs | scenario | bare loop, work/s (median) | orchestrator / bare loop (median, min - max) "
         "| bare loop / bare loop | start skew, ms | own CPU, % |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -183,7 +185,7 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
         f"tracking.experiment={EXPERIMENT}",
         *options.override,
     ]
-    argv = job_argv(overrides)
+    job = job_of(overrides)
     window = {"settle_s": options.settle, "seconds": options.seconds}
     rates: dict[str, list[float]] = {"bare": [], "orchestrator": [], "bare again": []}
     rows = []
@@ -193,10 +195,10 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
             if side == "orchestrator":
                 run(*overrides, "baseline=never", root=root)
                 rows.append(results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1])
-                rates[side].append(float(rows[-1]["metrics.throughput_total_samples_per_s"]))
+                rates[side].append(float(rows[-1][f"metrics.{units.total_of(job.unit)}"]))
             else:
                 with bare_loop.mps() if scenario == "mps" else nullcontext(os.environ) as environ:
-                    rates[side].append(bare_loop.throughput(argv, degree, environ, **window))
+                    rates[side].append(bare_loop.throughput(job.argv, degree, environ, **window))
         print(f"{workload} x{degree} {scenario}: {', '.join(f'{s} {r[-1]:.0f}' for s, r in rates.items())}", flush=True)
     bare = rates.pop("bare")
     ratios = " | ".join(_spread([one / base for one, base in zip(side, bare, strict=True)]) for side in rates.values())
@@ -211,13 +213,13 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} - {max(values):.3f})"
 
 
-def job_argv(overrides: list[str]) -> tuple[str, ...]:
-    """The command line that the orchestrator gives each job of this configuration."""
+def job_of(overrides: list[str]) -> Workload:
+    """What each job of this configuration runs."""
     schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
         typed = read.read([compose("config", overrides)])
     plan = planning.build_plan(typed, take(typed, chosen.find_device), is_sweep=False)
-    return plan.groups[0].jobs[0].workload.argv
+    return plan.groups[0].jobs[0].workload
 
 
 def main() -> None:
