@@ -21,6 +21,7 @@ from pipeline.report.evaluate.metrics import (
     Metric,
     Scale,
     counted,
+    counted_in,
     sampled,
 )
 from pipeline.report.evaluate.statistics import Estimate, estimate, independent
@@ -176,7 +177,22 @@ def cases_of(study: Study) -> dict[str, Case]:
 
 
 def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
-    """Every quantity that cells can have, in the order of tables."""
+    """Every quantity that cells can have, in the order of tables.
+
+    A unit of which every cell has as many as of another one, such as images where each request is one, is left out.
+    """
+    known = _known(cells)
+    by_values: dict[tuple[tuple[float, ...], ...], str] = {}
+    for unit in units.units_in(known):
+        values = tuple(tuple(cell.values.get(units.total_of(unit), {}).values()) for cell in cells)
+        first = by_values.setdefault(values, unit)
+        if first != unit and any(values):
+            for name in counted_in(unit):
+                known.pop(name, None)
+    return known
+
+
+def _known(cells: Sequence[Cell]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for cell in cells:
         found |= cell.counted
@@ -258,7 +274,7 @@ def _cell(
                 into.setdefault(name, {})[row.block] = value
         cell.counted.update(counted(row))
         cell.sampled.update(sampled(row))
-    for name, metric in metrics_in([cell]).items():
+    for name, metric in _known([cell]).items():
         if name in cell.values:
             cell.estimates[name] = cell.estimate(cell.values[name], metric.scale)
     return cell

@@ -112,11 +112,12 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 def counted(row: Row) -> dict[str, Metric]:
     """The figures of a row that count its work, in each unit that all its jobs have, by name."""
-    return {name: metric for unit in units.units_in(row.metrics) for name, metric in _counted(unit).items()}
+    return {name: metric for unit in units.units_in(row.metrics) for name, metric in counted_in(unit).items()}
 
 
 @functools.cache
-def _counted(unit: str) -> Mapping[str, Metric]:
+def counted_in(unit: str) -> Mapping[str, Metric]:
+    """The figures that count work in a unit, by name, in the order of tables."""
     one = units.one_in_words(unit)
     every = (
         Metric(units.total_of(unit), "throughput of all jobs", units.per_second(unit)),

@@ -11,6 +11,9 @@ from pipeline.base.naming import as_flags, own_params
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.read import labels
 
+FEWEST = 3
+"""Values that make a line; of two, the tables say as much."""
+
 Items = tuple[tuple[str, str], ...]
 Program = tuple[str, Mapping[str, str]]
 """A workload's name and its own params."""

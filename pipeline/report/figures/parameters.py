@@ -19,7 +19,7 @@ from pipeline.base.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, metrics_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY, Metric
-from pipeline.report.evaluate.sweeps import Swept, number_in
+from pipeline.report.evaluate.sweeps import FEWEST, Swept, number_in
 from pipeline.report.evaluate.wording import ENDINGS
 from pipeline.report.figures.drawing import (
     INK,
@@ -37,9 +37,6 @@ from pipeline.report.read.samples import GroupSeries
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FEWEST = 3
-"""Values that make a line; of two, the tables say as much."""
 
 _MOST_TICKS = 10
 _DOUBLING = 1.5
@@ -81,7 +78,7 @@ def _panels(swept: Swept) -> list[Metric]:
     """What is known at two values at least."""
     cells = list(itertools.chain(*swept.cells.values()))
     known = metrics_in(cells)
-    counts = list(dict.fromkeys(unit for cell in cells for unit in units.units_in(cell.counted)))
+    counts = units.units_in(known)
     kept = [SLOWDOWN] if cells[0].case.is_mix else []
     speed = [*map(units.total_of, counts), SPEEDUP, *kept, MEAN_LATENCY, services.GOODPUT_TOTAL]
     return [

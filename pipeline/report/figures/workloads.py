@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
+from pipeline.report.evaluate.sweeps import FEWEST
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_degree, grouped_bars, legend_of, num_bars
 from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain, say_missing
 from pipeline.report.read.samples import GroupSeries
@@ -21,8 +24,13 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One a workload that ran in several modes; a baseline alone is a line in the chart of the gain."""
-    for case in cases_in([cell for cell in cells if not cell.case.is_mix]):
+    """One a workload that ran in several modes; a baseline alone is a line in the chart of the gain.
+
+    What is swept over a number is drawn against that number instead.
+    """
+    copies = [cell for cell in cells if not cell.case.is_mix]
+    swept = {cell.case for each in sweeps.numbers(copies, FEWEST) for cell in chain(*each.cells.values())}
+    for case in (case for case in cases_in(copies) if case not in swept):
         mine = [cell for cell in cells if cell.case == case]
         if len({cell.mode for cell in mine}) > 1:
             yield Sketch(

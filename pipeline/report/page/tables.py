@@ -89,9 +89,9 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
     """Some quantities of every cell, each as `median (low to high)`: what is printed."""
     known = metrics_in(cells)
-    counted = [each for cell in cells for each, metric in cell.counted.items() if table_of(metric) == name]
+    of_work = [each for cell in cells for each in cell.counted if each in known and table_of(known[each]) == name]
     of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
-    in_order = dict.fromkeys([*counted, *metrics, *of_listeners])
+    in_order = dict.fromkeys([*of_work, *metrics, *of_listeners])
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
     rows: list[Values] = []
     for cell in cells:

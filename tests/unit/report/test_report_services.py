@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.records import Result
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import cells_of, metrics_in
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import beside, gain, mixes
 from pipeline.report.page.answer import answer
@@ -93,3 +93,17 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
     assert [bar.get_height() for bar in kept.patches] == pytest.approx([0.4, 0.8])
     assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
     assert [*mixes.sketches(cells, None)] == []
+
+
+def test_what_is_as_many_as_the_requests_is_said_once() -> None:
+    def with_images(images: int) -> list[Row]:
+        figures = {"throughput_total_images_per_s": 50.0 * images, "energy_per_image_j": 1.0}
+        return [served("serial", 1, 50, 5.0, **figures), served("naive", 1, 50, 5.0, **figures)]
+
+    assert [name for name in metrics_in(cells_of(study(*with_images(1)))) if "image" in name] == []
+    eight = metrics_in(cells_of(study(*with_images(8))))
+    assert [name for name in eight if "throughput_total" in name] == [
+        "throughput_total_requests_per_s",
+        "throughput_total_images_per_s",
+    ]
+    assert "energy_per_image_j" in eight
