@@ -30,8 +30,8 @@ def stood_in(
         job: its overrides, `KEY=VALUE` each.
         chosen: what the experiment chooses without them: choice by group (`workload@sizes.S`).
         kind_of: finds the kind of a workload.
-        stand_ins: by kind: `workload` that stands for it, `keeps`, keys that it takes over from the overrides, and
-            `sets`, values by key.
+        stand_ins: by kind: `workload` that stands for it, `keeps`, keys that it takes over from the overrides with the
+            highest value of each (`None` for any), and `sets`, values by key.
         given: keys that win: those of the command line, and others that are not of the workloads' own.
     """
     fixed = {place_of(key) for key in given}
@@ -42,7 +42,7 @@ def stood_in(
             groups = {other: choice for other, choice in groups.items() if place_of(other) != place_of(key)}
             groups[key] = override.partition("=")[2]
     added: list[str] = []
-    places: dict[str, Sequence[str]] = {}
+    places: dict[str, Mapping[str, float | None]] = {}
     for key, choice in groups.items():
         place = place_of(key)
         instead = stand_ins.get(kind_of(choice))
@@ -52,14 +52,20 @@ def stood_in(
         added.append(f"{key}={instead['workload']}")
         values = {f"{place}.{name}": value for name, value in instead["sets"].items()}
         added += [f"{key}={'null' if value is None else value}" for key, value in values.items() if key not in fixed]
-    return [o for key, o in zip(keys, job, strict=True) if _stays(place_of(key), places, fixed)] + added
+    return [kept for override in job if (kept := _kept(override, places, fixed)) is not None] + added
 
 
-def _stays(key: str, places: Mapping[str, Sequence[str]], fixed: set[str]) -> bool:
-    """Whether an override of a job holds for its stand-in as well."""
+def _kept(override: str, places: Mapping[str, Mapping[str, float | None]], fixed: set[str]) -> str | None:
+    """An override of a job as it holds for its stand-in; `None` if it does not."""
+    name, _, value = override.partition("=")
+    key = place_of(name)
     for place, keeps in places.items():
         if key == place:
-            return False
+            return None
         if key.startswith(f"{place}.") and key not in fixed:
-            return key.removeprefix(f"{place}.") in keeps
-    return True
+            option = key.removeprefix(f"{place}.")
+            if option not in keeps:
+                return None
+            most = keeps[option]
+            return f"{name}={most}" if most is not None and value.isdigit() and int(value) > most else override
+    return override
