@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     with ExitStack() as stack:
-        stack.enter_context(disks.own_mounts())
+        disks.own_mounts()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True)))
         stack.callback(servers.end)
         forks.run("-c", "")  # starts the process that all others are forked from

@@ -69,6 +69,19 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
             "scenario=null",
             "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all",
         ),
+        ("order={a: 1}", "order={a: 1}: the value must be one of random, listed"),
+        ("pin_cpus=[a]", "pin_cpus=[a]: the value must be true or false"),
+        ("reproduce={a: 1}", "reproduce={a: 1}: the value must be a text"),
+        *(
+            (
+                f"workload.flags={value}",
+                f"workload.flags={value}: a map is written 'workload.flags={{NAME: VALUE}}', and an entry "
+                "workload.flags.NAME=VALUE",
+            )
+            for value in ("1", "[1]")
+        ),
+        ("~env=1e3", "~env takes no value, unless it is the one that is there"),
+        ("gpu.admin=,", f"gpu.admin=,: this cannot be read (extraneous input ','); {HOW_TO_WRITE_IT}"),
         ("~window.x", "Could not delete from config. 'window.x' does not exist"),
     ],
 )

@@ -23,6 +23,9 @@ class GpuInstance:
     profile_id: int
     start: int
 
+    def __str__(self) -> str:
+        return f"{self.gi_id} (profile {self.profile_id} at {self.start})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigDevice:

@@ -50,7 +50,7 @@ class Control:
         """Send a command that is answered by PIDs, one a line; any other answer is a SharingError."""
         lines = self.ask(text)
         if not all(line.isdecimal() for line in lines):
-            raise SharingError(f"the MPS daemon in {self.pipes} answered {text!r} with: {' / '.join(lines)}")
+            raise SharingError(f"the MPS daemon in {self.pipes} answered '{text}' with: {' / '.join(lines)}")
         return [int(line) for line in lines]
 
     def environ(self, **further: str) -> dict[str, str]:
@@ -105,7 +105,9 @@ def daemon(visible_device: str, folder: Path, program: str, journal: Journal) ->
     control = Control(program=program, pipes=folder / "pipe")
     longest = os.fsencode(control.pipes / "control_privileged")
     if len(longest) > _LONGEST_SOCKET_PATH:
-        raise SharingError(f"the path of the MPS sockets is longer than {_LONGEST_SOCKET_PATH} bytes: {longest!r}")
+        raise SharingError(
+            f"the path of the MPS sockets is longer than {_LONGEST_SOCKET_PATH} bytes: {os.fsdecode(longest)}"
+        )
     logs = folder / "log"
     for path in (control.pipes, logs):
         path.mkdir(parents=True)
@@ -132,8 +134,9 @@ def end_daemon(programs: Programs, pipes: str) -> None:
             log.info("the MPS daemon in %s is ended by signals, because it did not quit: %s", pipes, error)
     processes.end(mark, _END_GRACE_S)
     if left := processes.marked(mark):
+        pids = ", ".join(map(str, left))
         raise SharingError(
-            f"the MPS processes {left} of {pipes} do not end, not even by SIGKILL: they hang in the driver; "
+            f"the MPS processes {pids} of {pipes} do not end, not even by SIGKILL: they hang in the driver; "
             "when they are gone, or after a restart of the machine: python -m pipeline.gpu clean"
         )
 
@@ -155,7 +158,7 @@ def _start(control: Control, logs: Path, visible_device: str) -> MpsDaemon:
     except CommandError as error:
         raise SharingError(f"{attempt}: {error}{_last_words(logs)}") from error
     if server is None:
-        said = f", which answered {' / '.join(reply)!r}" if reply else ""
+        said = f", which answered '{' / '.join(reply)}'" if reply else ""
         raise SharingError(f"{attempt}: no server became active after start_server{said}{_last_words(logs)}")
     return MpsDaemon(control=control, logs=logs, server=server)
 

@@ -6,7 +6,7 @@ What somebody else made on the GPU is never touched: a GPU that is not as empty 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,10 +200,14 @@ def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) 
     there = set(control.read().instances or ())
     if there != set(made.values()):
         raise SharingError(
-            f"{control.uuid} was divided into {sorted(made.values(), key=lambda i: i.start)}, but NVML lists "
-            f"{sorted(there, key=lambda i: i.start)}: somebody else changes it at the same time"
+            f"{control.uuid} was divided into the instances {_listed(made.values())}, but NVML lists {_listed(there)}: "
+            "somebody else changes it at the same time"
         )
     return [made[job] for job in sorted(made)]
+
+
+def _listed(instances: Iterable[GpuInstance]) -> str:
+    return ", ".join(map(str, sorted(instances, key=lambda each: each.start))) or "none"
 
 
 def _places(control: Control, made: Sequence[GpuInstance], layout: Layout) -> tuple[Slot, ...]:
@@ -229,10 +233,21 @@ def _facts(instance: Instance) -> tuple[tuple[str, str], ...]:
     return tuple((key, str(value)) for key, value in facts.items() if value is not None)
 
 
+def _told(state: MigState) -> str:
+    hidden = "instances that only administrators see"
+    instances = hidden if state.instances is None else f"instances {_listed(state.instances)}"
+    pending = "" if state.is_on == state.is_pending_on else f", {_switched(state.is_pending_on)} after a reset"
+    return f"MIG mode {_switched(state.is_on)}{pending}, {instances}, {len(state.devices)} MIG devices"
+
+
+def _switched(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
 def _compare(control: Control, before: MigState) -> None:
     after = control.read()
     if after != before:
         raise SharingError(
-            f"{control.uuid} was not restored: before {before}, now {after}; if the journal still holds steps: "
-            "python -m pipeline.gpu clean"
+            f"{control.uuid} was not restored: before {_told(before)}; now {_told(after)}; if the journal "
+            "still holds steps: python -m pipeline.gpu clean"
         )

@@ -91,7 +91,8 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
         store = opened(record.uri)
         unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]
         if record.state != "closed" or unfinished:
-            raise TrackingError(f"{folder} is not finished: its state is {record.state}, still running: {unfinished}")
+            running = ", ".join(unfinished) or "none"
+            raise TrackingError(f"{folder} is not finished: its state is {record.state}, still running: {running}")
         runs = _find_or_create_runs(store, folder, record)
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=folder) as scratch:
             upload = _Upload(

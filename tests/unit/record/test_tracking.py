@@ -223,6 +223,23 @@ def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
     return str(sender.ask("open", experiment="gone")["error"])
 
 
+def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root: Path) -> None:
+    folder = make_spool(root, replace(record((child(0),)), state="open"))
+    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); del sys.argv[0]"
+    code += "; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    with forks.start("-c", code, "pipeline.tracking", "serve", "--root", root, has_stdin=True) as sender:
+        sender.stdin.write(json.dumps({"op": "begin", "spool": str(folder)}) + "\n")
+        sender.stdin.flush()
+        answer = json.loads(sender.stdout.readline())
+        # Its orchestrator is gone: it closes the group, and cannot send it either.
+        _, err = sender.communicate(timeout=120)
+        assert sender.wait() == 0
+    assert answer["ok"] is False and "\n" not in answer["error"]
+    assert "Traceback" not in err and "what a killed start left stays in the spool: " in err
+    assert flush(root).returncode == 0
+    assert {run.info.status for run in runs_of(client(root))} == {"FINISHED", "KILLED"}
+
+
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
     num_points = [50, 50, 50, 1500, 50, 50, 50]  # the fourth job keeps the sender busy until it is killed
     folder = make_spool(
