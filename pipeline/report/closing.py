@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.base.modes import SERIAL
 from pipeline.observe.group_result import GroupResult
+from pipeline.report.evaluate.beside import Shared, sentence, shared
 from pipeline.report.evaluate.cells import Case, cases_of, cells_of
 from pipeline.report.evaluate.verdicts import Verdict, Winner, verdicts, winners
 from pipeline.report.read.ended import study_that_ended
@@ -32,6 +33,10 @@ def closing(experiment: str, rows: Sequence[GroupResult]) -> Closing:
         if verdict.degree > 1 and verdict.ratio is not None:  # the table says why another has no figure
             by_case[verdict.case, verdict.degree].append(verdict)
     sentences = [" ".join(_sentences(best.get(place), here)) for place, here in by_case.items()]
+    mixes: dict[tuple[Case, str], list[Shared]] = defaultdict(list)
+    for each in shared(cells):
+        mixes[each.cell.case, each.cell.mode].append(each)
+    sentences += [sentence(each) for each in mixes.values()]
     cases = cases_of(study)
     places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows if row.degree > 1}
     fastest = {key for key, (place, mode) in places.items() if place in best and best[place].tied[0] == mode}

@@ -70,6 +70,7 @@ _ALL = (
     Metric("dram_active_mean_ratio", "DRAM activity", scale=Scale.SHARE),
     Metric("tensor_active_mean_ratio", "tensor core activity", scale=Scale.SHARE),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
+    Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
     Metric("power_mean_w", "power of the GPU", "W"),
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
@@ -91,7 +92,7 @@ ACTIVITY = (
 )
 """What listeners read of a GPU, and of each of its GPU instances."""
 
-_POWER = ("power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
+_POWER = ("energy_per_epoch_j", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
 _SERVED = (services.GOODPUT_TOTAL, services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST)
 _FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
 HOST = (

@@ -175,6 +175,8 @@ def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     if together is None:
         return {}
     found = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
+    if (work := _work_of_epoch(row.jobs[0])) and (each := row.metrics.get(units.energy_of(row.unit))):
+        found["energy_per_epoch_j"] = work * each
     solo = baselines.solo(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
     return found | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
@@ -187,7 +189,12 @@ def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
 
 
 def _derived_epoch_s(job: JobRow) -> float | None:
-    """The work of an epoch, as the job reported or was told, over its throughput."""
-    told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
-    work, rate = next((int(text) for text in told if text.isdigit()), 0), job.metrics.get(units.rate_of(job.unit))
+    """The work of an epoch over a job's throughput."""
+    work, rate = _work_of_epoch(job), job.metrics.get(units.rate_of(job.unit))
     return work / rate if work and rate else None
+
+
+def _work_of_epoch(job: JobRow) -> int:
+    """How much of its unit it is, as the job reported or was told; 0 if it is not known."""
+    told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
+    return next((int(text) for text in told if text.isdigit()), 0)

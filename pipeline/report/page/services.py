@@ -7,11 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base import services
-from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
-from pipeline.report.evaluate import sweeps
+from pipeline.report.evaluate import beside, sweeps
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.metrics import Scale
-from pipeline.report.evaluate.quantities import of_workload
 from pipeline.report.page.table_format import Table, Values, with_interval
 
 
@@ -67,20 +64,9 @@ def _meets(cell: Cell) -> bool | None:
 def beside_table(cells: Sequence[Cell]) -> Table:
     """Of each mix of services and other jobs: what the others kept of their speed, and what the requests paid."""
     rows: list[Values] = []
-    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
-        names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
-        served = [name for name in names if of_workload(MEAN_SLOWDOWN, name) in cell.values]
-        if served and len(served) < len(names):
-            for name in names:
-                kept = {block: 1 / slowdown for block, slowdown in _values(cell, SLOWDOWN, name).items()}
-                speed = with_interval(cell.estimate(kept, Scale.POSITIVE)) if kept else None
-                paid = (_values(cell, worst, name) for worst in (MEAN_SLOWDOWN, P99_SLOWDOWN))
-                times = [with_interval(cell.estimate(each)) if each else None for each in paid]
-                rows.append((cell.case.label, cell.mode, name, speed, *times))
+    for each in beside.shared(cells):
+        figures = [None if found is None else with_interval(found) for found in (each.kept, each.mean, each.p99)]
+        rows.append((each.cell.case.label, each.cell.mode, each.workload, *figures))
     columns = ("mix", "mode", "workload", "throughput kept", "mean latency, times alone", "p99 latency, times alone")
     note = "Of several jobs of a workload the worst; a service at a given rate has no throughput of its own to keep."
     return Table("beside", "Training beside inference: what each kept", columns, tuple(rows), note)
-
-
-def _values(cell: Cell, worst: str, workload: str) -> dict[int, float]:
-    return cell.values.get(of_workload(worst, workload), {})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from pipeline.base.records import Result
+from pipeline.report.evaluate.beside import sentence, shared
 from pipeline.report.evaluate.cells import cells_of, metrics_in
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import beside, gain, mixes
@@ -88,6 +90,11 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
         ("MPS", "infer", None, "2", "2"),
         ("MPS", "train", "0.8", None, None),
     ]
+    naive, mps = (list(each) for _, each in itertools.groupby(shared(cells), key=lambda each: each.cell.mode))
+    assert sentence(mps) == (
+        "MPS runs I+T: the p99 latency of infer is 2.00 times that alone and train keeps 0.80 times its throughput."
+    )
+    assert [each.workload for each in naive] == ["infer", "train"]
     (sketch,) = beside.sketches(cells, None)
     kept, paid = sketch.paint().axes
     assert [bar.get_height() for bar in kept.patches] == pytest.approx([0.4, 0.8])

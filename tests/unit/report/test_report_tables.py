@@ -304,3 +304,8 @@ def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -
     assert made["utilisation"][4:] == ("fan at rest",)
     assert {"fan speed (1/min)", "fan at rest: low"} <= set(made["results"])
     assert not [head for head in made["results"] if "noise" in head]
+
+
+def test_the_energy_of_an_epoch_is_that_of_its_samples() -> None:
+    (found,) = cells_of(study(copies("naive", 2, 1000.0, metrics={"energy_per_sample_j": 0.05})))
+    assert found.values["energy_per_epoch_j"] == {1: pytest.approx(0.05 * 49920)}
