@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
     """The facts that hold for a whole study, by name; what cannot be known is absent."""
     facts = {
-        "command_line": without_secrets(shlex.join(secrets.hidden_in_words(outcome.command_line()))),
+        "command_line": command_line(),
         "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
@@ -40,6 +40,11 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
         facts[f"environment_{number}_digest"] = interpreter.lock_digest
         facts[f"environment_{number}_python"] = str(interpreter.python)
     return {key: value for key, value in facts.items() if value}
+
+
+def command_line() -> str:
+    """The command line as it is recorded: without secrets."""
+    return without_secrets(shlex.join(secrets.hidden_in_words(outcome.command_line())))
 
 
 def _git() -> dict[str, str]:

@@ -22,6 +22,7 @@ from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Resume
 from pipeline.base.words import counted
+from pipeline.record import provenance
 from pipeline.record.store.overview import DONE, Overview, overview
 from pipeline.scale import workers
 from pipeline.scale.options import SlurmOptions
@@ -137,6 +138,7 @@ def _submit(script: str, folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"submit-{time.strftime('%Y%m%dT%H%M%S')}.sh"
+        path.touch(mode=0o600)  # the command line may hold secrets
         path.write_text(script, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error
@@ -187,7 +189,7 @@ def _parsed(text: str) -> list[tuple[str, str, str]]:
 def _done(uri: str, experiment: str) -> set[int]:
     """The units that are complete, if what the store holds was started by this very command."""
     found = _overview(uri, experiment)
-    mine = workers.command(outcome.command_line(), {})
+    mine = workers.command(shlex.split(provenance.command_line()), {})
     if found is None or workers.command(shlex.split(found.command), {})[1:] != mine[1:]:
         return set()
     return {unit.number for unit in found.units if unit.state == DONE}

@@ -94,6 +94,7 @@ class Store:
 
     def sync(self) -> None:
         """Wait until the disk of the local store has every row: only then may the spool's copy of them go."""
+        # sqlite has locks on the database, which a process that opens and closes it as a file would lose; on this none.
         ahead = None if self.root is None else self.root / f"{DATABASE}-wal"
         if ahead is not None and ahead.exists():
             with ahead.open("rb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,3 +76,19 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
 def test_an_option_cannot_smuggle_in_a_line() -> None:
     with pytest.raises(ConfigError, match="partition spans several lines"):
         script(SlurmOptions(partition="gpu\nrm"))
+
+
+def test_units_are_done_by_a_command_that_had_the_same_words_but_for_its_secrets(monkeypatch) -> None:
+    recorded = "run.py -m repeats=3 hydra/launcher=slurm workload.environ.HF_TOKEN='<hidden>'"
+    unit = SimpleNamespace(number=2, state=slurm.DONE)
+    monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(command=recorded, units=[unit]))
+    for word, done in (("workload.environ.HF_TOKEN=another", {2}), ("workload.environ.OTHER=x", set())):
+        monkeypatch.setattr(outcome, "typed", ["run.py", "-m", "repeats=3", "hydra/launcher=slurm", word])
+        assert slurm._done("", "") == done
+
+
+def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(slurm, "_slurm", lambda *argv: subprocess.CompletedProcess(argv, 0, "7;cluster\n", ""))
+    assert slurm._submit("#!/bin/bash\n", tmp_path) == "7"
+    (path,) = tmp_path.glob("submit-*.sh")
+    assert path.stat().st_mode & 0o777 == 0o600
