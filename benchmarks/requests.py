@@ -19,15 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.launch import requests
 from pipeline.observe import latency
 from workloads import client
-from workloads.serving.arrivals import OpenLoop
-from workloads.serving.server import Answer, Batching, Server
+from workloads.serving.arrivals import Answer, AnyRequest, OpenLoop
+from workloads.serving.server import Batching, Server
 
 MILLION = 1_000_000
 
@@ -58,7 +58,7 @@ class Fake:
     def __init__(self, seconds: float) -> None:
         self._ns = int(seconds * 1e9)
 
-    def issue(self, count: int) -> int:
+    def issue(self, batch: Sequence[AnyRequest]) -> int:
         """Begin now."""
         return time.monotonic_ns() + self._ns
 
@@ -81,7 +81,7 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
     """Figures of a fake service under a rate, and the share of a core that the generator took."""
     with _folder() as folder:
         job, before = Job(folder), _children_s()
-        with OpenLoop(arrival, rate, seed, 0) as arrivals:
+        with OpenLoop(job, arrival, rate, seed, 0) as arrivals:
             server = Server(job, arrivals, Fake(service_s), Batching())
             time.sleep(0.2)
             start_ns = time.monotonic_ns() + 50_000_000
@@ -186,7 +186,8 @@ def closed(options: argparse.Namespace) -> None:
     clock_ns = time.thread_time_ns if device.type == "cpu" else time.perf_counter_ns
     model, inputs = infer.build_model(args, device), infer.make_inputs(args, device)
     with _folder() as folder:
-        job, arrivals = Job(folder), infer.ClosedLoop(1, 0)
+        job = Job(folder)
+        arrivals = infer.ClosedLoop(job, 1, 0)
         answers = infer.build_answers(args, job, model, inputs, device)
         server = Server(job, arrivals, answers, Batching())
         arrivals.begin(time.monotonic_ns())

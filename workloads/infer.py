@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from workloads import client, program
 from workloads.program import count, positive
-from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop
+from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop, Request
 from workloads.serving.server import Batching, Server
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from workloads.serving.answers import Answers, Inputs
 
 _RECORDED = (
-    *("library", "model", "source", "image_px", "sequence_tokens", "output_tokens", "batch_size", "arrival"),
+    *("library", "model", "source", "image_px", "sequence_tokens", "output_tokens", "batch_size", "serve", "arrival"),
     *("rate_per_s", "outstanding", "max_batch", "max_delay_ms", "step_mode", "precision", "channels_last"),
     *("warmup_requests", "seed"),
 )
@@ -54,6 +54,7 @@ def build_parser() -> program.Parser:
     flag("--sequence-tokens", type=positive, default=128, help="of each text that is asked")
     flag("--output-tokens", type=count, default=0, help="of each answer; 0: it is a class")
     flag("--batch-size", type=positive, default=1, help="images or texts of each request")
+    flag("--serve", default="in_process", choices=["in_process", "http"], help="how requests reach the model")
     flag("--arrival", default="closed", choices=["closed", "poisson", "constant"],
          help="closed: a client sends its next request when it has its answer")  # fmt: skip
     flag("--rate-per-s", type=float, help="requests a second, of poisson and constant")
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """
     with ExitStack() as stack:
         # Before anything is big: a process is started by a copy of this one.
-        arrivals: Arrivals = stack.enter_context(_arrivals(args, job))
+        direct = stack.enter_context(_arrivals(args, job)) if args.serve == "in_process" else None
         job.phase("import")
         import torch
 
@@ -125,11 +126,13 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         batching = Batching(
             max_batch=args.max_batch,
             max_delay_ns=int(args.max_delay_ms * 1e6),
-            ahead=ahead if device.type == "cuda" else 1,
+            # What comes over the network is put where the answer before the last may still be read from.
+            ahead=ahead if device.type == "cuda" and direct is not None else 1,
         )
         for size in [*range(1, args.max_batch + 1), *[1] * args.warmup_requests]:
-            answers.wait(answers.issue(size))
+            answers.wait(answers.issue([Request(0, 0)] * size))
         answers.forget()
+        arrivals: Arrivals = direct or stack.enter_context(_over_http(args, job, inputs))
         server = Server(job, arrivals, answers, batching)
         job.ready()
         job.phase("serve")
@@ -143,10 +146,27 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 
 def _arrivals(args: argparse.Namespace, job: client.NullJob) -> Arrivals:
     if args.arrival == "closed":
-        return ClosedLoop(args.outstanding, args.requests * args.epochs)
-    # Equal jobs compute with equal weights, and must not be asked at equal instants.
-    seed = args.seed * 1000 + job.index
-    return OpenLoop(args.arrival, args.rate_per_s, seed, args.requests * args.epochs)
+        return ClosedLoop(job, args.outstanding, args.requests * args.epochs)
+    return OpenLoop(job, args.arrival, args.rate_per_s, _seed(args, job), args.requests * args.epochs)
+
+
+def _over_http(args: argparse.Namespace, job: client.NullJob, inputs: Inputs) -> Arrivals:
+    from workloads.serving.over_http import HttpLoop
+
+    return HttpLoop(
+        job,
+        inputs.bodies(),
+        arrival=args.arrival,
+        rate_per_s=args.rate_per_s or 0.0,
+        seed=_seed(args, job),
+        count=args.requests * args.epochs,
+        outstanding=args.outstanding,
+    )
+
+
+def _seed(args: argparse.Namespace, job: client.NullJob) -> int:
+    """Return that of the instants: equal jobs compute with equal weights, and must not be asked at equal instants."""
+    return int(args.seed) * 1000 + job.index
 
 
 def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, server: Server) -> None:

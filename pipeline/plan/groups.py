@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.base.records import (
     Device,
     GpuSettings,
     Group,
+    Interpreter,
     Job,
     Limits,
     ListenerSpec,
@@ -123,6 +125,7 @@ def _workload(
 ) -> Workload:
     path = inventory.scripts[workload.script].path
     env = env_of(config, workload)
+    _refuse_lacking(workload, inventory.interpreters[env])
     # A forked job has executed the module that was preloaded.
     files = workload.source_files()
     codes = [
@@ -172,6 +175,18 @@ def _workload(
         is_rate_given=workload.has_given_rate(),
         objective=workload.objective(),
     )
+
+
+def _refuse_lacking(workload: WorkloadConfig, interpreter: Interpreter) -> None:
+    """Refuse a workload whose environment, as far as it is known, lacks a package that its options take."""
+    # A line names a package first, or the file that it comes from: `uvicorn==0.5`, `https://.../uvicorn-0.5.conda`.
+    lines = [] if interpreter.to_build is not None else [line.lower() for line in interpreter.lock]
+    for package in workload.packages() if lines else ():
+        if not any(re.match(rf"(?:.*/)?{re.escape(package)}(?:[-=@ ]|$)", line) for line in lines):
+            raise ConfigError(
+                f"workload {workload.name}: its options take {package}, which the environment of {interpreter.python} "
+                "lacks; install it there, or choose another option"
+            )
 
 
 def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:

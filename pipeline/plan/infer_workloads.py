@@ -20,6 +20,9 @@ Library = enum.Enum("Library", "timm transformers", start=0)
 Arrival = enum.Enum("Arrival", "closed poisson constant", start=0)
 """How requests come: each client waits for its answer, or they come at a rate, at random or at equal distances."""
 
+Serve = enum.Enum("Serve", "in_process http", start=0)
+"""How requests reach the model: they are known to its process, or are sent to it."""
+
 Asked = enum.Enum("Asked", "synthetic digits", start=0)
 """What a model of images is asked: noise, or scikit-learn's handwritten digits."""
 
@@ -34,6 +37,7 @@ class InferConfig(WorkloadConfig):
         sequence_tokens: tokens of each text that is asked.
         output_tokens: tokens of each answer of a decoder; 0: the answer is a class.
         batch_size: images or texts of each request.
+        serve: `http` sends each request over the loopback to a server of uvicorn in the job.
         arrival: how requests come.
         rate_per_s: requests a second of each job, unless `arrival: closed`.
         outstanding: clients of `arrival: closed`, each of which waits for its answer.
@@ -61,6 +65,7 @@ class InferConfig(WorkloadConfig):
     sequence_tokens: int = 128
     output_tokens: int = 0
     batch_size: int = 1
+    serve: Serve = Serve.in_process
     arrival: Arrival = Arrival.closed
     rate_per_s: float | None = None
     outstanding: int = 1
@@ -78,6 +83,9 @@ class InferConfig(WorkloadConfig):
 
     def has_given_rate(self) -> bool:
         return self.arrival is not Arrival.closed
+
+    def packages(self) -> tuple[str, ...]:
+        return (self.library.name, *(["uvicorn"] if self.serve is Serve.http else []))
 
     def objective(self) -> Objective | None:
         if self.objective_ms is None:

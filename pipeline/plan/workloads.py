@@ -128,6 +128,10 @@ class WorkloadConfig:
         """What is asked of its latency, if it answers requests."""
         return None
 
+    def packages(self) -> tuple[str, ...]:
+        """Distributions that its options take, beside those that every job of its kind takes."""
+        return ()
+
     def window_notes(self, window: Window) -> list[str]:
         """What a user should know of it in this window; a window that cannot hold what is asked is a `ConfigError`."""
         return []

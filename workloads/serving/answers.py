@@ -7,14 +7,14 @@ to it before, computed operator by operator with nothing compiled or captured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workloads.serving.server import Answer
+from workloads.serving.arrivals import Answer, AnyRequest, Posted
 
 NUM_INPUTS = 8
 # How far an answer may be from the one before, as norms. Other kernels, and the sizes of batches, round otherwise;
@@ -45,7 +45,18 @@ class Inputs:
         return cls(values=_reachable(repeated[:needed].clone(memory_format=torch.preserve_format), device), each=each)
 
     def rows(self, first: int, count: int) -> slice:
+        """Where requests from a place on lie."""
         return slice(first * self.each, (first + count) * self.each)
+
+    def bodies(self) -> list[bytes]:
+        """Return each of the `NUM_INPUTS` requests as it is sent."""
+        every = (self.values[self.rows(number, 1)].contiguous() for number in range(NUM_INPUTS))
+        return [one.view(torch.uint8).numpy().tobytes() for one in every]
+
+    def put(self, place: int, body: bytes) -> None:
+        """Put a request that was sent into its place."""
+        there = self.values[self.rows(place, 1)]
+        there.copy_(torch.frombuffer(bytearray(body), dtype=there.dtype).reshape(there.shape))
 
 
 class Answers:
@@ -63,14 +74,19 @@ class Answers:
         rows = len(inputs.values)
         self._said = _reachable(torch.full((rows, *reference.shape[1:]), float("nan")), device)
         self._next = 0
-        self._asked: set[int] = set()
+        self._asked: dict[int, int] = {}
 
     @torch.no_grad()
-    def issue(self, count: int) -> Any:
-        """Begin with the next requests."""
-        rows = self._inputs.rows(self._next, count)
-        self._asked.update(range(self._next, self._next + count))
-        self._next = (self._next + count) % NUM_INPUTS
+    def issue(self, batch: Sequence[AnyRequest]) -> Any:
+        """Begin to compute the answers to these requests, which are the next ones unless they bring what they ask."""
+        first, count = self._next, len(batch)
+        self._next = (first + count) % NUM_INPUTS
+        for place, request in enumerate(batch, start=first):
+            self._asked[place] = place % NUM_INPUTS
+            if isinstance(request, Posted):
+                self._asked[place] = request.number
+                self._inputs.put(place, request.body)
+        rows = self._inputs.rows(first, count)
         # Also on the CPU a copy: a compiled model would be compiled anew for where in the requests a part begins.
         said = self._forward(self._inputs.values[rows].to(self._device, non_blocking=True, copy=True))
         self._said[rows].copy_(said, non_blocking=True)
@@ -95,12 +111,12 @@ class Answers:
     def wrong(self, precision: str) -> list[str]:
         """Return in words which of the newest answers to each request are not what they must be."""
         found = []
-        for number in sorted(self._asked):
-            got = self._said[self._inputs.rows(number, 1)]
-            wanted = self._reference[self._inputs.rows(number % NUM_INPUTS, 1)]
+        for place, number in sorted(self._asked.items()):
+            got = self._said[self._inputs.rows(place, 1)]
+            wanted = self._reference[self._inputs.rows(number, 1)]
             off = float((got - wanted).norm() / wanted.norm().clamp_min(torch.finfo(torch.float32).tiny))
             if not off <= _TOLERANCE[precision]:
-                found.append(f"the answer to request {number % NUM_INPUTS} is off by {off:.3g} of its norm")
+                found.append(f"the answer to request {number} is off by {off:.3g} of its norm")
         return found
 
 

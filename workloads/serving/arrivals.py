@@ -7,11 +7,12 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from workloads import client
 from workloads.serving.generator import REQUEST, START
 
 _READ_BYTES = 1 << 16
@@ -25,8 +26,28 @@ class Request(NamedTuple):
     sent_ns: int
 
 
+class Posted(NamedTuple):
+    """A request over the network: when it came, which of the fixed ones it is, what is asked, and where to reply."""
+
+    intended_ns: int
+    sent_ns: int
+    number: int
+    body: bytes
+    reply: Callable[[bytes], None]
+
+
+AnyRequest = Request | Posted
+
+
+class Answer(NamedTuple):
+    """What else is known of an answer: the instant of its first token, if it has some, and how many it has."""
+
+    first_token_ns: int = 0
+    tokens: int = 0
+
+
 class Arrivals(Protocol):
-    """A source of requests. A context, which ends what sends them."""
+    """A source of requests, which also takes their answers. A context, which ends what sends them."""
 
     def __enter__(self) -> Arrivals: ...
 
@@ -38,28 +59,56 @@ class Arrivals(Protocol):
         """Let requests come from an instant on."""
         ...
 
-    def take(self, timeout_s: float = 0.0) -> Sequence[Request]:
+    def take(self, timeout_s: float = 0.0) -> Sequence[AnyRequest]:
         """Return what has come; if nothing has, wait so long for it."""
         ...
 
-    def answered(self, count: int, at_ns: int) -> None:
-        """Take note of so many answers."""
+    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+        """Take an answer, which was computed together with others."""
+        ...
+
+    def unanswered(self, request: AnyRequest) -> None:
+        """Take note of a request that will not be answered."""
         ...
 
     def stop(self) -> None:
         """Let no more requests come; `take` returns those that were sent before."""
         ...
 
+    def may_come(self) -> bool:
+        """Return whether requests that were sent before the stop may still be on their way."""
+        ...
 
-class ClosedLoop:
+
+class Recorded:
+    """Requests whose answers are there when they are computed, and are recorded then."""
+
+    def __init__(self, job: client.NullJob) -> None:
+        self._job = job
+
+    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+        self._job.request(
+            request.intended_ns, request.sent_ns, begun_ns, done_ns, answer.first_token_ns, answer.tokens, batch
+        )
+
+    def unanswered(self, request: AnyRequest) -> None:
+        self._job.request(request.intended_ns, request.sent_ns, 0, 0)
+
+    def may_come(self) -> bool:
+        return False
+
+
+class ClosedLoop(Recorded):
     """Clients that send their next request the instant at which they have the answer to the one before.
 
     Args:
+        job: to which the requests are reported.
         outstanding: number of clients.
         count: requests of all of them together; 0: until they are stopped.
     """
 
-    def __init__(self, outstanding: int, count: int) -> None:
+    def __init__(self, job: client.NullJob, outstanding: int, count: int) -> None:
+        super().__init__(job)
         self._outstanding, self._left = outstanding, count or sys.maxsize
         self._new: list[Request] = []
 
@@ -71,25 +120,32 @@ class ClosedLoop:
     ) -> None: ...
 
     def begin(self, start_ns: int) -> None:
-        self.answered(self._outstanding, start_ns)
+        for _ in range(self._outstanding):
+            self._send(start_ns)
 
     def take(self, timeout_s: float = 0.0) -> Sequence[Request]:
         new, self._new = self._new, []
         return new
 
-    def answered(self, count: int, at_ns: int) -> None:
-        count = min(count, self._left)
-        self._left -= count
-        self._new += [Request(at_ns, at_ns)] * count
+    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+        super().answered(request, begun_ns, done_ns, answer, batch)
+        self._send(done_ns)
+
+    def _send(self, at_ns: int) -> None:
+        if self._left > 0:
+            self._left -= 1
+            self._new.append(Request(at_ns, at_ns))
 
     def stop(self) -> None:
         self._left = 0
 
 
-class OpenLoop:
+class OpenLoop(Recorded):
     """Requests at a rate, from a process of their own (`generator.py`), which runs while the context is entered."""
 
-    def __init__(self, arrival: str, rate_per_s: float, seed: int, count: int) -> None:
+    def __init__(self, job: client.NullJob, arrival: str, rate_per_s: float, seed: int, count: int) -> None:
+        super().__init__(job)
+        self._count = count
         self._argv = [sys.executable, "-S", "-E", str(_GENERATOR), arrival, repr(rate_per_s), str(seed), str(count)]
 
     def __enter__(self) -> OpenLoop:
@@ -119,15 +175,14 @@ class OpenLoop:
                 return ()
             select.select([self._output], [], [], timeout_s)
             return self.take()
+        if not data and not self._input.closed and (not self._count or self._process.poll()):
+            raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
         if not data and timeout_s > 0:  # it has sent all
             time.sleep(timeout_s)
         data = self._torn + data
         whole = len(data) - len(data) % REQUEST.size
         self._torn = data[whole:]
         return [Request(*instants) for instants in REQUEST.iter_unpack(data[:whole])]
-
-    def answered(self, count: int, at_ns: int) -> None:
-        pass
 
     def stop(self) -> None:
         self._input.close()

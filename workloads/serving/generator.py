@@ -38,10 +38,15 @@ def due(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
         yield int(at_ns)
 
 
+def sharpen_timer() -> None:
+    """Ask the kernel to wake this process in time: by default, it lets a sleeper oversleep by 50 us."""
+    with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as file:  # noqa: PTH123
+        file.write("1")
+
+
 def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
     """Send requests from the start on, until there were `count` of them, or standard input closes."""
-    with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as file:  # noqa: PTH123
-        file.write("1")  # by default, the kernel lets a sleeper oversleep by 50 us
+    sharpen_timer()
     first = os.read(_INPUT, START.size)
     if len(first) < START.size:
         return

@@ -7,29 +7,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from workloads import client
-from workloads.serving.arrivals import Arrivals, Request
+from workloads.serving.arrivals import Answer, AnyRequest, Arrivals
 
 _LOOK_S = 0.05
 DRAIN_S = 2.0
 """After the stop, requests that had been sent are answered for so long; those left are recorded as not answered."""
 
 
-class Answer(NamedTuple):
-    """What else is known of an answer: the instant of its first token, if it has some, and how many it has."""
-
-    first_token_ns: int = 0
-    tokens: int = 0
-
-
 class Service(Protocol):
     """Computes answers."""
 
-    def issue(self, count: int) -> Any:
-        """Begin to compute the answers to the next `count` requests, together; return what `wait` takes."""
+    def issue(self, batch: Sequence[AnyRequest]) -> Any:
+        """Begin to compute the answers to these requests, together; return what `wait` takes."""
         ...
 
     def wait(self, issued: Any) -> Answer:
@@ -53,12 +47,12 @@ class Batching:
 
 
 class Server:
-    """Answers what comes, for a number of requests or until told to stop."""
+    """Answers what comes, for a number of requests or until told to stop. Who asks records."""
 
     def __init__(self, job: client.NullJob, arrivals: Arrivals, service: Service, batching: Batching) -> None:
         self._job, self._arrivals, self._service, self._batching = job, arrivals, service, batching
-        self._waiting: deque[Request] = deque()
-        self._issued: deque[tuple[list[Request], int, Any]] = deque()
+        self._waiting: deque[AnyRequest] = deque()
+        self._issued: deque[tuple[list[AnyRequest], int, Any]] = deque()
         self.num_answered = 0
         self.last_ns = 0
 
@@ -73,12 +67,12 @@ class Server:
         end_ns = time.monotonic_ns() + int(DRAIN_S * 1e9)
         while new := self._arrivals.take():
             self._waiting += new
-        while self._waiting and time.monotonic_ns() < end_ns:
+        while (self._waiting or self._arrivals.may_come()) and time.monotonic_ns() < end_ns:
             self._turn(is_last=True)
         while self._issued:
             self._complete()
         for request in self._waiting:
-            self._job.request(*request, 0, 0)
+            self._arrivals.unanswered(request)
 
     def _turn(self, *, is_last: bool = False) -> None:
         """Issue what may be issued, else wait for an answer, else for requests."""
@@ -87,7 +81,7 @@ class Server:
         if self._waiting and left_ns <= 0 and len(self._issued) < self._batching.ahead:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batching.max_batch))]
             begun_ns = time.monotonic_ns()
-            self._issued.append((batch, begun_ns, self._service.issue(len(batch))))
+            self._issued.append((batch, begun_ns, self._service.issue(batch)))
         elif self._issued:
             self._complete()
         else:
@@ -106,6 +100,5 @@ class Server:
         # What is issued ahead begins when what was issued before it is done.
         begun_ns, self.last_ns = max(begun_ns, self.last_ns), done_ns
         for request in batch:
-            self._job.request(*request, begun_ns, done_ns, answer.first_token_ns, answer.tokens, len(batch))
+            self._arrivals.answered(request, begun_ns, done_ns, answer, len(batch))
         self.num_answered += len(batch)
-        self._arrivals.answered(len(batch), done_ns)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pipeline.base.errors import ConfigError
+from pipeline.prepare.env import current
 
 TINY = ["workload=infer_tiny", "gpu=cpu"]
 POISSON = ["workload.arrival=poisson", "workload.rate_per_s=100"]
@@ -43,6 +46,17 @@ def test_what_cannot_be_is_refused(make_plan, overrides, words):
 def test_a_text_longer_than_the_positions_of_its_model_is_refused(make_plan):
     with pytest.raises(ConfigError, match="sequence_tokens=513 are more than the 512 positions"):
         make_plan(["workload=infer_bert_base", "gpu=cpu", "workload.sequence_tokens=513"])
+
+
+def test_an_environment_without_the_server_is_refused(make_plan, monkeypatch):
+    over_http = [*TINY, "workload.serve=http"]
+    assert make_plan(over_http).groups
+    found = current.CurrentEnv().resolve()
+    others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("uvicorn")))
+    monkeypatch.setattr(current, "_current", lambda: others)
+    assert make_plan(TINY).groups
+    with pytest.raises(ConfigError, match=r"infer_tiny: its options take uvicorn, which the environment of .* lacks"):
+        make_plan(over_http)
 
 
 def test_large_images_need_a_gpu_that_nobody_asked_for(make_plan):

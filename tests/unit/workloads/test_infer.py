@@ -11,6 +11,7 @@ from pipeline.plan import infer_workloads, workloads
 from tests.training import Notebook
 from workloads import infer
 from workloads.serving import answers
+from workloads.serving.arrivals import Request
 
 DIGITS = ["--source", "digits", "--image-px", "8", "--num-classes", "10", "--no-channels-last"]
 NETWORK = ["--model", "resnetv2_50", "--model-args", "layers=[1,1]", "channels=[8,16]", "stem_chs=8", "stem_type="]
@@ -53,6 +54,7 @@ def test_the_flags_are_the_keys_of_the_configuration():
     actions = {action.dest: action for action in infer.build_parser()._actions}
     assert set(actions) == added | {"seed", "device", "epochs", "help"}
     enums = {"library": infer_workloads.Library, "arrival": infer_workloads.Arrival, "source": infer_workloads.Asked}
+    enums["serve"] = infer_workloads.Serve
     for name, members in enums.items():
         assert actions[name].choices == [member.name for member in members]
     for field in dataclasses.fields(config):
@@ -69,6 +71,8 @@ def test_the_flags_are_the_keys_of_the_configuration():
         [*NETWORK, *DIGITS, "--arrival", "poisson", "--rate-per-s", "400"],
         [*NETWORK, "--image-px", "16", "--num-classes", "10", "--precision", "bf16"],
         [*BERT, "--batch-size", "2"],
+        [*BERT, "--serve", "http", "--outstanding", "3", "--max-batch", "2"],
+        [*NETWORK, "--image-px", "16", "--num-classes", "10", "--precision", "bf16", "--serve", "http"],
     ],
 )
 def test_every_request_is_answered_rightly(flags):
@@ -95,7 +99,7 @@ def test_a_model_sees_requests_of_any_number_in_one_kind_of_tensor():
     inputs = answers.Inputs.of(values, 1, 3, torch.device("cpu"))
     service = answers.Answers(forward, inputs, values, torch.device("cpu"))
     for count in (1, 3, 2, 3, 1):
-        service.wait(service.issue(count))
+        service.wait(service.issue([Request(0, 0)] * count))
     assert seen == [(1, 0), (3, 0), (2, 0), (3, 0), (1, 0)]
     assert service.wrong("fp32") == []
 
@@ -114,16 +118,16 @@ def test_equal_jobs_say_the_same_and_are_asked_at_other_instants():
     args = infer.parse([*NETWORK, "--arrival", "poisson", "--rate-per-s", "9"])
     jobs = Asked(), Asked()
     jobs[1].index = 1
-    assert infer._arrivals(args, jobs[0])._argv != infer._arrivals(args, jobs[1])._argv
+    assert infer._seed(args, jobs[0]) != infer._seed(args, jobs[1])
 
 
 def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
     calls, issue = 0, answers.Answers.issue
 
-    def spoiled(self, count):
+    def spoiled(self, batch):
         nonlocal calls
         calls += 1
-        issued = issue(self, count)
+        issued = issue(self, batch)
         if calls == 40:  # of the run, after 20 of the warm-up and one more
             self._said[(self._next - 1) % answers.NUM_INPUTS] *= 1.1
         return issued

@@ -10,9 +10,9 @@ import pytest
 from tests.job_server import is_alive, wait_until
 from workloads import client
 from workloads.serving import server as serving
-from workloads.serving.arrivals import ClosedLoop, OpenLoop, Request
+from workloads.serving.arrivals import Answer, ClosedLoop, OpenLoop, Request
 from workloads.serving.generator import due
-from workloads.serving.server import Answer, Batching, Server
+from workloads.serving.server import Batching, Server
 
 MS = 1_000_000
 
@@ -45,8 +45,8 @@ class Service:
         self.clock, self.each_ns, self.free_ns = clock, each_ns, 0
         self.sizes: list[int] = []
 
-    def issue(self, count: int) -> int:
-        self.sizes.append(count)
+    def issue(self, batch) -> int:
+        self.sizes.append(len(batch))
         self.free_ns = max(self.clock.now_ns, self.free_ns) + self.each_ns
         return self.free_ns
 
@@ -58,7 +58,8 @@ class Service:
 class Planned(ClosedLoop):
     """Requests at given instants, whatever is answered."""
 
-    def __init__(self, clock: Clock, *at_ns: int) -> None:
+    def __init__(self, job: Notebook, clock: Clock, *at_ns: int) -> None:
+        super().__init__(job, 0, 0)
         self.clock, self.at_ns = clock, list(at_ns)
 
     def take(self, timeout_s: float = 0.0) -> list[Request]:
@@ -67,16 +68,13 @@ class Planned(ClosedLoop):
         self.at_ns = self.at_ns[len(come) :]
         return [Request(at, at) for at in come]
 
-    def answered(self, count: int, at_ns: int) -> None:
-        pass
-
     def stop(self) -> None:
         self.at_ns = [at for at in self.at_ns if at <= self.clock.now_ns]
 
 
 def test_each_client_sends_when_it_has_its_answer(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook()
-    loop = ClosedLoop(2, 5)
+    loop = ClosedLoop(job, 2, 5)
     loop.begin(0)
     Server(job, loop, Service(clock, 10 * MS), Batching()).serve(5)
     intended_ms, begun_ms, done_ms = ([request[i] // MS for request in job.requests] for i in (0, 2, 3))
@@ -85,7 +83,7 @@ def test_each_client_sends_when_it_has_its_answer(monkeypatch):
 
 def test_what_is_issued_ahead_begins_when_the_one_before_is_done(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook()
-    loop = ClosedLoop(2, 4)
+    loop = ClosedLoop(job, 2, 4)
     loop.begin(0)
     Server(job, loop, Service(clock, 10 * MS), Batching(ahead=2)).serve(4)
     assert [(begun // MS, done // MS) for _, _, begun, done, *_ in job.requests] == [
@@ -98,7 +96,7 @@ def test_what_is_issued_ahead_begins_when_the_one_before_is_done(monkeypatch):
 
 def test_a_batch_waits_for_others_until_it_is_full_or_its_oldest_has_waited_enough(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook()
-    loop = Planned(clock, 0, 2 * MS, 100 * MS, 101 * MS, 102 * MS, 103 * MS, 104 * MS)
+    loop = Planned(job, clock, 0, 2 * MS, 100 * MS, 101 * MS, 102 * MS, 103 * MS, 104 * MS)
     service = Service(clock, 10 * MS)
     Server(job, loop, service, Batching(max_batch=4, max_delay_ns=5 * MS)).serve(7)
     assert service.sizes == [2, 4, 1]
@@ -108,7 +106,7 @@ def test_a_batch_waits_for_others_until_it_is_full_or_its_oldest_has_waited_enou
 
 def test_after_the_stop_requests_are_answered_for_a_while_and_the_others_recorded(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook(stop_after=1)
-    loop = Planned(clock, *[0] * 10, 10**15)
+    loop = Planned(job, clock, *[0] * 10, 10**15)
     server = Server(job, loop, Service(clock, int(serving.DRAIN_S * 1e9 / 4)), Batching())
     server.serve(0)
     server.drain()
@@ -129,7 +127,7 @@ def test_arrivals_have_their_rate_and_their_own_instants_for_each_seed():
 
 
 def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_its_owner():
-    with OpenLoop("constant", 500.0, 0, 0) as loop:
+    with OpenLoop(Notebook(), "constant", 500.0, 0, 0) as loop:
         pid = loop._process.pid
         start_ns = time.monotonic_ns()
         loop.begin(start_ns)
@@ -141,7 +139,7 @@ def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_it
         assert all(request.sent_ns >= request.intended_ns for request in requests)
         assert len(loop.take(timeout_s=1.0)) >= 1
     assert not is_alive(pid)
-    orphan = OpenLoop("poisson", 500.0, 0, 0).__enter__()
+    orphan = OpenLoop(Notebook(), "poisson", 500.0, 0, 0).__enter__()
     orphan._input.close()
     assert wait_until(lambda: not is_alive(orphan._process.pid))
     orphan._output.close()
@@ -149,8 +147,73 @@ def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_it
 
 
 def test_a_generator_of_a_fixed_number_sends_these_and_no_more():
-    with OpenLoop("poisson", 5000.0, 0, 50) as loop:
+    with OpenLoop(Notebook(), "poisson", 5000.0, 0, 50) as loop:
         loop.begin(time.monotonic_ns())
         requests: list[Request] = []
         assert wait_until(lambda: bool(requests.extend(loop.take())) or len(requests) >= 50)
-        assert loop.take(timeout_s=0.01) == []
+        assert not loop.take(timeout_s=0.01)
+
+
+def test_a_generator_that_dies_ends_its_job():
+    with OpenLoop(Notebook(), "poisson", 100.0, 0, 0) as loop:
+        loop.begin(time.monotonic_ns())
+        loop._process.kill()
+        with pytest.raises(RuntimeError, match="sends requests ended with status -9"):
+            wait_until(lambda: bool(loop.take(timeout_s=0.01)) and False, timeout_s=5)
+
+
+@pytest.fixture
+def over_http():
+    """A loop over HTTP that answers each body by its length, in the tokens."""
+    pytest.importorskip("uvicorn")
+    from workloads.serving.over_http import HttpLoop
+
+    def ask(job, count, **how):
+        defaults = {"arrival": "closed", "rate_per_s": 0.0, "seed": 0, "outstanding": 1}
+        return HttpLoop(job, [b"x", b"y" * 300_000], count=count, **(defaults | how))
+
+    return ask
+
+
+class Lengths:
+    """Answers with the size of what was asked."""
+
+    def issue(self, batch) -> int:
+        return len(batch[0].body) + batch[0].number
+
+    def wait(self, issued: int) -> Answer:
+        return Answer(0, issued)
+
+
+@pytest.mark.parametrize("how", [{"outstanding": 3}, {"arrival": "poisson", "rate_per_s": 500.0}])
+def test_what_is_asked_over_http_arrives_and_whoever_asks_says_when_it_was_answered(over_http, how):
+    job = Notebook()
+    with over_http(job, 20, **how) as loop:
+        loop.begin(time.monotonic_ns())
+        Server(job, loop, Lengths(), Batching()).serve(20)
+    assert len(job.requests) == 20
+    for intended, sent, begun, done, *_ in job.requests:
+        assert intended <= sent < begun < done
+    assert sorted(tokens for *_, tokens, _ in job.requests) == [1] * 10 + [300_001] * 10
+
+
+def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_recorded(over_http, monkeypatch):
+    monkeypatch.setattr(serving, "DRAIN_S", 0.2)
+    job = Notebook()
+
+    class Slow(Lengths):
+        def wait(self, issued: int) -> Answer:
+            time.sleep(0.05)
+            return super().wait(issued)
+
+    with over_http(job, 0, arrival="constant", rate_per_s=200.0) as loop:
+        server = Server(job, loop, Slow(), Batching())
+        loop.begin(time.monotonic_ns())
+        end_s = time.monotonic() + 0.5
+        while time.monotonic() < end_s:
+            server._turn()
+        server.drain()
+    answered = [request for request in job.requests if request[3] > 0]
+    assert 10 <= len(answered) <= 16
+    assert len(job.requests) == pytest.approx(100, abs=15)
+    assert {request[2] for request in job.requests if request not in answered} == {0}

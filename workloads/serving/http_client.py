@@ -1,0 +1,218 @@
+"""Sends requests over HTTP: a process of its own, which never waits for an answer. Standard library only.
+
+    python http_client.py PORT ARRIVAL RATE SEED COUNT OUTSTANDING
+
+ARRIVAL is poisson or constant, with a RATE, or closed, with so many clients; COUNT is 0 without an end. Standard input
+brings the number of bodies, each with its size before it, and then the start, an instant of CLOCK_MONOTONIC; all of
+them as 8 bytes. A request has a connection of its own while it waits, of which as many are made as there are to wait.
+What became of each goes to standard output, as records of `client.REQUEST`. When standard input closes, no more is
+sent; what is not answered when the server closes the connections is recorded as such.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from workloads.client import REQUEST
+from workloads.serving import generator
+from workloads.serving.generator import START
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+REPLY = struct.Struct("<qqii")
+"""When the computation began, when the first token was there, tokens, requests that were computed together."""
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class _Connection:
+    """One connection, and the request that it waits for."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.intended_ns = self.sent_ns = 0
+        self.left = memoryview(b"")
+        self.received = b""
+
+    def send(self, intended_ns: int, request: bytes) -> None:
+        """Begin a request."""
+        self.intended_ns, self.sent_ns = intended_ns, time.monotonic_ns()
+        self.left, self.received = memoryview(request), b""
+        self.push()
+
+    def push(self) -> None:
+        """Send as much more of the request as the socket takes."""
+        with contextlib.suppress(OSError):  # full for now, or closed, which reading shows
+            self.left = self.left[self.socket.send(self.left) :]
+
+    def answer(self) -> bytes | None:
+        """Return the record of the request, if all of its answer is there.
+
+        Raises:
+            OSError: it will never be.
+        """
+        with contextlib.suppress(BlockingIOError):
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError
+            self.received += data
+        head, _, body = self.received.partition(_END_OF_HEAD)
+        if len(body) < REPLY.size:
+            return None
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise ConnectionError
+        begun_ns, first_ns, tokens, batch = REPLY.unpack(body)
+        return REQUEST.pack(self.intended_ns, self.sent_ns, begun_ns, first_ns, time.monotonic_ns(), tokens, batch)
+
+    def record_of_none(self) -> bytes:
+        """Return the record of a request that was not answered."""
+        return REQUEST.pack(self.intended_ns, self.sent_ns, 0, 0, 0, 0, 1)
+
+
+class Client:
+    """Sends what is due and takes the answers as they come."""
+
+    def __init__(self, port: int, bodies: Sequence[bytes], out: int) -> None:
+        head = "POST /{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
+        self._requests = [head.format(number, len(body)).encode() + body for number, body in enumerate(bodies)]
+        self._port, self._out = port, out
+        self._events = select.epoll()
+        self._free: list[_Connection] = []
+        self._busy: dict[int, _Connection] = {}
+        self.num_sent = self.num_over = 0
+
+    def send(self, intended_ns: int) -> None:
+        """Send the next request now."""
+        request = self._requests[self.num_sent % len(self._requests)]
+        self.num_sent += 1
+        connection = self._free.pop() if self._free else self._connected()
+        if connection is None:
+            self.num_over += 1
+            os.write(self._out, REQUEST.pack(intended_ns, time.monotonic_ns(), 0, 0, 0, 0, 1))
+            return
+        fd = connection.socket.fileno()
+        self._busy[fd] = connection
+        connection.send(intended_ns, request)
+        self._events.modify(fd, select.EPOLLIN | (select.EPOLLOUT if connection.left else 0))
+
+    def _connected(self) -> _Connection | None:
+        """Return a new connection; `None` if the system has no more."""
+        try:
+            connection = _Connection(self._port)
+        except OSError:
+            return None
+        self._events.register(connection.socket.fileno(), select.EPOLLIN)
+        return connection
+
+    def take(self, timeout_s: float, stdin: Sequence[int]) -> tuple[int, bool]:
+        """Wait so long for answers, and send what is left of requests; return their number, and if input closed."""
+        # `epoll` waits to the millisecond, `select` takes no file beyond the first 1,024: so one waits for the other.
+        readable, _, _ = select.select([self._events.fileno(), *stdin], [], [], timeout_s)
+        before = self.num_over
+        for fd, events in self._events.poll(0):
+            if fd not in self._busy:
+                self._drop(fd)
+                continue
+            if events & select.EPOLLOUT:
+                self._busy[fd].push()
+                if not self._busy[fd].left:
+                    self._events.modify(fd, select.EPOLLIN)
+            if events & ~select.EPOLLOUT:
+                self._read(fd)
+        return self.num_over - before, any(each in readable for each in stdin)
+
+    def _drop(self, fd: int) -> None:
+        """Forget a connection that the server closed while nothing was asked over it."""
+        for connection in [each for each in self._free if each.socket.fileno() == fd]:
+            self._free.remove(connection)
+            self._events.unregister(fd)
+            connection.socket.close()
+
+    def _read(self, fd: int) -> None:
+        connection = self._busy[fd]
+        try:
+            record = connection.answer()
+            if record is None:
+                return
+            self._free.append(connection)
+        except OSError:
+            record = connection.record_of_none()
+            self._events.unregister(fd)
+            connection.socket.close()
+        del self._busy[fd]
+        self.num_over += 1
+        os.write(self._out, record)
+
+    def run_open(self, due: Iterator[int], count: int) -> None:
+        """Send each request at its instant, whatever is answered, until there were `count`, or input closes."""
+        for number, intended_ns in enumerate(due, start=1):
+            while (left_ns := intended_ns - time.monotonic_ns()) > 0:
+                if self.take(left_ns / 1e9, [0])[1]:
+                    return
+            self.send(intended_ns)
+            if number == count:
+                return
+
+    def run_closed(self, outstanding: int, count: int) -> None:
+        """Send each request when an answer is there, so that always as many are outstanding."""
+        most = count or sys.maxsize
+        for _ in range(min(outstanding, most)):
+            self.send(time.monotonic_ns())
+        while self.num_over < most:
+            answered, is_closed = self.take(1.0, [0])
+            if is_closed:
+                return
+            for _ in range(min(answered, most - self.num_sent)):
+                self.send(time.monotonic_ns())
+
+    def finish(self) -> None:
+        """Take the answers that still come, until the server has closed the connections of the others."""
+        while self._busy:
+            self.take(1.0, [])
+
+
+def _read(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = os.read(0, size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def main(port: int, arrival: str, rate_per_s: float, seed: int, count: int, outstanding: int) -> None:
+    """Send as the command line says."""
+    generator.sharpen_timer()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
+    (number,) = START.unpack(_read(START.size))
+    bodies = [_read(START.unpack(_read(START.size))[0]) for _ in range(number)]
+    client = Client(port, bodies, 1)
+    (start_ns,) = START.unpack(_read(START.size))
+    if arrival == "closed":
+        while (left_ns := start_ns - time.monotonic_ns()) > 0:
+            time.sleep(left_ns / 1e9)
+        client.run_closed(outstanding, count)
+    else:
+        client.run_open((start_ns + after_ns for after_ns in generator.due(arrival, rate_per_s, seed)), count)
+    client.finish()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, EOFError):
+        main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), *map(int, sys.argv[4:7]))
