@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 
 from pipeline.base import units
 from pipeline.base.tags import Tag
@@ -16,13 +17,22 @@ KEY = "collocation"
 TAG = f"mlflow.sharedViewState.{KEY}"
 
 _FIGURES = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib")
+_MOST_CHARACTERS = 5000  # of the value of a tag in MLflow's database (`SqlExperimentTag`)
 _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "System metrics")
 
 
 @functools.cache
 def as_json(counted: frozenset[str]) -> str:
-    """The state of the page, as the tag has it, for workloads that count their work in these units."""
+    """The state of the page, as the tag has it, for workloads that count their work in these units.
+
+    As many of them as a tag of MLflow has room for, in the order of the alphabet.
+    """
     in_order = sorted(counted)
+    state = _state(in_order)
+    return state if len(state) <= _MOST_CHARACTERS else as_json(frozenset(in_order[:-1]))
+
+
+def _state(in_order: Sequence[str]) -> str:
     figures = [*map(units.total_of, in_order), *_FIGURES, *map(units.energy_of, in_order)]
     # Widths of the columns in pixels, in their order. The first and the last are always there.
     widths = {

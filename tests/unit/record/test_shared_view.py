@@ -1,0 +1,34 @@
+"""What MLflow's page of an experiment shows, by what the workloads of its studies count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.record.store import shared_view
+from pipeline.record.store.local import open_store
+
+
+def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(tmp_path: Path) -> None:
+    def columns() -> list[str]:
+        experiment = open_store(tmp_path).client.get_experiment_by_name("e")
+        return list(json.loads(experiment.tags[shared_view.TAG])["selectedColumns"])
+
+    open_store(tmp_path).experiment_id("e", {"samples"})
+    assert "metrics.`throughput_total_samples_per_s`" in columns()
+    assert not any("requests" in column for column in columns())
+    store = open_store(tmp_path)
+    assert store.experiment_id("e", {"requests"}) == store.experiment_id("e")
+    both = ["samples", "requests"]
+    assert {f"metrics.`throughput_total_{unit}_per_s`" for unit in both} <= set(columns())
+    assert {"metrics.`energy_per_sample_j`", "metrics.`energy_per_request_j`"} <= set(columns())
+
+
+def test_a_page_that_somebody_else_made_shows_no_unit() -> None:
+    assert shared_view.units_of("") == shared_view.units_of("[1]") == shared_view.units_of('{"compareRunCharts": 3}')
+    assert shared_view.units_of(shared_view.as_json(frozenset({"particle_turns"}))) == {"particle_turns"}
+
+
+def test_more_units_than_a_tag_has_room_for_are_not_all_shown() -> None:
+    state = shared_view.as_json(frozenset(f"units_{number:03}" for number in range(100)))
+    assert len(state) <= 5000 and len(shared_view.units_of(state)) > 2
