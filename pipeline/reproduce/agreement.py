@@ -32,7 +32,7 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
         theirs = _first(path, mine)
         found = list(_differences(theirs, mine))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"plan_file={path} cannot be used: {error!r}; remove it, or give another") from error
+        raise ConfigError(f"plan_file={path} cannot be used ({error}); remove it, or give another") from error
     if found or theirs[_PLAN] != mine[_PLAN]:
         raise ConfigError(
             f"the other workers of this study (plan_file={path}) measure another plan: "

@@ -73,15 +73,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--most", type=int, help="at most so many attacks")
     parser.add_argument("--beside", type=int, default=2, help="attacks at the same time, each on a machine of its own")
     options = parser.parse_args(arguments)
-    names = options.only or [name for name in ATTACKS if name != "servers" or options.seconds > _LONG_S]
+    cannot = set() if disks.own_mounts() else {"disks"}
+    if options.seconds <= _LONG_S:
+        cannot.add("servers")
+    names = options.only or [name for name in ATTACKS if name not in cannot]
     numbers = itertools.count(options.seed)
     if options.most is not None:
         numbers = itertools.islice(numbers, options.most)
-    tally, deadline = Tally(), time.monotonic() + options.seconds
+    tally, deadline, is_over = Tally(), time.monotonic() + options.seconds, threading.Event()
 
     def work(folder: Path) -> None:
         bench = Bench(Path(tempfile.mkdtemp(dir=folder)))
-        while time.monotonic() < deadline and (number := next(numbers, None)) is not None:
+        while not is_over.is_set() and time.monotonic() < deadline and (number := next(numbers, None)) is not None:
             (name,) = Random(f"kind {number}").choices(names, [ATTACKS[name][0] for name in names])
             try:
                 outcome = ATTACKS[name][1](bench, Random(number))
@@ -91,9 +94,9 @@ def main(arguments: Sequence[str]) -> int:
             if outcome.problems:  # the next attack is not blamed for this one
                 bench = Bench(Path(tempfile.mkdtemp(dir=folder)))
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    for signum in (signal.SIGINT, signal.SIGTERM):  # what has begun comes to its end, and is told
+        signal.signal(signum, lambda *_: is_over.set())
     with ExitStack() as stack:
-        disks.own_mounts()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True)))
         stack.callback(servers.end)
         forks.run("-c", "")  # starts the process that all others are forked from
