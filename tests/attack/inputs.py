@@ -15,7 +15,7 @@ from pipeline.base.paths import PROJECT_DIR
 from tests import forks
 from tests.attack.bench import Bench, Outcome
 
-_AT_ONCE = 15
+_AT_ONCE = 20
 _PAGE = (PROJECT_DIR / "docs/configuration.md").read_text(encoding="utf-8")
 _KEYS = re.findall(r"^\| `([\w.]+)` \|", _PAGE, re.MULTILINE)
 _GROUPS = [path.name for path in (PROJECT_DIR / "conf").iterdir() if path.is_dir()]
