@@ -17,7 +17,7 @@ KEY = "collocation"
 TAG = f"mlflow.sharedViewState.{KEY}"
 
 _FIGURES = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib")
-_MOST_CHARACTERS = 5000  # of the value of a tag in MLflow's database (`SqlExperimentTag`)
+_MOST_CHARACTERS = 5000  # of the value of a tag on servers of older versions; 20,000 in 3.17
 _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "System metrics")
 
 

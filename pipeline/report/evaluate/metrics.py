@@ -29,7 +29,12 @@ class Scale(enum.Enum):
 BEST_SOLO, TOTAL_TIME = "speedup_vs_best_solo_ratio", "makespan_s"
 MEAN_LATENCY, P99_LATENCY = services.worst_of(services.MEAN), services.worst_of(services.P99)
 HOST_LOOP, HOST_BOUND = "host_loop_ms", "host_bound_ratio"
-MEMORY = "memory_peak_mib"
+MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
+
+
+def of_instance(activity: str) -> str:
+    """The mean of an activity over the GPU instances of a group."""
+    return f"instance_{activity}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,13 @@ class Metric:
     scale: Scale = Scale.POSITIVE
 
 
+_ACTIVITY = {
+    "gract_mean_ratio": "GRACT",
+    "smact_mean_ratio": "SMACT",
+    "smocc_mean_ratio": "SM occupancy",
+    "tensor_active_mean_ratio": "tensor core activity",
+    "dram_active_mean_ratio": "DRAM activity",
+}
 _LATENCIES = {
     services.worst_of(services.MEAN): "mean latency",
     services.worst_of("latency_p50_ms"): "median latency",
@@ -64,12 +76,10 @@ _ALL = (
     Metric(MEAN_SLOWDOWN, "worst slowdown of the mean latency"),
     Metric(P99_SLOWDOWN, "worst slowdown of the p99 latency"),
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
-    Metric("gract_mean_ratio", "GRACT", scale=Scale.SHARE),
-    Metric("smact_mean_ratio", "SMACT", scale=Scale.SHARE),
-    Metric("smocc_mean_ratio", "SM occupancy", scale=Scale.SHARE),
-    Metric("dram_active_mean_ratio", "DRAM activity", scale=Scale.SHARE),
-    Metric("tensor_active_mean_ratio", "tensor core activity", scale=Scale.SHARE),
+    *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
+    *(Metric(of_instance(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
+    Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
     Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
     Metric("power_mean_w", "power of the GPU", "W"),
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
@@ -87,9 +97,7 @@ METRICS = {metric.name: metric for metric in _ALL}
 """By name, in the order of tables; those that count work, in units of their own, are `counted`."""
 
 _SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
-ACTIVITY = (
-    *("gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio", "tensor_active_mean_ratio", "dram_active_mean_ratio"),
-)
+ACTIVITY = tuple(_ACTIVITY)
 """What listeners read of a GPU, and of each of its GPU instances."""
 
 _POWER = ("energy_per_epoch_j", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")

@@ -25,7 +25,7 @@ from pipeline.base.normalise import (
     rate_name,
 )
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate.metrics import BEST_SOLO, HOST, counted, sampled
+from pipeline.report.evaluate.metrics import ACTIVITY, BEST_SOLO, HOST, INSTANCE_MEMORY, counted, of_instance, sampled
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 
@@ -93,7 +93,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         for unit in units.units_in(row.metrics):
             if units.energy_of(unit) in found:
                 found[units.energy_above_idle_of(unit)] = share * found[units.energy_of(unit)]
-    found |= _epochs(row, baselines)
+    found |= _epochs(row, baselines) | _of_instances(row)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalised(row, alone, baselines.total_time_s(row))
     step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
@@ -101,6 +101,19 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
         figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
     return found | figures | _slowdowns(row, alone)
+
+
+def _of_instances(row: Row) -> dict[str, float]:
+    """What the GPU instances of a row have in common: the mean of each activity, and the highest memory."""
+    instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}  # some share one
+    found = {}
+    for name in (*ACTIVITY, INSTANCE_MEMORY):
+        values = [metrics[name] for metrics in instances.values() if name in metrics]
+        if values and name == INSTANCE_MEMORY:
+            found[name] = max(values)
+        elif values:
+            found[of_instance(name)] = statistics.fmean(values)
+    return found
 
 
 def of_workload(worst: str, workload: str) -> str:

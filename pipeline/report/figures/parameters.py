@@ -18,7 +18,14 @@ from pipeline.base.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, metrics_in
-from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY, Metric
+from pipeline.report.evaluate.metrics import (
+    INSTANCE_MEMORY,
+    MEAN_LATENCY,
+    MEMORY,
+    P99_LATENCY,
+    Metric,
+    of_instance,
+)
 from pipeline.report.evaluate.sweeps import FEWEST, Swept, number_in
 from pipeline.report.evaluate.wording import ENDINGS
 from pipeline.report.figures.drawing import (
@@ -43,6 +50,9 @@ _DOUBLING = 1.5
 """Values of which each is so many times the one before are drawn on a logarithmic axis."""
 
 _STYLES = ("-", "--", "-.", ":")
+_MARKERS = ("x", "P", "*", "d", "h", "p", "8")
+"""Of the further lines of a mode: degrees, profiles, limits."""
+
 _MEDIAN_LATENCY, _P95_LATENCY = services.worst_of("latency_p50_ms"), services.worst_of("latency_p95_ms")
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
@@ -70,7 +80,7 @@ def _caption(panels: Sequence[Metric]) -> str:
             "to its p95 where requests were too few for a p99. Dotted: the objective, where there is one."
         )
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
-        said += " Activity, memory and energy are those of the whole GPU."
+        said += " Activity, memory and energy are those of the whole GPU, unless they are said to be of an instance."
     return said
 
 
@@ -83,7 +93,14 @@ def _panels(swept: Swept) -> list[Metric]:
     speed = [*map(units.total_of, counts), SPEEDUP, *kept, MEAN_LATENCY, services.GOODPUT_TOTAL]
     return [
         known[name]
-        for name in (*speed, *_ACTIVITY, MEMORY, *map(units.energy_of, counts))
+        for name in (
+            *speed,
+            *_ACTIVITY,
+            *map(of_instance, _ACTIVITY),
+            MEMORY,
+            INSTANCE_MEMORY,
+            *map(units.energy_of, counts),
+        )
         if sum(any(name in _shown(cell) for cell in here) for here in swept.cells.values()) > 1
     ]
 
@@ -111,8 +128,10 @@ def _paint(swept: Swept, panels: Sequence[Metric]) -> Figure:
         drawn: Counter[Mode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
-            style: dict[str, Any] = {"color": sharing.colour, "marker": sharing.marker, "markersize": 3.5}
-            style |= {"linestyle": _STYLES[drawn[sharing] % len(_STYLES)], "linewidth": 1.4}
+            number = drawn[sharing]
+            style: dict[str, Any] = {"color": sharing.colour, "markersize": 3.5, "linewidth": 1.4}
+            style |= {"marker": [sharing.marker, *_MARKERS][number % len(_MARKERS)]}
+            style |= {"linestyle": _STYLES[number % len(_STYLES)]}
             drawn[sharing] += 1
             label = f"{mode}, {counted(degree, 'job')}" if say_jobs else mode
             if (handle := _line(axes, metric.name, by_place, style)) is not None:

@@ -87,13 +87,21 @@ def test_latency_is_drawn_against_the_rate_of_a_service_also_beside_a_training()
     assert band.get_datalim(latency.transData).bounds[1::2] == (12.5, 225 - 12.5)
 
 
+def on_instance(profile: str, rate: float) -> Any:
+    figures = {"throughput_samples_per_s": rate, "gract_mean_ratio": rate / 100, "instance_memory_peak_mib": 900.0}
+    return job(0, params(), None, metrics=figures, place={"mig_profile": profile, "gi_id": "1"})
+
+
 def test_the_same_jobs_on_instances_of_several_profiles_are_drawn_against_the_profile() -> None:
     rows = [
-        row("mig", (job(0, params(), rate, place={"mig_profile": profile}),), options={"profile": profile})
+        row("mig", (on_instance(profile, rate),), options={"profile": profile})
         for profile, rate in (("1g.10gb", 10.0), ("3g.40gb", 30.0), ("7g.80gb", 50.0))
     ]
     found = sketches(*rows)
     assert list(found) == ["against MIG profile resnet26_cifar10 bs128"]
-    axes = panels(found["against MIG profile resnet26_cifar10 bs128"])["throughput of all jobs"]
+    drawn = panels(found["against MIG profile resnet26_cifar10 bs128"])
+    assert lines(drawn["GRACT of an instance"]) == [[(0, 0.1), (1, 0.3), (2, 0.5)]]
+    assert lines(drawn["peak memory of an instance"]) == [[(0, 900), (1, 900), (2, 900)]]
+    axes = drawn["throughput of all jobs"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1g.10gb", "3g.40gb", "7g.80gb"]
     assert lines(axes) == [[(0, 10), (1, 30), (2, 50)]]
