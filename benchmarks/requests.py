@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.launch import requests
 from pipeline.observe import latency
@@ -77,8 +78,17 @@ def _folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int) -> tuple[dict[str, float], float]:
-    """Figures of a fake service under a rate, and the share of a core that the generator took."""
+class Served(NamedTuple):
+    """A fake service under a rate: its figures, the share of a core that the generator took, and its requests."""
+
+    figures: dict[str, float]
+    share: float
+    requests: requests.Requests
+    window: tuple[int, int]
+
+
+def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int) -> Served:
+    """Send requests to a fake service."""
     with _folder() as folder:
         job, before = Job(folder), _children_s()
         with OpenLoop(job, arrival, rate, seed, 0) as arrivals:
@@ -95,7 +105,7 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
         figures = latency.figures(found, window, is_rate_given=True)
         if late := latency.late_generator(found, window):
             print(f"flagged: {late}")
-        return figures, share
+        return Served(figures, share, found, window)
 
 
 def generator(options: argparse.Namespace) -> None:
@@ -104,7 +114,7 @@ def generator(options: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|")
     for arrival in ("poisson", "constant"):
         for _ in range(options.runs):
-            figures, share = serve(options.rate, 0.0001, options.seconds, arrival, 0)
+            figures, share, _, _ = serve(options.rate, 0.0001, options.seconds, arrival, 0)
             rate = figures["num_requests"] / options.seconds
             late = f"{figures['send_late_p50_ms']:.3f} | {figures['send_late_p99_ms']:.3f}"
             print(f"| {arrival} | {options.rate:g} | {rate:.1f} | {late} | {100 * share:.1f} % |", flush=True)
@@ -123,16 +133,34 @@ def _sleeper() -> str:
 
 
 def queue(options: argparse.Namespace) -> None:
-    """Latencies of a service of 5 ms in real time, over those of M/D/1."""
-    print("| load | requests | mean | p50 | p95 | p99 | send late p50, ms |")
+    """Latencies of a service of 5 ms in real time, over those of a perfect one and over those of M/D/1.
+
+    The perfect one takes 5 ms exactly for the requests of the same instants; M/D/1 is what infinitely many would give.
+    """
+    print("| load | requests | over | mean | p50 | p95 | p99 |")
     print("|---|---|---|---|---|---|---|")
     for load in (0.5, 0.8):
-        figures, _ = serve(load / 0.005, 0.005, options.seconds, "poisson", options.seed)
-        theory = {"mean": 1 + load / (2 * (1 - load))}
-        theory |= {f"p{percent}": 1 + waiting_quantile(load, percent / 100) for percent in (50, 95, 99)}
-        ratios = (f"{figures[f'latency_{name}_ms'] / 5 / wanted:.3f}" for name, wanted in theory.items())
-        number, late = figures["num_requests"], figures["send_late_p50_ms"]
-        print(f"| {load} | {number:.0f} | {' | '.join(ratios)} | {late:.3f} |", flush=True)
+        figures, _, found, window = serve(load / 0.005, 0.005, options.seconds, "poisson", options.seed)
+        perfect = latency.figures(_perfect(found, 5_000_000), window)
+        theory = {"latency_mean_ms": 5 + 5 * load / (2 * (1 - load))}
+        theory |= {f"latency_p{each}_ms": 5 + 5 * waiting_quantile(load, each / 100) for each in (50, 95, 99)}
+        for name, wanted in (("the same arrivals", perfect), ("M/D/1", theory)):
+            ratios = (f"{figures[key] / wanted[key]:.3f}" for key in theory)
+            print(f"| {load} | {figures['num_requests']:.0f} | {name} | {' | '.join(ratios)} |", flush=True)
+    print(f"at the same time, {_sleeper()}")
+
+
+def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
+    """The same requests, each begun when it is due or the one before is done, and done exactly so long after."""
+    import numpy as np
+
+    due = found["intended_ns"]
+    turns = np.arange(len(due)) * service_ns
+    records = np.zeros(len(due), np.dtype(list(requests.RECORD)))
+    records["intended_ns"] = records["sent_ns"] = due
+    records["begun_ns"] = np.maximum.accumulate(due - turns) + turns
+    records["done_ns"], records["batch"] = records["begun_ns"] + service_ns, 1
+    return requests.Requests(records)
 
 
 def waiting_quantile(load: float, share: float) -> float:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 REQUESTS = "requests"
-RATE_TOLERANCE = 0.01
+LEAST_SHORT, SHORT_SHARE = 10, 0.01
 LATE_MS, LATE_SHARE = 1.0, 0.1
-"""A generator is late that sent this share less than it was to send, or half of whose requests left so late: more than
-both this time and this share of the median latency."""
+"""A generator is late that sent fewer requests than were due, by more than both this number and this share of them; or
+half of whose requests left late, by more than both this time and this share of the median latency."""
 
 SERIES_POINTS = 200
 
@@ -94,7 +94,7 @@ def late_generator(requests: Requests, window: Window) -> str | None:
     sent = int(np.count_nonzero(_inside(requests["sent_ns"], window)))
     if not len(mine):
         return None
-    if sent < (1 - RATE_TOLERANCE) * len(mine):
+    if len(mine) - sent > max(LEAST_SHORT, SHORT_SHARE * len(mine)):
         return f"its generator sent {sent} of the {len(mine)} requests that were due in the window"
     late_ms = _rank(np.sort(_ms(mine, "intended_ns", "sent_ns")), 50)
     latency_ms = _rank(np.sort(_latency_ms(mine)), 50)
