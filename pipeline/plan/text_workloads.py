@@ -74,6 +74,9 @@ class TrainTextConfig(TrainingConfig):
     sequence_tokens: int = MISSING
     num_classes: int | None = None
 
+    def packages(self) -> tuple[str, ...]:
+        return ("transformers",)
+
     def own_options(self) -> dict[str, Any]:
         options = super().own_options()
         if self.weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.host import cpu_device
 from pipeline.plan.text_workloads import Task, TextModel, TrainTextConfig
 from pipeline.plan.workloads import DataSource, StepMode
+from pipeline.prepare.env import current
 from tests.conftest import GPU
 
 CPU = cpu_device()
@@ -110,3 +112,14 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
     assert "holds 0 folders of text files" in refused(config())
     assert "holds 1 folders of text files" in refused(config("a"))
     assert "holds 3 classes: num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))
+
+
+def test_an_environment_without_transformers_is_refused(make_plan, monkeypatch):
+    assert make_plan(["workload=tiny_text"]).groups
+    found = current.CurrentEnv().resolve()
+    others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("transformers")))
+    monkeypatch.setattr(current, "_current", lambda: others)
+    with pytest.raises(
+        ConfigError, match=r"tiny_text: its options take transformers, which the environment of .* lack"
+    ):
+        make_plan(["workload=tiny_text"])
