@@ -35,7 +35,6 @@ _RECORDED = (
     *("rate_per_s", "outstanding", "max_batch", "max_delay_ms", "step_mode", "precision", "channels_last"),
     *("warmup_requests", "seed"),
 )
-_OPEN_LOOP_AHEAD = 2
 _MOST_DIGITS = 1000
 _log = logging.getLogger(__name__)
 
@@ -122,12 +121,10 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         _describe(args, job, model, device)
         answers = build_answers(args, job, model, inputs, device)
         job.phase("warmup")
-        ahead = args.outstanding if args.arrival == "closed" else _OPEN_LOOP_AHEAD
         batching = Batching(
             max_batch=args.max_batch,
             max_delay_ns=int(args.max_delay_ms * 1e6),
-            # What comes over the network is put where the answer before the last may still be read from.
-            ahead=ahead if device.type == "cuda" and direct is not None else 1,
+            ahead=_ahead(args, device),
         )
         for size in [*range(1, args.max_batch + 1), *[1] * args.warmup_requests]:
             answers.wait(answers.issue([Request(0, 0)] * size))
@@ -142,6 +139,17 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
             job.wrong(what)
         if device.type == "cuda":
             job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+
+
+def _ahead(args: argparse.Namespace, device: torch.device) -> int:
+    """Return how many batches may be issued before the oldest of them is answered.
+
+    Several clients keep as many on the device. At a rate it is one: while the next is issued, no answer is noticed. So
+    it is on the CPU, for a decoder, whose tokens the host awaits, and for what comes over the network, which is put
+    where the answer before may still be read from.
+    """
+    runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
+    return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1
 
 
 def _arrivals(args: argparse.Namespace, job: client.NullJob) -> Arrivals:
@@ -198,6 +206,10 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
     else:
         from workloads.text import models
 
+        if args.step_mode == "cuda_graph" and not models.takes_graphs():
+            build_parser().error(
+                "--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step"
+            )
         task = models.CAUSAL_LM if args.output_tokens else models.CLASSIFICATION
         classes = None if args.output_tokens else args.num_classes
         request = models.ModelRequest(model=args.model, model_args=args.model_args, task=task, num_classes=classes)

@@ -112,6 +112,21 @@ def test_a_decoder_has_a_first_token_and_others(monkeypatch):
         assert (tokens, batch) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "ahead"),
+    [
+        (["--outstanding", "4"], 4),
+        (["--outstanding", "4", "--serve", "http"], 1),
+        (["--arrival", "poisson", "--rate-per-s", "9"], 1),
+        ([*GPT, "--outstanding", "4"], 1),
+    ],
+)
+def test_only_what_several_clients_asked_is_issued_before_the_answer_before_is_there(flags, ahead):
+    args = infer.parse([*NETWORK[:2], *flags])
+    assert infer._ahead(args, torch.device("cuda", 0)) == ahead
+    assert infer._ahead(args, torch.device("cpu")) == 1
+
+
 def test_equal_jobs_say_the_same_and_are_asked_at_other_instants():
     first, again, other = (ask(*NETWORK, *DIGITS, "--seed", seed).outputs for seed in ("0", "0", "1"))
     assert first == again != other
