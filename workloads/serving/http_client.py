@@ -70,11 +70,11 @@ class _Connection:
             if not data:
                 raise ConnectionError
             self.received += data
-        head, _, body = self.received.partition(_END_OF_HEAD)
+        head, has_ended, body = self.received.partition(_END_OF_HEAD)
+        if has_ended and not head.startswith(b"HTTP/1.1 200 "):
+            raise ConnectionError
         if len(body) < REPLY.size:
             return None
-        if not head.startswith(b"HTTP/1.1 200 "):
-            raise ConnectionError
         begun_ns, first_ns, tokens, batch = REPLY.unpack(body)
         return REQUEST.pack(self.intended_ns, self.sent_ns, begun_ns, first_ns, time.monotonic_ns(), tokens, batch)
 

@@ -217,3 +217,21 @@ def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_re
     assert 10 <= len(answered) <= 16
     assert len(job.requests) == pytest.approx(100, abs=15)
     assert {request[2] for request in job.requests if request not in answered} == {0}
+
+
+def test_a_request_that_the_server_refuses_is_recorded_as_not_answered_and_the_job_ends(over_http, monkeypatch):
+    from workloads.serving import over_http as module
+
+    async def refuse(self, scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    monkeypatch.setattr(module.HttpLoop, "_app", refuse)
+    job = Notebook()
+    with (
+        pytest.raises(RuntimeError, match="sends requests ended with status 0"),
+        over_http(job, 3, arrival="constant", rate_per_s=500.0) as loop,
+    ):
+        loop.begin(time.monotonic_ns())
+        Server(job, loop, Lengths(), Batching()).serve(3)
+    assert [(begun, done) for _, _, begun, done, *_ in job.requests] == [(0, 0)] * 3
