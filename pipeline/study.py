@@ -383,9 +383,8 @@ class _Study:
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
         if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
-            self.sender.store()  # else the jobs are started while MLflow is imported
+            self._wait_for_store()  # else the jobs are started while MLflow is imported
         self._send_what_others_left()
-        self._close_lost_attempts()
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume != Resume.NO:
             groups, known = _what_is_left(self.asked, self.plan, self.inventory)
@@ -418,11 +417,20 @@ class _Study:
             facts["reproduces"] = self.asked.reproduction.original.run_id
         return facts
 
-    def _close_lost_attempts(self) -> None:
-        """Of a unit: its host may have died with an earlier attempt, which no lock of this host would tell."""
-        if self.config.unit is not None:
-            for name in self.sender.close_lost(self.plan.experiment, self.plan.digest, self.config.unit):
-                words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
+    def _wait_for_store(self) -> None:
+        """Wait until the store is open. A worker of a launcher, which found it open, may find its server away.
+
+        Of a unit, what earlier attempts left running is closed: their host may have died, which no lock here tells.
+        """
+        try:
+            self.sender.store()
+            if self.config.unit is not None:
+                for name in self.sender.close_lost(self.plan.experiment, self.plan.digest, self.config.unit):
+                    words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
+        except TrackingError as error:
+            if self.config.plan_file is None or self.config.resume != Resume.NO:
+                raise
+            words.say(f"warning: {error}; what is measured waits in the spool")
 
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:

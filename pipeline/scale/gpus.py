@@ -182,6 +182,7 @@ class Fleet:
             with interrupts.held():
                 worker = self._start(self.idle.popleft(), self.waiting.popleft(), left_s)
                 self.workers.append(worker)
+                outcome.has_started = True
                 for name in ("stdout", "stderr"):
                     pipe = getattr(worker.process, name)
                     selector.register(os.dup(pipe.fileno()), selectors.EVENT_READ, (worker, name))
