@@ -70,6 +70,8 @@ def figures(
 
 def _latencies(requests: Requests) -> dict[str, float]:
     """Latencies of requests: whole, before and during their computation, and of tokens."""
+    import numpy as np
+
     found = _spread("latency", _latency_ms(requests))
     begun = requests["begun_ns"] > 0
     if begun.all():
@@ -77,10 +79,12 @@ def _latencies(requests: Requests) -> dict[str, float]:
         if requests.is_answered.all():
             found["service_mean_ms"] = float(_ms(requests, "begun_ns", "done_ns").mean())
             found["batch_mean_requests"] = float(requests["batch"].mean())
-    spoken = requests.where(requests.is_answered & (requests["first_token_ns"] > 0))
-    if len(spoken):
-        found |= _spread("first_token", _ms(spoken, "intended_ns", "first_token_ns"))
-        several = spoken.where(spoken["tokens"] > 1)
+    has_spoken = requests["first_token_ns"] > 0
+    if has_spoken.any():
+        asked = requests.where(has_spoken | ~requests.is_answered)
+        first_ms = np.where(asked["first_token_ns"] > 0, _ms(asked, "intended_ns", "first_token_ns"), np.inf)
+        found |= _spread("first_token", first_ms)
+        several = requests.where(has_spoken & requests.is_answered & (requests["tokens"] > 1))
         if len(several):
             found |= _spread("per_token", _ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1))
     return found

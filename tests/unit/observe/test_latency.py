@@ -137,6 +137,12 @@ def test_tokens_have_a_first_and_a_time_each(tmp_path):
     assert (found["first_token_mean_ms"], found["first_token_p95_ms"]) == (11, 11)
     assert (found["per_token_mean_ms"], found["batch_mean_requests"]) == (5, 2)
     assert found["throughput_tokens_per_s"] == 97 * 5
+    # What was never answered has no first token either: it is slower than all.
+    few = [*rows, *[(2 * S - 1, 2 * S - 1, 0, 0)] * 20]
+    found = latency.figures(recorded(tmp_path / "few", few), (S, 2 * S))
+    assert found["first_token_p50_ms"] == 11
+    assert not {"first_token_mean_ms", "first_token_p95_ms"} & set(found)
+    assert found["per_token_p95_ms"] == 5
 
 
 def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
