@@ -266,7 +266,6 @@ def _become(request: Mapping[str, Any], standard: Sequence[int], hears: int) -> 
         os.dup2(descriptor, number)
     hears = os.dup2(hears, len(standard))
     os.closerange(hears + 1, 1024)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     sender_pid = 0 if request["argv"][0] == "-m" else _prepare_senders(request["num_senders"])
     os.write(hears, f"{os.getpid()} {sender_pid}\n".encode())
@@ -338,6 +337,7 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
     sys.path[:] = [first, *paths, *_OWN_PATH]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is the program that is interrupted
     try:
         with _exit_status() as status:
             if argv[0] == "-m":

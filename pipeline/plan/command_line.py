@@ -78,7 +78,7 @@ def explain(error: Exception) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
-        return f"{refused[1]}: {_why_refused(refused[1], cause)}"
+        return f"{refused[1]}: {why_refused(refused[1].partition('=')[0].lstrip('+'), cause)}"
     if "Config group override must be a string or a list" in text:
         return "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all"
     if missing := _NO_FILE.match(text):
@@ -141,9 +141,8 @@ def _unknown(key: str, parent: Any) -> str:
     return no_such_setting(key, map(str, parent))
 
 
-def _why_refused(override: str, cause: OmegaConfBaseException) -> str:
-    """What a key takes instead of this value."""
-    key = override.partition("=")[0].lstrip("+")
+def why_refused(key: str, cause: OmegaConfBaseException) -> str:
+    """What a key takes instead of the value that was refused."""
     said = str(cause).splitlines()[0]
     if "is not a subclass of" in said:
         group = key.partition(".")[0]

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import listed
-from pipeline.plan import user_command
+from pipeline.plan import command_line, user_command
 from pipeline.plan.schema import Config
 from pipeline.plan.workloads import ScriptConfig, WorkloadConfig
 
@@ -47,7 +47,9 @@ def _entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:
         return entry, config.sizes[entry]
     if isinstance(entry, dict):
         return None, _script(entry)
-    words = _split(str(entry))
+    if not isinstance(entry, str):
+        raise ConfigError("mix: an entry is a size, a command line in quotes, or a map with command or script")
+    words = _split(entry)
     script, args = user_command.program_of(words, f"the entry '{entry}' of mix")
     if len(words) == 1 and "/" not in script and not script.endswith(".py"):
         raise ConfigError(
@@ -81,7 +83,8 @@ def _script(entry: dict[str, Any]) -> ScriptConfig:
     try:
         typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ScriptConfig), values))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"mix: {getattr(error, 'full_key', None)}: {str(error).splitlines()[0]}") from error
+        key = str(error.full_key)
+        raise ConfigError(f"mix: {key}: {command_line.why_refused(key, error)}") from error
     assert isinstance(typed, ScriptConfig)
     return typed
 
