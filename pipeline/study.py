@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import operator
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from pipeline import executor, outcome, rehearsal
-from pipeline.base import factory, host, interrupts, layout, programs, words
+from pipeline import executor, outcome, rehearsal, summary
+from pipeline.base import host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
@@ -27,30 +26,28 @@ from pipeline.clean.journal import Journal, replay
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import failures, phases
 from pipeline.observe.compare import Comparison
-from pipeline.observe.fields import Fields
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress, Ran
-from pipeline.observe.table import table
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import check, describe, feasible, read, units
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory, take
-from pipeline.plan.schema import Config, GpuConfig, GpuKind, TrackingConfig
+from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
-from pipeline.record.store import links, local, overview
+from pipeline.record.store import local, overview
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import reproduce, unused
 from pipeline.reproduce.agreement import agree
 from pipeline.reproduce.reproduce import Reproduction
 
 if TYPE_CHECKING:
-    from pipeline.report.closing import Closing
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -295,49 +292,12 @@ def show_all(asked: Asked, plan: Plan) -> bool:
     for row in known:
         comparison.add(row)
     if known:
-        _show_results(asked, plan, [comparison.latest(row) for row in known])
-        sys.stdout.write(f"{_how_to_report(asked, plan)}\n{_how_to_open(asked)}\n")
+        summary.show(plan, [comparison.latest(row) for row in known])
+        summary.show_where(plan.experiment, asked.config.tracking, asked.sender, asked.root)
     if left:
         all_groups = counted(len(plan.groups), "group")
         words.say(f"of {all_groups}, {len(left)} have no result; to run them: {outcome.command_to_resume()}")
     return not left
-
-
-def _show_results(asked: Asked, plan: Plan, rows: Sequence[GroupResult]) -> None:
-    specs = dict.fromkeys(spec for group in plan.groups for spec in group.listeners)
-    fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
-    found = _found(asked, plan, rows)
-    sys.stdout.write("".join(f"{line}\n" for line in (table(rows, fields, found.fastest), *found.sentences)))
-    if asked.reproduction is not None:
-        sys.stdout.write(f"{asked.reproduction.side_by_side(rows[0])}\n")
-
-
-def _found(asked: Asked, plan: Plan, rows: Sequence[GroupResult]) -> Closing:
-    from pipeline.report.closing import Closing, closing  # what makes a report, of which a help text has no need
-
-    if asked.reproduction is not None:
-        return Closing()  # one group without its block
-    return closing(plan.experiment, rows)
-
-
-def _how_to_report(asked: Asked, plan: Plan) -> str:
-    """The command that writes the report."""
-    tracking = asked.config.tracking
-    where = ["--uri", tracking.uri] if tracking.uri else ["--root", tracking.root]
-    where = [] if where == ["--root", TrackingConfig().root] else where
-    command = [outcome.python(), "-m", "pipeline.report", "--experiment", plan.experiment, *where]
-    return f"report: {shlex.join(command)}"
-
-
-def _how_to_open(asked: Asked) -> str:
-    assert asked.sender is not None
-    try:
-        store = asked.sender.store()
-    except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
-        return f"error: {error}"
-    if store["kind"] == "local":
-        return f"open: {links.ui_hint(asked.root, store['experiment_id'])}"
-    return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
 
 
 def _check_same(configs: Sequence[Config]) -> None:
@@ -489,13 +449,13 @@ class _Study:
         try:
             if self.rows:
                 latest = [self.comparison.latest(row) for row in self.rows]
-                _show_results(self.asked, self.plan, latest)  # while the last of them are sent
+                summary.show(self.plan, latest, self.asked.reproduction)  # while the last of them are sent
         finally:
             self._send_what_is_left()
         if self.rows:
             for line in failures.in_words(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
-            sys.stdout.write(f"{_how_to_report(self.asked, self.plan)}\n{_how_to_open(self.asked)}\n")
+            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root)
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:

@@ -1,0 +1,52 @@
+"""What a study ends with: its table, the report's sentences, and where all of it is to be seen."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import outcome
+from pipeline.base import factory
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Plan
+from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import GroupResult
+from pipeline.observe.table import table
+from pipeline.plan.schema import TrackingConfig
+from pipeline.record.sender import Sender
+from pipeline.record.store import links
+from pipeline.reproduce.reproduce import Reproduction
+
+
+def show(plan: Plan, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
+    """Print the table of some rows of a plan, and what the report says of them; of a reproduction both runs."""
+    # What makes a report, of which a help text has no need.
+    from pipeline.report.closing import Closing, closing
+
+    specs = dict.fromkeys(spec for group in plan.groups for spec in group.listeners)
+    fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
+    # A reproduction is one group without its block.
+    found = closing(plan.experiment, rows) if reproduction is None else Closing()
+    sys.stdout.write("".join(f"{line}\n" for line in (table(rows, fields, found.fastest), *found.sentences)))
+    if reproduction is not None:
+        sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
+
+
+def show_where(experiment: str, tracking: TrackingConfig, sender: Sender, root: Path) -> None:
+    """Print the commands that write the report and open MLflow's page."""
+    where = ["--uri", tracking.uri] if tracking.uri else ["--root", tracking.root]
+    where = [] if where == ["--root", TrackingConfig().root] else where
+    command = [outcome.python(), "-m", "pipeline.report", "--experiment", experiment, *where]
+    sys.stdout.write(f"report: {shlex.join(command)}\n{_how_to_open(sender, root)}\n")
+
+
+def _how_to_open(sender: Sender, root: Path) -> str:
+    try:
+        store = sender.store()
+    except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
+        return f"error: {error}"
+    if store["kind"] == "local":
+        return f"open: {links.ui_hint(root, store['experiment_id'])}"
+    return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
