@@ -30,6 +30,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from pipeline.base import library_internals
+from pipeline.base.errors import ConfigError
 from pipeline.plan import stand_ins
 from pipeline.scale.options import SlurmOptions
 
@@ -61,6 +62,9 @@ class StudySweeper(Sweeper):
             grid = {**_left_by([*given, *instead], block), **instead}
             overrides = parser.parse_overrides([_as_override(*item) for item in grid.items()] + list(arguments))
             jobs += library_internals.combinations(overrides)
+        if not jobs:
+            none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
+            raise ConfigError(f"{none}: there are no such values, so that there is nothing to run")
         return [self.with_stand_ins(job, [*given, *instead]) for job in jobs] if self.stand_ins else jobs
 
     def with_stand_ins(self, job: list[str], given: Sequence[str]) -> list[str]:

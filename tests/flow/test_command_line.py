@@ -97,6 +97,12 @@ def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])
+def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
+    message = f"{argument}: there are no such values, so that there is nothing to run"
+    assert run(tmp_path, "-m", argument, "seed=1,2") == (2, f"error: {message}\n")
+
+
 def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/bad.yaml").write_text("a: [1\nb: {")
