@@ -123,16 +123,17 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any]) -> int:
 
 
 def _ask(pipes: Path, command: str) -> int:
-    """Send one command and print the answer. Status 1 only if nobody is there to answer."""
+    """Send one command and print the answer. Status 1 only if nobody is there to answer, or to end the answer."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(pipes / "control"))
+        connection.sendall(f"UI {command}\n".encode())
+        with connection, connection.makefile("r", encoding="utf-8") as answer:
+            said = answer.read()
     except OSError:
         print("Cannot find MPS control daemon process")  # noqa: T201
         return 1
-    connection.sendall(f"UI {command}\n".encode())
-    with connection, connection.makefile("r", encoding="utf-8") as answer:
-        sys.stdout.write(answer.read())
+    sys.stdout.write(said)
     return 0
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.clean import processes
+from pipeline.simulation.mps import control
 from pipeline.simulation.mps.control import connect, write_program
 from tests.conftest import DATA
 
@@ -198,3 +202,20 @@ def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
 def test_an_unknown_fault_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no such fault: gremlins"):
         write_program(tmp_path, faults=["gremlins"])
+
+
+def test_a_daemon_that_is_killed_before_it_answers_is_not_there(capsys) -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(f"{folder}/control")
+        daemon.listen()
+
+        def die() -> None:
+            connection, _ = daemon.accept()
+            select.select([connection], [], [])
+            connection.close()  # with what was asked unread: the connection is reset
+
+        thread = threading.Thread(target=die)
+        thread.start()
+        assert control._ask(Path(folder), "get_server_list") == 1
+        thread.join()
+    assert capsys.readouterr().out == "Cannot find MPS control daemon process\n"
