@@ -145,19 +145,19 @@ def test_nvml_is_answered_by_another_library_and_then_as_before():
 
 
 def test_modules_are_hidden_or_empty_while_others_are_imported():
-    unused = ("this", "antigravity", "pydoc_data.topics", "pydoc_data.topics.below")
+    unused = ("this", "antigravity", "wsgiref.validate", "wsgiref.validate.below")
     assert not set(unused) & set(sys.modules)
-    with library_internals.without(["this", "pytest"], stand_ins=["antigravity", "pydoc_data.topics", "re"]):
+    with library_internals.without(["this", "pytest"], stand_ins=["antigravity", "wsgiref.validate", "re"]):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("this")
         assert issubclass(importlib.import_module("antigravity").Flight, Exception)
-        assert not hasattr(importlib.import_module("pydoc_data.topics"), "__all__")
-        assert importlib.import_module("pydoc_data.topics.below").Any is not None
+        assert not hasattr(importlib.import_module("wsgiref.validate"), "__all__")
+        assert importlib.import_module("wsgiref.validate.below").Any is not None
         assert importlib.import_module("pytest") is pytest  # in use already
         assert importlib.import_module("re") is re
     assert not set(unused) & set(sys.modules)
-    assert not hasattr(importlib.import_module("pydoc_data"), "topics")
-    assert isinstance(importlib.import_module("pydoc_data.topics").topics, dict)
+    assert not hasattr(importlib.import_module("wsgiref"), "validate")
+    assert callable(importlib.import_module("wsgiref.validate").validator)
 
 
 def fonts_of(pdf: bytes) -> list[TTFont]:
