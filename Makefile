@@ -8,7 +8,7 @@ run: $(VENV)/.installed
 	$(VENV)/bin/python run.py $(or $(ARGS),window.seconds=5)
 
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(VENV)/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

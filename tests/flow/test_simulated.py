@@ -447,7 +447,8 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     def instances() -> list[object]:
         return [i for gpu in StateFile(kept).read().gpus for i in gpu.instances] if kept.exists() else []
 
-    status, _, _ = run(*study, "scenario=mig", "window.seconds=60", killed_when=lambda: len(instances()) == 2)
+    alone = ["scenario=mig", "baseline=never", "window.seconds=60"]
+    status, _, _ = run(*study, *alone, killed_when=lambda: len(instances()) == 2)
     assert status == -signal.SIGKILL
     assert len(instances()) == 2
     status, _, err = run(*study, "scenario=mig")
