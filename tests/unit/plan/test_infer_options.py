@@ -9,6 +9,7 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.prepare.env import current
 
+pytestmark = pytest.mark.torch  # without the packages that a workload names, it is refused
 TINY = ["workload=infer_tiny", "gpu=cpu"]
 POISSON = ["workload.arrival=poisson", "workload.rate_per_s=100"]
 

@@ -114,6 +114,7 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
     assert "holds 3 classes: num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))
 
 
+@pytest.mark.torch
 def test_an_environment_without_transformers_is_refused(make_plan, monkeypatch):
     assert make_plan(["workload=tiny_text"]).groups
     found = current.CurrentEnv().resolve()
