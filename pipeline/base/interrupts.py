@@ -60,9 +60,16 @@ def held() -> Iterator[None]:
         _raise_if_received()
 
 
-def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not isinstance(error, Interrupted):
-        sys.__excepthook__(kind, error, trace)
+def behind(error: BaseException | None) -> Interrupted | None:
+    """The interruption that an error comes from: itself, or what a library was dealing with when it broke."""
+    while error is not None and not isinstance(error, Interrupted):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _leave(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
+    if (error := behind(failure)) is None:
+        sys.__excepthook__(kind, failure, trace)
         return
     with suppress(OSError):
         sys.stdout.flush()

@@ -17,7 +17,7 @@ from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode,
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pipeline import outcome
-from pipeline.base import words
+from pipeline.base import interrupts, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
@@ -45,6 +45,8 @@ def run(main: Callable[[], None]) -> int:
     except Interrupted as interrupted:
         return interrupted.exit_status
     except Exception as error:
+        if (signalled := interrupts.behind(error)) is not None:
+            return signalled.exit_status
         if outcome.is_composed:
             raise
         if os.environ.get("HYDRA_FULL_ERROR") == "1":

@@ -50,6 +50,15 @@ def failing(name, undone):
         raise OSError(f"cannot undo {name}")
 
 
+def test_a_library_that_breaks_while_it_is_interrupted_shows_no_traceback():
+    code = (
+        "import os; from pipeline.base import interrupts; interrupts.install()\n"
+        "try:\n    os.kill(os.getpid(), 2)\nfinally:\n    unbound"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT\n")
+
+
 def test_the_first_error_wins_and_names_the_failed_cleanups():
     undone: list[str] = []
     with pytest.raises(ValueError, match="the body") as caught, UndoStack() as stack:
