@@ -221,20 +221,16 @@ def survey(spool_root: Path) -> Survey:
             continue
         try:
             with _claimed(folder) as free:
-                if free and not _is_elsewhere(folder):
-                    ready.append((_closed(folder).clock.wall_ns, folder))
+                record = read(folder)
+                # An open one of another host, which shares the spool's file system: its lock means nothing here.
+                if free and (record.state == "closed" or record.host == platform.node()):
+                    ready.append((_closed(folder, record).clock.wall_ns, folder))
                 else:
                     busy.append(folder)
         except (TrackingError, OSError) as error:
             log.warning("skipped a spool folder: %s", error)
             unreadable[folder] = str(error)
     return Survey(ready=tuple(folder for _, folder in sorted(ready)), busy=tuple(busy), unreadable=unreadable)
-
-
-def _is_elsewhere(folder: Path) -> bool:
-    """Whether a folder is open, and its owner on another host that shares the spool's file system."""
-    record = read(folder)
-    return record.state == "open" and record.host != platform.node()
 
 
 def _child(raw: dict[str, Any]) -> ChildRecord:
@@ -257,9 +253,8 @@ def _claimed(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _closed(folder: Path) -> Record:
+def _closed(folder: Path, record: Record) -> Record:
     """The record of a folder that nobody owns, closed as interrupted if its owner died before it did so."""
-    record = read(folder)
     if record.state == "closed":
         return record
     ended = leftovers.clear(record.spool_id)

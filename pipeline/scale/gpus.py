@@ -148,7 +148,6 @@ class Fleet:
 
     def __init__(self, asked: Asked, devices: Sequence[Device], waiting: deque[int]) -> None:
         self.asked, self.waiting = asked, waiting
-        self.plan_file = asked.config.plan_file
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
         self.idle = deque(devices[: len(waiting)])
         self.worst = 0
@@ -195,7 +194,7 @@ class Fleet:
 
     def _start(self, device: Device, unit: int, left_s: float | None) -> Worker:
         decided = {"unit": unit, "gpu.device": device.uuid, "gpu.beside": self.asked.config.gpu.beside}
-        decided |= {"resume": self.asked.config.resume, "plan_file": self.plan_file}
+        decided |= {"resume": self.asked.config.resume, "plan_file": self.asked.config.plan_file}
         if left_s is not None:
             decided["time_limit_s"] = f"{left_s:.1f}"
         argv = workers.command(outcome.command_line(), decided)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import shlex
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -18,10 +18,13 @@ from pathlib import Path
 
 from pipeline import outcome
 from pipeline.base import words
-from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.command import Completed
+from pipeline.base.command import run as run_program
+from pipeline.base.errors import CommandError, ConfigError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Resume
 from pipeline.base.words import counted
+from pipeline.plan import user_command
 from pipeline.record import provenance
 from pipeline.record.store.overview import DONE, Overview, overview
 from pipeline.scale import workers
@@ -111,9 +114,8 @@ def script_of(options: SlurmOptions, units: Sequence[int], resume: str, limit_s:
         for key, value in given.items()
         if value is not None
     ]
-    typed = outcome.command_line()
-    end = typed.index("--") if "--" in typed else len(typed)
-    before = workers.command([sys.executable, str(Path(typed[0]).absolute()), *typed[1:end]], {})
+    (program, *ours), theirs = user_command.divided(outcome.command_line())
+    before = workers.command([sys.executable, str(Path(program).absolute()), *ours], {})
     return _SCRIPT.format(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
@@ -123,7 +125,7 @@ def script_of(options: SlurmOptions, units: Sequence[int], resume: str, limit_s:
         signal_delay_s=options.signal_delay_s,
         plan_file=f'{shlex.quote(str(folder))}/plan-"$SLURM_ARRAY_JOB_ID".json',
         before=shlex.join(before),
-        after=shlex.join(typed[end:]),
+        after=shlex.join(theirs),
     )
 
 
@@ -143,18 +145,18 @@ def _submit(script: str, folder: Path) -> str:
     except OSError as error:
         raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error
     done = _slurm("sbatch", "--parsable", str(path))
-    if done.returncode != 0:
+    if done.status != 0:
         raise ConfigError(f"Slurm refused the job array: {' '.join(done.stderr.split())}; its script is {path}")
     return done.stdout.strip().partition(";")[0]
 
 
-def _slurm(*argv: str) -> subprocess.CompletedProcess[str]:
+def _slurm(*argv: str) -> Completed:
+    if shutil.which(argv[0]) is None:
+        raise ConfigError(f"hydra/launcher=slurm: there is no {argv[0]} on PATH, so no Slurm here")
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    except FileNotFoundError as error:
-        raise ConfigError(f"hydra/launcher=slurm: there is no {argv[0]} on PATH, so no Slurm here") from error
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{argv[0]} did not answer within {_LIMIT_S:g} s") from error
+        return run_program(argv, timeout_s=_LIMIT_S, check=False)
+    except CommandError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _wait(job: str) -> None:
@@ -163,7 +165,7 @@ def _wait(job: str) -> None:
     is_silent = False
     while True:
         done = _slurm("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%K %T %r")
-        if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        if done.status != 0 and "Invalid job id" not in done.stderr:
             if not is_silent:
                 words.say(f"squeue does not answer ({' '.join(done.stderr.split())}); asked again until it does")
             is_silent = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.errors import ConfigError
+from pipeline.plan import user_command
 from pipeline.plan.schema import AUTO_DEVICE, Config
 
 # Keys and all below them. What a launcher does not decide it leaves out.
@@ -23,9 +24,9 @@ _INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm"
 
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """The words of a command line, with what is decided in the place of what was typed."""
-    end = typed.index("--") if "--" in typed else len(typed)
-    kept = [word for word in typed[:end] if not _is_decided(word)]
-    return [*kept, *(f"{key}={value}" for key, value in decided.items()), *typed[end:]]
+    ours, theirs = user_command.divided(typed)
+    kept = [word for word in ours if not _is_decided(word)]
+    return [*kept, *(f"{key}={value}" for key, value in decided.items()), *theirs]
 
 
 def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:

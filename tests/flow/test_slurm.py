@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from pipeline.record.store.overview import overview
 from tests import forks, slurm_cluster
 from tests.mlflow_server import start_server
 from tests.run_cases import SHORT, TOY
+from tests.tracking_cases import wait_for
 
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]", *MACHINE]
@@ -67,11 +67,11 @@ def test_a_task_that_is_cancelled_is_run_again_and_one_that_is_requeued_goes_on(
     job = re.search(r"job array (\d+)", said(process, "^submitted 3 units of 3 as job array"))[1]
     # Of a simulated GPU, what a task was granted is all that tells it which one to take.
     logs = [tmp_path / f"slurm/{job}_{unit}.log" for unit in (1, 2)]
-    wait_for(lambda: all(log.exists() and re.search(r"^\[1/2\]", log.read_text(), re.MULTILINE) for log in logs))
+    wait_for(lambda: all(log.exists() and re.search(r"^\[1/2\]", log.read_text(), re.MULTILINE) for log in logs), 60)
     for command in (["scancel", f"{job}_2"], ["scontrol", "requeue", f"{job}_1"]):
         subprocess.run(command, env=os.environ | slurm, check=True)
     # A requeued task may begin after two minutes only, if nobody says otherwise.
-    wait_for(lambda: "PENDING" in state_of(f"{job}_1", slurm))
+    wait_for(lambda: "PENDING" in state_of(f"{job}_1", slurm), 60)
     subprocess.run(["scontrol", "update", f"jobid={job}_1", "starttime=now"], env=os.environ | slurm, check=True)
     _, err = process.communicate(timeout=150)
     assert process.returncode == 1, err
@@ -103,11 +103,3 @@ def state_of(job, slurm):
     """What `squeue` says of a task."""
     argv = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
     return subprocess.run(argv, env=os.environ | slurm, capture_output=True, text=True, check=False).stdout
-
-
-def wait_for(condition, timeout_s=60):
-    """Wait until something holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import outcome
+from pipeline.base.command import Completed
 from pipeline.base.errors import ConfigError
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
@@ -88,7 +89,8 @@ def test_units_are_done_by_a_command_that_had_the_same_words_but_for_its_secrets
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(slurm, "_slurm", lambda *argv: subprocess.CompletedProcess(argv, 0, "7;cluster\n", ""))
+    said = {"status": 0, "stdout": "7;cluster\n", "stderr": ""}
+    monkeypatch.setattr(slurm, "_slurm", lambda *argv: Completed(argv=argv, **said))
     assert slurm._submit("#!/bin/bash\n", tmp_path) == "7"
     (path,) = tmp_path.glob("submit-*.sh")
     assert path.stat().st_mode & 0o777 == 0o600
