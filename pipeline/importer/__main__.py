@@ -10,23 +10,19 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.types import Quote, QuotedString
 
 from pipeline.base import interrupts
 from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.words import counted
-from pipeline.importer import radt_table
+from pipeline.importer import experiment_file, radt_table
+from pipeline.importer.experiment_file import NAME, Program, override_value, size_of
 from pipeline.importer.radt_table import Refused, Row, RowGroup
-from pipeline.plan.user_command import plain
 
 _EPOCHS = 5  # radT's default
-_NAME = re.compile(r"[A-Za-z]\w*")
 # What the published tables train, by model and data set, among the workloads of this project.
 _EFFICIENTNET = {
     "cifar10": "robroek_efficientnetv2_s_small",
@@ -54,30 +50,6 @@ _DATASETS = {
 }
 _KNOWN_SCRIPT = ("timm", "train.py")
 _LISTENERS = {"smi": "smi", "top": "host", "ps": "host", "dcgmi": "dcgm"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A program as a choice of `conf/workload` and what differs from it."""
-
-    workload: str
-    values: tuple[tuple[str, int | str | tuple[str, ...]], ...] = ()
-
-    @property
-    def label(self) -> str:
-        """How a mix names it, if nothing else has the name."""
-        values = dict(self.values)
-        stem = Path(str(values["script"])).stem if "script" in values else self.workload
-        return re.sub(r"\W", "_", f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem)
-
-
-def size_of(program: Program, sizes: dict[Program, str]) -> str:
-    """The name of a program in mixes, given to no other; `sizes` keeps it."""
-    if program not in sizes:
-        label = program.label if _NAME.fullmatch(program.label) else f"job_{program.label}"
-        others = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
-        sizes[program] = next(name for name in (label, *others) if name not in sizes.values())
-    return sizes[program]
 
 
 def program_of(row: Row) -> Program:
@@ -118,22 +90,13 @@ def block_of(group: RowGroup, sizes: dict[Program, str], *, by_slices: bool) -> 
     # What looks like an interpolation survives in the values of a file, not on its way through an override.
     if len(set(programs)) == 1 and "${" not in str(programs[0]):
         block |= {"workload": programs[0].workload, "degree": len(programs)}
-        block |= {f"workload.{key}": _override_value(value) for key, value in programs[0].values}
+        block |= {f"workload.{key}": override_value(value) for key, value in programs[0].values}
     else:
-        block["mix"] = _override_value(tuple(size_of(program, sizes) for program in programs))
+        block["mix"] = override_value(tuple(size_of(program, sizes) for program in programs))
     if group.profiles:
         profiles = tuple(each.partition(".")[0] if by_slices else each for each in group.profiles)
-        block["scenario.profiles"] = _override_value(profiles)
+        block["scenario.profiles"] = override_value(profiles)
     return block
-
-
-def _override_value(value: int | str | tuple[str, ...]) -> int | str:
-    """The value in Hydra's grammar, where it means exactly itself."""
-    if isinstance(value, int):
-        return value
-    if isinstance(value, tuple):
-        return f"[{','.join(str(_override_value(each)) for each in value)}]"
-    return str(QuotedString(value, Quote.single).with_quotes())
 
 
 def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slices: bool) -> tuple[str, list[Refused]]:
@@ -147,42 +110,19 @@ def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slic
             refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
     asked = {word for group in groups for row in group.rows for word in row.listeners}
     listeners = sorted({_LISTENERS[word] for word in asked if word in _LISTENERS} | {"host"})
-    content: dict[str, Any] = {
-        "defaults": [
-            *({f"/workload@sizes.{size}": program.workload} for program, size in sizes.items()),
-            {"override /window": "work"},
-            {"override /listeners": listeners},
-            "_self_",
-        ],
-        "hydra": {"mode": "MULTIRUN", "sweeper": {"blocks": blocks}},
-        "window": {"epochs": _EPOCHS},
-        "data": {"source": "files"},  # what timm's train.py reads
-        "tracking": {"experiment": name},
-    }
-    if sizes:
-        content["sizes"] = {size: {k: _yaml(v) for k, v in p.values} for p, size in sizes.items() if p.values}
     origin = f"imported from {source} by `python -m pipeline.importer`"
-    head = f"# @package _global_\n# {counted(len(blocks), 'group')}, {origin}."
-    return f"{head}\n{yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)}", refused
-
-
-def _yaml(value: int | str | tuple[str, ...]) -> int | str | list[str]:
-    if isinstance(value, tuple):
-        return [_Quoted(plain(each)) for each in value]
-    return _Quoted(plain(value)) if isinstance(value, str) else value
-
-
-class _Quoted(str):
-    """Text that is written in quotes: OmegaConf reads `1e-3` as a number, which PyYAML takes for text."""
-
-    __slots__ = ()
-
-
-def _represent_quoted(dumper: yaml.SafeDumper, text: _Quoted) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
-
-
-yaml.SafeDumper.add_representer(_Quoted, _represent_quoted)
+    text = experiment_file.text_of(
+        blocks,
+        sizes,
+        head=f"{counted(len(blocks), 'group')}, {origin}.",
+        defaults=[{"override /window": "work"}, {"override /listeners": listeners}],
+        settings={
+            "window": {"epochs": _EPOCHS},
+            "data": {"source": "files"},  # what timm's train.py reads
+            "tracking": {"experiment": name},
+        },
+    )
+    return text, refused
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -210,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import(args: argparse.Namespace) -> int:
     name = args.name or re.sub(r"\W", "_", args.table.stem)
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
     groups, left_out = radt_table.read(args.table)
     text, unknown = experiment_of(groups, name, args.table.name, by_slices=args.slices)
@@ -228,26 +168,11 @@ def _import(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         where = "printed"
     else:
-        where = _write(text, name, args)
+        where = experiment_file.write(text, name, args.out and Path(args.out), replace=args.force)
     sys.stderr.write(
         f"{num_rows - len(refused)} of {num_rows} rows imported, {counted(num_groups, 'group')}; {where}\n"
     )
     return 1 if refused else 0
-
-
-def _write(text: str, name: str, args: argparse.Namespace) -> str:
-    """Write the file; returns how it is run."""
-    folder = (Path(args.out) if args.out else PROJECT_DIR / "conf") / "experiment"
-    path = folder / f"{name}.yaml"
-    if path.exists() and not args.force:
-        raise ConfigError(f"{path} exists; give another --name, or --force to replace it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
-    option = f" --config-dir {Path(args.out).resolve()}" if args.out else ""
-    return f"run it: python run.py{option} +experiment={name}"
 
 
 if __name__ == "__main__":

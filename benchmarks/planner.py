@@ -1,0 +1,191 @@
+"""Time, memory and GPUs of the planner: ParvaGPU's scenarios, and services that are made up here from a seed.
+
+    python -m benchmarks.planner                      # the scenarios, 100 services, transitions, 1,000 services
+    python -m benchmarks.planner --services 100 --seed 3
+
+Each command runs in a process of its own. The made-up services have throughputs that grow with their instances, of some
+less and of some more than these do, at several batch sizes and numbers of processes, and rates around that of a whole
+GPU. The figures are invented.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.planner import parvagpu, profile
+from pipeline.planner.profile import Profile, Row
+from pipeline.prepare.mig import partitions, profiles
+
+PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
+GPU = "a100_80gb"
+# Of a rate over what a whole GPU gives, about one and a half in the mean.
+_RATE_MU, _RATE_SIGMA = 0.3, 0.6
+
+
+def made_up(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]:
+    """Services as their file has them, and a profile of them."""
+    chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
+    sizes = {each.name: each.compute_slices for each in partitions.slice_profiles(profiles.load_model(GPU))}
+    services, rows = [], []
+    for number in range(num_services):
+        name, base, power = f"service{number:04d}", chance.lognormvariate(4, 1), chance.uniform(0.7, 1.3)
+        for instance, slices in sizes.items():
+            for batch in (1, 4, 16):
+                for processes in (1, 2, 3):
+                    rate = base * slices**power * batch**0.3 * processes**0.2 * chance.uniform(0.95, 1.05)
+                    row = Row(
+                        workload=name,
+                        gpu_model=GPU,
+                        sharing_mode="mig" if processes == 1 else "mig_mps",
+                        instance_profile=instance,
+                        processes=processes,
+                        batch=batch,
+                        throughput_per_s=rate,
+                        latency_mean_ms=1000 * batch * processes / rate,
+                        latency_p99_ms=1300 * batch * processes / rate,
+                    )
+                    rows.append(row)
+        whole = base * 7**power * 16**0.3 * 3**0.2
+        rate_per_s = round(whole * chance.lognormvariate(_RATE_MU, _RATE_SIGMA), 3)
+        services.append({"name": name, "rate_per_s": rate_per_s, "objective_ms": round(60000 / base, 3)})
+    return {"services": services}, Profile(rows=tuple(rows))
+
+
+def scenario(number: int) -> dict[str, Any]:
+    """The services of a scenario of ParvaGPU, from 0."""
+    names = sorted(path.stem for path in PARVAGPU.glob("*.csv") if not path.name.startswith("slo_"))
+    tables = (PARVAGPU / f"slo_{what}.csv" for what in ("rate_per_s", "latency_ms"))
+    rates, objectives = (path.read_text(encoding="utf-8").splitlines()[number].split(",") for path in tables)
+    services = [
+        {"name": name, "rate_per_s": float(rate), "objective_ms": float(objective)}
+        for name, rate, objective in zip(names, rates, objectives, strict=True)
+        if rate != "N/A"
+    ]
+    return {"services": services, "latency_share": 0.45}
+
+
+def measured(command: str, folder: Path, demand: dict[str, Any], *options: str) -> tuple[dict[str, Any], str]:
+    """What a command of the planner prints, and what it took."""
+    services = folder / "services.yaml"
+    services.write_text(yaml.safe_dump(demand), encoding="utf-8")
+    about = ("--profile", str(folder / "profile.csv"), "--gpu", f"simulated_{GPU}")
+    return timed(folder, command, str(services), *options, *about)
+
+
+def timed(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """The same of a command with all its arguments."""
+    argv = [sys.executable, "-m", "pipeline.planner", *arguments, "--json"]
+    begin = time.monotonic()
+    with (folder / "answer.json").open("w+") as out:
+        process = subprocess.Popen(argv, stdout=out)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        if process.returncode != 0:
+            raise RuntimeError(f"`{' '.join(argv)}` ended with status {process.returncode}")
+        seconds, cpu_s = time.monotonic() - begin, usage.ru_utime + usage.ru_stime
+        return json.load(out), f"{seconds:.1f} s, {cpu_s:.1f} s of CPU time, {usage.ru_maxrss / 1024:.0f} MiB"
+
+
+def of_parvagpu(folder: Path) -> None:
+    """The four scenarios."""
+    profile.write(folder / "profile.csv", parvagpu.read(PARVAGPU))
+    begin = time.monotonic()
+    for number in range(4):
+        plan, took = measured("serve", folder, scenario(number))
+        print(f"ParvaGPU {number + 1}: {_planned(plan)}, {took}")
+    print(f"ParvaGPU, all four: {time.monotonic() - begin:.1f} s")
+
+
+def of_services(folder: Path, num_services: int, seed: int, methods: bool) -> None:
+    """Services that are made up: the exact plan, and what other methods find."""
+    demand, made = made_up(num_services, seed)
+    profile.write(folder / "profile.csv", made)
+    plan, took = measured("serve", folder, demand)
+    print(f"{num_services} services, {len(made.rows)} rows: {_planned(plan)}, {took}")
+    if methods:
+        compared, _ = measured("compare", folder, demand)
+        for row in compared["methods"]:
+            over = (
+                "no plan"
+                if row["num_gpus"] is None
+                else f"{row['num_gpus'] / compared['bound'] - 1:.1%} over the bound"
+            )
+            print(f"  {row['method']:10} {row['num_gpus'] or '-':>5} GPUs, {over}, {row['seconds']:.2f} s")
+
+
+def of_change(folder: Path, num_services: int, seed: int) -> None:
+    """The plan that changes least, after every rate has changed by up to a tenth."""
+    demand, made = made_up(num_services, seed)
+    profile.write(folder / "profile.csv", made)
+    today = folder / "today.json"
+    measured("serve", folder, demand, "--out", str(today))
+    chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
+    for service in demand["services"]:
+        service["rate_per_s"] *= chance.uniform(0.9, 1.1)
+    plan, took = measured("serve", folder, demand, "--from", str(today))
+    change = plan["details"]["changes"]
+    proved = "proved to be the least" if change["is_least"] else f"at least {change['at_least']} changes are needed"
+    print(
+        f"{num_services} services, rates changed: {_planned(plan)}; {change['num_kept']} instances kept, "
+        f"{change['num_created']} created, {change['num_removed']} removed, {proved}; {took}"
+    )
+
+
+def of_transition(folder: Path, num_services: int, seed: int) -> None:
+    """From the plan of made-up services to the one for other rates, which shares nothing with it on purpose."""
+    demand, made = made_up(num_services, seed)
+    profile.write(folder / "profile.csv", made)
+    plans = [str(folder / "today.json"), str(folder / "tomorrow.json")]
+    chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
+    num_gpus = []
+    for path in plans:
+        num_gpus.append(str(measured("serve", folder, demand, "--out", path)[0]["num_gpus"]))
+        for service in demand["services"]:
+            service["rate_per_s"] *= chance.uniform(0.7, 1.3)
+    for spare in (1, 8):
+        found, took = timed(folder, "transition", *plans, "--spare", str(spare))
+        print(
+            f"transition from {num_gpus[0]} to {num_gpus[1]} GPUs, {spare} spare: {len(found['steps'])} steps, at most "
+            f"{found['longest_chain']} one after another, checked; {took}"
+        )
+
+
+def _planned(plan: dict[str, Any]) -> str:
+    gap = "nothing proved" if plan["gap"] is None else f"gap {plan['gap']:.2%}"
+    return f"{plan['num_gpus']} GPUs, {plan['status']}, {gap}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print what was measured."""
+    parser = argparse.ArgumentParser(description="Time, memory and GPUs of the planner.")
+    parser.add_argument("--services", type=int, help="only so many made-up services")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if options.services:
+            of_services(folder, options.services, options.seed, methods=True)
+            return
+        of_parvagpu(folder)
+        of_services(folder, 100, options.seed, methods=True)
+        of_change(folder, 100, options.seed)
+        of_transition(folder, 72, options.seed)
+        of_services(folder, 1000, options.seed, methods=False)
+
+
+if __name__ == "__main__":
+    main()

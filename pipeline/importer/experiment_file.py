@@ -1,0 +1,129 @@
+"""The writer of experiment files: groups as blocks of `hydra.sweeper.blocks`, and the programs that mixes name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan.user_command import plain
+
+NAME = re.compile(r"[A-Za-z]\w*")
+"""What an experiment, and a program in a mix, can be called."""
+
+Value = int | float | str | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program as a choice of `conf/workload` and what differs from it.
+
+    Attributes:
+        name: what mixes call it if nothing else has the name; made from the rest if empty.
+    """
+
+    workload: str
+    values: tuple[tuple[str, Value], ...] = ()
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """How a mix names it, if nothing else has the name."""
+        values = dict(self.values)
+        stem = Path(str(values["script"])).stem if "script" in values else self.workload
+        made = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
+        return re.sub(r"\W", "_", self.name or made)
+
+
+def size_of(program: Program, sizes: dict[Program, str]) -> str:
+    """The name of a program in mixes, given to no other; `sizes` keeps it."""
+    if program not in sizes:
+        label = program.label if NAME.fullmatch(program.label) else f"job_{program.label}"
+        others = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
+        sizes[program] = next(name for name in (label, *others) if name not in sizes.values())
+    return sizes[program]
+
+
+def override_value(value: Value) -> int | float | str:
+    """The value in Hydra's grammar, where it means exactly itself."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, tuple):
+        return f"[{','.join(str(override_value(each)) for each in value)}]"
+    return str(QuotedString(value, Quote.single).with_quotes())
+
+
+def text_of(
+    blocks: Sequence[Mapping[str, Any]],
+    sizes: Mapping[Program, str],
+    *,
+    head: str,
+    defaults: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> str:
+    """The text of an experiment file.
+
+    Args:
+        blocks: of `hydra.sweeper.blocks`.
+        sizes: the programs that their mixes name.
+        head: what the file says of itself, in one line.
+        defaults: choices of other groups than workloads.
+        settings: keys of the configuration with their values.
+    """
+    content: dict[str, Any] = {
+        "defaults": [
+            *({f"/workload@sizes.{size}": program.workload} for program, size in sizes.items()),
+            *defaults,
+            "_self_",
+        ],
+        "hydra": {"mode": "MULTIRUN", "sweeper": {"blocks": list(blocks)}},
+        **settings,
+    }
+    if sizes:
+        content["sizes"] = {size: {k: _yaml(v) for k, v in p.values} for p, size in sizes.items() if p.values}
+    dumped = yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)
+    return f"# @package _global_\n# {head}\n{dumped}"
+
+
+def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
+    """Write `FOLDER/experiment/NAME.yaml`, in `conf` if no folder is given; returns how it is run.
+
+    Raises:
+        ConfigError: it is there and is not to be replaced, or cannot be written.
+    """
+    path = (folder or PROJECT_DIR / "conf") / "experiment" / f"{name}.yaml"
+    if path.exists() and not replace:
+        raise ConfigError(f"{path} exists; give another --name, or --force to replace it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    option = f" --config-dir {folder.resolve()}" if folder else ""
+    return f"run it: python run.py{option} +experiment={name}"
+
+
+def _yaml(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return [_Quoted(plain(each)) if isinstance(each, str) else each for each in value]
+    return _Quoted(plain(value)) if isinstance(value, str) else value
+
+
+class _Quoted(str):
+    """Text that is written in quotes: OmegaConf reads `1e-3` as a number, which PyYAML takes for text."""
+
+    __slots__ = ()
+
+
+def _represent_quoted(dumper: yaml.SafeDumper, text: _Quoted) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+
+
+yaml.SafeDumper.add_representer(_Quoted, _represent_quoted)

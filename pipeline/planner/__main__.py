@@ -1,0 +1,81 @@
+"""Plans from measured profiles: `python -m pipeline.planner COMMAND [--json]`.
+
+A command is one entry of `COMMANDS` and one file of `commands/`, which offers `add_arguments` and `answer`. Exit
+status: 0; 1 where no plan exists, or what is checked does not hold; 2 for input that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from pipeline.base import interrupts
+from pipeline.base.answer import Answer
+from pipeline.base.errors import CollocationError
+
+COMMANDS = {
+    "advise": "which sharing mode the results of a study recommend for each of its cases, and why",
+    "check": "what a plan predicted of each service beside what its experiment measured",
+    "export": "a plan as an experiment of this project, a configuration of mig-parted, or manifests of Kubernetes",
+    "profile": "make a profile: throughput, latency and memory of each workload on each share of a GPU",
+    "serve": "the fewest GPUs that serve given rates within given latency objectives",
+    "compare": "the GPUs that each method needs, beside whole GPUs and the smallest instances",
+    "transition": "the steps from one plan to another, with every service kept running on the way",
+    "draw": "pictures of a plan, of a transition, or of the GPUs that methods need, as SVG and PDF",
+    "replay": "carry the steps of a transition out on a simulated machine, or go on with what was killed",
+    "train": "which training jobs run together, in which mode and order, for the least makespan, completion or energy",
+}
+"""What each is for. Its file has the same name."""
+
+
+class CommandFile(Protocol):
+    """What a file of `commands/` offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """What the command takes, besides `--json`."""
+
+    def answer(self, arguments: argparse.Namespace) -> Answer:
+        """Do it; CollocationError for input that cannot be used, before anything is written."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer one command; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser(given).parse_args(given)
+    try:
+        answer = _file_of(arguments.command).answer(arguments)
+    except CollocationError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write((json.dumps(answer.data) if arguments.json else answer.text) + "\n")
+    return answer.status
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """With the arguments of the command that is given; the files of the others are not imported."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.planner",
+        description="Plan which job runs on which partition of which GPU, from measured profiles. Touches no GPU.",
+        epilog="python -m pipeline.planner COMMAND --help explains one. Exit status: 0; 1 where no plan exists or "
+        "what is checked does not hold; 2 for input that cannot be used.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, about in COMMANDS.items():
+        each = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        each.add_argument("--json", action="store_true", help="print JSON")
+        if given[:1] == [name]:
+            _file_of(name).add_arguments(each)
+    return parser
+
+
+def _file_of(command: str) -> CommandFile:
+    return cast(CommandFile, importlib.import_module(f"pipeline.planner.commands.{command}"))
+
+
+if __name__ == "__main__":
+    interrupts.install()
+    sys.exit(main())

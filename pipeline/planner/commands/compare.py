@@ -1,0 +1,100 @@
+"""`python -m pipeline.planner compare`: the GPUs that each method needs, beside whole GPUs and smallest instances."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from typing import Any
+
+from pipeline.base.answer import Answer
+from pipeline.base.errors import ConfigError
+from pipeline.base.words import aligned
+from pipeline.planner.commands.serve import no_plan
+from pipeline.planner.serving import asked, methods
+from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.solution import Solution
+
+# Two of the methods take all of it.
+_TIME_LIMIT_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is asked."""
+    asked.add_arguments(parser, time_limit_s=_TIME_LIMIT_S)
+    parser.add_argument(
+        "--load",
+        type=float,
+        action="append",
+        metavar="FACTOR",
+        help="times the rates; may be given again, 1 if not given",
+    )
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """For each load a row a method; none if there is no plan."""
+    problem, _ = asked.read(arguments)
+    found, texts = [], []
+    for load in arguments.load or [1.0]:
+        if not 0 < load < math.inf:
+            raise ConfigError(f"--load {load:g}: must be above 0 and finite")
+    for load in arguments.load or [1.0]:
+        services = tuple(replace(service, rate_per_s=service.rate_per_s * load) for service in problem.services)
+        scaled = replace(problem, services=services)
+        best = methods.solve(scaled, methods.EXACT, time_limit_s=arguments.time_limit_s)
+        if best.status == "infeasible":
+            return no_plan(scaled, best, arguments.time_limit_s)
+        rows = _rows(scaled, best, arguments)
+        found.append({"load": load, "bound": best.bound, "methods": rows})
+        texts.append((f"{load:g} times the rates\n" if arguments.load else "") + _table(rows))
+    return Answer(data=found[0] | {"loads": found}, text="\n\n".join(texts))
+
+
+def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = [_row(methods.EXACT, best)]
+    for method in methods.METHODS:
+        if method != methods.EXACT:
+            found = methods.solve(
+                problem, method, seed=arguments.seed, time_limit_s=arguments.time_limit_s, bound=best.bound
+            )
+            rows.append(_row(method, found))
+    for name, restricted in undivided_and_smallest(problem):
+        rows.append(_row(name, methods.solve(restricted, methods.EXACT, time_limit_s=arguments.time_limit_s)))
+    return rows
+
+
+def undivided_and_smallest(problem: Problem) -> list[tuple[str, Problem]]:
+    """The same with whole GPUs alone, and with GPUs that are divided into as many instances as possible."""
+    whole, smallest = [], []
+    for number in range(len(problem.models)):
+        mine = [each for each in problem.partitions if each.model == number]
+        whole += [each for each in mine if len(each.slots) == 1]
+        smallest += [each for each in mine if len(each.slots) == max(len(other.slots) for other in mine)][:1]
+    found = [("whole GPUs", whole)]
+    if smallest != whole:
+        names = [
+            " + ".join(f"{count}x {problem.kinds[kind].profile}" for kind, count in each.counts.items())
+            for each in smallest
+        ]
+        found.append((", ".join(names), smallest))
+    return [(name, problem.with_partitions(partitions)) for name, partitions in found]
+
+
+def _row(method: str, solution: Solution) -> dict[str, Any]:
+    return {
+        "method": method,
+        "num_gpus": solution.num_gpus or None,
+        "bound": solution.bound,
+        "gap": solution.gap,
+        "status": solution.status,
+        "seconds": round(solution.seconds, 3),
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = [["method", "GPUs", "at least", "gap", "seconds"]]
+    for row in rows:
+        gap = "-" if row["gap"] is None else f"{row['gap']:.1%}"
+        values = ["-" if row[key] is None else str(row[key]) for key in ("num_gpus", "bound")]
+        lines.append([row["method"], *values, gap, f"{row['seconds']:.2f}"])
+    return "\n".join(aligned(lines))

@@ -1,0 +1,62 @@
+"""`python -m pipeline.planner draw`: pictures of what the other commands wrote, as SVG and PDF."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from pipeline.base.answer import Answer
+from pipeline.base.errors import ConfigError
+from pipeline.planner import deployment, typed_json
+from pipeline.planner.pictures import gpus, load, timeline
+from pipeline.planner.transition import steps
+from pipeline.report.figures.drawing import Sketch, draw
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is drawn, and where the pictures go."""
+    parser.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="a plan (its GPUs, slice by slice), the steps of a transition (a timeline), or what `compare --json` "
+        "printed (GPUs by load)",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where each FILE.svg and FILE.pdf goes")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """The pictures, all drawn before the first is written."""
+    names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two of the files would be drawn as {max(names, key=names.count)}.svg; draw one at a time")
+    drawn = [
+        draw(_sketch(path, name), name, is_simulated=False) for path, name in zip(arguments.files, names, strict=True)
+    ]
+    rows = []
+    for each in drawn:
+        paths = [arguments.out / f"{each.name}{suffix}" for suffix in (".svg", ".pdf")]
+        try:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            paths[0].write_text(each.svg, encoding="utf-8")
+            paths[1].write_bytes(each.pdf)
+        except OSError as error:
+            raise ConfigError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
+        rows.append(
+            {"files": [str(path) for path in paths], "title": each.sketch.title, "caption": each.sketch.caption}
+        )
+    text = "\n\n".join(f"{' '.join(row['files'])}\n{row['title']}. {row['caption']}" for row in rows)
+    return Answer(data={"pictures": rows}, text=text)
+
+
+def _sketch(path: Path, name: str) -> Sketch:
+    content = typed_json.load(path)
+    if "steps" in content:
+        return timeline.sketch(steps.read(path), name)
+    if "loads" in content:
+        return load.sketch(load.read(content, str(path)), name)
+    if "gpus" in content:
+        return gpus.sketch(deployment.from_json(content, str(path)), name)
+    raise ConfigError(f"{path}: holds no plan, no steps of a transition and no comparison of methods")

@@ -1,0 +1,55 @@
+"""`python -m pipeline.planner profile`: makes a profile from one of several sources, and writes it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipeline.base.answer import Answer
+from pipeline.base.words import counted
+from pipeline.planner import parvagpu, profile
+from pipeline.planner.results import measured
+from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.report.read import rows, stores
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One source, and where the profile goes."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--from-parvagpu", type=Path, metavar="DIR", help="the tables that ParvaGPU published, of an A100 80GB"
+    )
+    stores.add_store_arguments(parser, source)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile to write, in CSV")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Write the profile; say what is in it."""
+    is_simulated = False
+    if arguments.from_parvagpu is not None:
+        made = parvagpu.read(arguments.from_parvagpu)
+    else:
+        made, is_simulated = _measured(arguments)
+    profile.write(arguments.out, made)
+    workloads = list(dict.fromkeys(row.workload for row in made.rows))
+    data = {
+        "profile": str(arguments.out),
+        "digest": made.digest,
+        "num_rows": len(made.rows),
+        "gpu_models": list(made.gpu_models),
+        "workloads": workloads,
+        "is_simulated": is_simulated,
+    }
+    text = f"{arguments.out}: {counted(len(made.rows), 'row')}, {counted(len(workloads), 'workload')}"
+    on = f"measured on {', '.join(made.gpu_models)}"
+    if is_simulated:
+        on += ", simulated: says nothing about a real GPU"
+    return Answer(data=data, text=f"{text}, {on}")
+
+
+def _measured(arguments: argparse.Namespace) -> tuple[profile.Profile, bool]:
+    """What the runs of an experiment make, and whether they are of a simulated GPU."""
+    set_mlflow_defaults()
+    where = stores.named_stores(arguments)
+    study = rows.read(where, arguments.experiment)
+    return measured.profile_of(study, f"experiment {arguments.experiment!r}"), study.is_simulated

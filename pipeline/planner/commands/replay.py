@@ -1,0 +1,53 @@
+"""`python -m pipeline.planner replay`: the steps of a transition on a simulated machine, one after another."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from pipeline.base.answer import Answer
+from pipeline.base.words import counted, say
+from pipeline.plan.schema import GpuConfig
+from pipeline.planner.commands.transition import what
+from pipeline.planner.transition import proof, steps
+from pipeline.planner.transition.replay import Outcome, replay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The steps, the machine, and where its locks and journals are."""
+    parser.add_argument("steps", type=Path, help="what `transition` wrote")
+    parser.add_argument(
+        "--machine", type=Path, required=True, metavar="FILE", help="a kept simulated machine, made if it is not there"
+    )
+    parser.add_argument("--lock-dir", type=Path, default=GpuConfig().lock_dir, help="gpu.lock_dir of the studies")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """How far it came; 1 if the steps do not hold what they promise, or a failure left no way."""
+    transition = steps.read(arguments.steps)
+    if broken := proof.check(transition).broken:
+        lines = [f"does not hold: {each}" for each in broken]
+        return Answer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
+
+    def told(result: str, step: steps.Step) -> None:
+        say(f"{step.id} {step.kind} {what(step)}: {result}")
+
+    outcome = replay(transition, arguments.machine, Path(arguments.lock_dir), told)
+    data = dataclasses.asdict(outcome) | {"is_reached": outcome.reason is None}
+    return Answer(data=data, text=in_words(outcome), status=int(outcome.reason is not None))
+
+
+def in_words(outcome: Outcome) -> str:
+    """What this start did, and what it could not."""
+    lines = [f"put back what a killed start had begun: {each}" for each in outcome.put_back]
+    if outcome.was_set_up:
+        lines.append("today's GPU instances were made first: the machine had none")
+    for each in outcome.failures:
+        lines.append(f"step {each['step']} failed on GPU {each['gpu']}, which is left as it is: {each['reason']}")
+    earlier = f", {outcome.earlier} by earlier starts" if outcome.earlier else ""
+    lines.append(
+        f"{counted(outcome.done, 'step')} carried out{earlier}; partitions are simulated, services are not started"
+    )
+    lines.append("tomorrow's deployment is reached" if outcome.reason is None else f"stopped: {outcome.reason}")
+    return "\n".join(lines)

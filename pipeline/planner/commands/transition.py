@@ -1,0 +1,128 @@
+"""`python -m pipeline.planner transition`: the steps from one deployment to another, proved before they are written."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.base.answer import Answer
+from pipeline.base.errors import ConfigError
+from pipeline.base.words import aligned, counted
+from pipeline.planner import deployment, typed_json
+from pipeline.planner.deployment import Instance
+from pipeline.planner.transition import plan, proof, steps
+from pipeline.planner.transition.proof import Proof
+from pipeline.planner.transition.steps import KINDS, Step, Transition
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two plans, what may be used on the way, and how long each kind of step takes."""
+    parser.add_argument("today", type=Path, help="the plan that is deployed")
+    parser.add_argument("tomorrow", type=Path, help="the plan that is wanted")
+    parser.add_argument(
+        "--spare", type=int, default=1, help="GPUs of each model that may be used beyond the larger plan (1)"
+    )
+    parser.add_argument(
+        "--duration",
+        action="append",
+        default=[],
+        metavar="KIND=SECONDS",
+        help=f"how long a step takes, once for each of {', '.join(KINDS)}; migrate is create and delete if not given. "
+        "Without durations the makespan is not known",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the steps to write, in JSON")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """The steps and what they keep, or why there are none."""
+    if arguments.spare < 0:
+        raise ConfigError(f"--spare {arguments.spare}: a number of GPUs is at least 0")
+    durations_s = durations(arguments.duration)
+    today, tomorrow = deployment.read(arguments.today), deployment.read(arguments.tomorrow)
+    try:
+        found = plan.plan(today, tomorrow, arguments.spare, durations_s)
+    except plan.NoTransitionError as error:
+        return Answer(data={"steps": None, "reason": str(error)}, text=f"no transition: {error}", status=1)
+    proved = proof.check(found)
+    data = typed_json.plain(found) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
+    if proved.broken:
+        return Answer(data=data, text="\n".join(f"does not hold: {each}" for each in proved.broken), status=1)
+    if arguments.out is not None:
+        steps.write(found, arguments.out)
+    written = f"\nsteps: {arguments.out}" if arguments.out is not None else ""
+    return Answer(data=data, text=in_words(found, proved) + written)
+
+
+def durations(given: Sequence[str]) -> dict[str, float]:
+    """Seconds by kind of step; empty if none are given. ConfigError for what is no duration, or if one is missing."""
+    found: dict[str, float] = {}
+    for text in given:
+        kind, _, number = text.partition("=")
+        try:
+            seconds = float(number)
+        except ValueError:
+            seconds = math.nan
+        if kind not in KINDS or not 0 <= seconds < math.inf:
+            raise ConfigError(f"--duration {text}: write KIND=SECONDS, where KIND is one of {', '.join(KINDS)}")
+        found[kind] = seconds
+    if not found:
+        return {}
+    if missing := [kind for kind in KINDS if kind not in found and kind != "migrate"]:
+        raise ConfigError(f"--duration: that of {missing[0]} is missing")
+    return {"migrate": found["create"] + found["delete"], **found}
+
+
+def in_words(transition: Transition, proved: Proof) -> str:
+    """What is done, how long it takes, what each service keeps, and the steps."""
+    counts: Counter[str] = Counter(step.kind for step in transition.steps)
+    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+    makespan = "" if transition.makespan_s is None else f", makespan {transition.makespan_s:g} s"
+    head = [
+        f"{counted(len(transition.steps), 'step')}{f': {kinds}' if kinds else ''}",
+        f"longest chain {counted(transition.longest_chain, 'step')}{makespan}; "
+        f"{transition.spare_used} of {counted(transition.spare, 'spare GPU')} used",
+        "checked: in whatever order the steps come to run, each is legal and each service keeps what it must",
+    ]
+    return "\n".join([*head, "", *_services(transition, proved), "", *_steps(transition.steps)])
+
+
+def _services(transition: Transition, proved: Proof) -> list[str]:
+    rows = [["service", "today/s", "tomorrow/s", "must keep/s", "lowest/s"]]
+    old, new = transition.old_rates_per_s, transition.new_rates_per_s
+    for name in sorted({*old, *new}):
+        kept = f"{min(old[name], new[name]):g}" if name in old and name in new else "-"
+        rows.append([name, _rate(old, name), _rate(new, name), kept, _rate(proved.lowest_per_s, name)])
+    return aligned(rows)
+
+
+def _rate(rates: Mapping[str, float], name: str) -> str:
+    return f"{rates[name]:.6g}" if name in rates else "-"
+
+
+def _steps(found: Sequence[Step]) -> list[str]:
+    rows = [["step", "kind", "what", "begins s", "ends s", "after"]]
+    for step in found:
+        times = ["-" if each is None else f"{each:g}" for each in (step.begins_s, step.ends_s)]
+        rows.append([step.id, step.kind, what(step), *times, " ".join(step.after) or "-"])
+    return aligned(rows, left=(0, 1, 2, 5))
+
+
+def what(step: Step) -> str:
+    """What a step does, and where."""
+    if step.kind == "repartition":
+        gone = [f"-{each.profile}@{each.start}" for each in step.destroyed]
+        made = [f"+{each.profile}@{each.start}" for each in step.made]
+        mode = [] if step.mode == "mig" else [f"undivided, {step.mode}"]
+        return f"GPU {step.gpu}: {' '.join([*gone, *made, *mode]) or 'MIG on'}"
+    assert step.instance is not None
+    there = f"GPU {step.gpu} {_place(step.instance)}"
+    if step.source is not None:
+        return f"{step.instance.service}: GPU {step.source_gpu} {_place(step.source)} to {there}"
+    return f"{step.instance.service}: {there}"
+
+
+def _place(instance: Instance) -> str:
+    return "undivided" if instance.profile is None else f"{instance.profile}@{instance.start}"

@@ -1,0 +1,248 @@
+"""What runs on which GPU: deployments, and plans, which are deployments with what they are for. And their file.
+
+A deployment is legal when every GPU can be divided as it says and the memory suffices; whether it serves anybody well
+is the matter of whoever plans. Starts are those of `pipeline.prepare.mig.partitions`: first memory slices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.base import mig_table
+from pipeline.base.errors import ConfigError
+from pipeline.planner import typed_json
+from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig.profiles import MigGpu
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A service on a GPU instance, or on a GPU that is not divided. Figures that are not known are `None`.
+
+    Attributes:
+        profile: of the GPU instance, as `3g.40gb`; `None` on a GPU without MIG.
+        start: its first memory slice; `None` on a GPU without MIG.
+        service: who runs on it.
+        processes: of the service; several in one instance share it through MPS.
+        batch: requests or samples that a process takes at once.
+        share_pct: active thread percentage of MPS for each process; `None` without a limit.
+        throughput_per_s: of all processes together.
+        memory_mib: of all processes together.
+    """
+
+    profile: str | None
+    start: int | None
+    service: str
+    processes: int = 1
+    batch: int | None = None
+    share_pct: float | None = None
+    throughput_per_s: float | None = None
+    latency_mean_ms: float | None = None
+    latency_p99_ms: float | None = None
+    memory_mib: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU and what runs on it.
+
+    Attributes:
+        model: as `mig_table.find` takes it: `a100_80gb` or what the driver calls it.
+        id: which GPU it is, by index or UUID; `None` for any of its model.
+        mode: how those on it share it; all but `mig` leave it undivided.
+        driver_branch: the first number of its driver's version; `None` for a current one.
+    """
+
+    model: str
+    instances: tuple[Instance, ...]
+    id: str | None = None
+    mode: Literal["mig", "mps", "naive"] = "mig"
+    driver_branch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """GPUs and what runs on them."""
+
+    gpus: tuple[Gpu, ...]
+
+    def throughput_per_s(self) -> dict[str, float]:
+        """What each service gets from all its instances together; those whose figure is missing add nothing."""
+        total: dict[str, float] = defaultdict(float)
+        for gpu in self.gpus:
+            for instance in gpu.instances:
+                total[instance.service] += instance.throughput_per_s or 0.0
+        return dict(total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a service must get. `latency_share` is the part of the objective that a configuration may use up."""
+
+    name: str
+    rate_per_s: float
+    objective_ms: float | None = None
+    latency_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A deployment, what it is for, and how good it is known to be.
+
+    Attributes:
+        services: those that it serves; empty for a plan of training jobs.
+        profile_digest: of the profile that the figures come from; `None` if they come from elsewhere.
+        bound: the fewest GPUs that any plan needs, as far as it was proved.
+        gap: how far the plan is from the bound, as a share of the plan: 0 if it is proved to be the best.
+        details: what else whoever made the plan says of it: anything that JSON holds.
+    """
+
+    deployment: Deployment
+    services: tuple[Service, ...] = ()
+    profile_digest: str | None = None
+    status: Literal["optimal", "feasible"] | None = None
+    bound: float | None = None
+    gap: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as its file holds it."""
+    content: dict[str, Any] = typed_json.plain(plan)
+    content["gpus"] = content.pop("deployment")["gpus"]
+    return {"version": content.pop("version"), "num_gpus": len(plan.deployment.gpus)} | content
+
+
+def from_json(content: Mapping[str, Any], where: str) -> Plan:
+    """The plan that a file holds, which is legal.
+
+    Args:
+        content: the object of the file.
+        where: its name, for errors.
+
+    Raises:
+        ConfigError: it is of another version, something is missing or of another type, or it is not legal.
+    """
+    if (version := content.get("version")) != VERSION:
+        raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
+    rest = dict(content)
+    gpus = rest.pop("gpus", None)
+    num_gpus = rest.pop("num_gpus", None)
+    deployment = Deployment(gpus=typed_json.value(tuple[Gpu, ...], gpus, f"{where}: gpus"))
+    if num_gpus is not None and num_gpus != len(deployment.gpus):
+        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(deployment.gpus)}")
+    plan = typed_json.record(Plan, rest | {"deployment": {"gpus": gpus}}, where)
+    _check_services(plan.services, where)
+    check(deployment, where)
+    return plan
+
+
+def read(path: Path) -> Plan:
+    """The plan in a file; ConfigError if there is none that can be used."""
+    return from_json(typed_json.load(path), str(path))
+
+
+def write(plan: Plan, path: Path) -> None:
+    """Write a plan; ConfigError if the file cannot be written."""
+    typed_json.save(path, to_json(plan))
+
+
+def check(deployment: Deployment, where: str) -> None:
+    """Refuse a deployment that no GPU can take.
+
+    Raises:
+        ConfigError: a layout is not legal, with the nearest that are; the memory does not suffice; or a GPU is there
+            twice.
+    """
+    for name, count in Counter(gpu.id for gpu in deployment.gpus if gpu.id is not None).items():
+        if count > 1:
+            raise ConfigError(f"{where}: {count} GPUs have the id {name!r}")
+    for number, gpu in enumerate(deployment.gpus):
+        check_gpu(gpu, f"{where}: gpus[{number}]")
+
+
+def check_gpu(gpu: Gpu, where: str) -> None:
+    """As `check`, for one GPU."""
+    for number, instance in enumerate(gpu.instances):
+        if instance.processes == 0 or instance.batch == 0:
+            raise ConfigError(f"{where}.instances[{number}]: processes and batch must be at least 1")
+        if instance.share_pct is not None and not 0 < instance.share_pct <= 100:
+            raise ConfigError(f"{where}.instances[{number}]: share_pct must be above 0 and at most 100")
+        if (gpu.mode == "mig") != (instance.profile is not None and instance.start is not None):
+            rule = "profile and start are needed" if gpu.mode == "mig" else "profile and start must be null"
+            raise ConfigError(f"{where}.instances[{number}]: {rule} on a GPU of mode {gpu.mode}")
+    if gpu.mode == "mig":
+        _check_layout(gpu, where)
+    else:
+        _check_undivided(gpu, where)
+
+
+def mig_gpu(gpu: Gpu) -> MigGpu:
+    """How MIG divides the GPU; ConfigError if its model is not known or cannot be divided."""
+    return profiles.load_model(gpu.model, gpu.driver_branch)
+
+
+def placed(gpu: Gpu) -> partitions.Placed:
+    """The profiles and starts of a divided GPU; ConfigError if it has no such profile."""
+    model = mig_gpu(gpu)
+    return tuple(
+        (partitions.resolve(model, instance.profile), instance.start)
+        for instance in gpu.instances
+        if instance.profile is not None and instance.start is not None
+    )
+
+
+def _check_layout(gpu: Gpu, where: str) -> None:
+    try:
+        model, there = mig_gpu(gpu), placed(gpu)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if (reason := partitions.why_misplaced(model, there)) is not None:
+        raise ConfigError(f"{where}: {_listed(there)} is not legal on {model.name}: {reason}. {_legal(model, there)}")
+    for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, there, strict=True)):
+        if (instance.memory_mib or 0) > (profile.memory_mib or float("inf")):
+            raise ConfigError(
+                f"{where}.instances[{number}]: {instance.service} needs {instance.memory_mib:g} MiB, but "
+                f"{profile.name} of {model.name} has {profile.memory_mib}"
+            )
+
+
+def _check_undivided(gpu: Gpu, where: str) -> None:
+    needed = sum(instance.memory_mib or 0 for instance in gpu.instances)
+    try:
+        capacity_mib = mig_table.find(gpu.model).capacity_mib
+    except ConfigError:
+        return  # a GPU that cannot be divided may well be used undivided, and what memory it has is not known
+    if needed > capacity_mib:
+        raise ConfigError(f"{where}: those on it need {needed:g} MiB together, but {gpu.model} has {capacity_mib}")
+
+
+def _legal(model: MigGpu, there: partitions.Placed) -> str:
+    """What could be asked for instead: the same profiles elsewhere, or the nearest that fit together."""
+    asked = [profile for profile, _ in there]
+    layout = partitions.place(model, asked)
+    if layout is not None:
+        return f"Legal: {_listed((instance.profile, instance.start) for instance in layout.instances)}"
+    near = [[partitions.resolve(model, name) for name in names] for names in partitions.nearest(model, asked)]
+    layouts = [partitions.plan_layout(model, each).instances for each in near]
+    return f"Nearest: {'; '.join(_listed((i.profile, i.start) for i in layout) for layout in layouts)}"
+
+
+def _listed(there: Iterable[tuple[profiles.Profile, int]]) -> str:
+    return f"[{','.join(f'{profile.name}@{start}' for profile, start in there)}]"
+
+
+def _check_services(services: tuple[Service, ...], where: str) -> None:
+    for name, count in Counter(service.name for service in services).items():
+        if count > 1:
+            raise ConfigError(f"{where}: service {name} is listed {count} times")
+    for number, service in enumerate(services):
+        if not service.rate_per_s > 0 or service.objective_ms == 0 or service.latency_share == 0:
+            raise ConfigError(f"{where}: services[{number}]: rate, objective and latency_share must be above 0")

@@ -1,0 +1,108 @@
+"""A plan as manifests of Kubernetes: a Deployment for each service on each kind of instance, a pod an instance.
+
+A pod asks for its instance by the resource that NVIDIA's device plugin offers under the strategy `mixed`:
+`nvidia.com/mig-3g.40gb`, or `nvidia.com/gpu` for a GPU that is not divided. What is planned of it is told by
+variables (`PROCESSES`, `BATCH_SIZE`, `RATE_PER_S` of each process), since what runs in the container is the user's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from pipeline.base.errors import ConfigError
+from pipeline.planner.deployment import Plan
+from pipeline.planner.export.experiment import rates_per_s
+
+_LONGEST = 63  # characters of a label (RFC 1123)
+_APP, _PLAN = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
+
+
+class _Kind(NamedTuple):
+    """Pods that are alike."""
+
+    service: str
+    profile: str | None
+    processes: int
+    batch: int | None
+    share_pct: float | None
+    rate_per_s: float | None
+
+
+def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> str:
+    """The manifests as one stream of YAML.
+
+    Args:
+        plan: its undivided GPUs have one service each.
+        name: of the whole, as a label.
+        source: the file of the plan, for errors.
+        images: the container image of each service; under an empty name, of all others.
+
+    Raises:
+        ConfigError: there is no GPU, a service has no image, or an undivided GPU has several services.
+    """
+    rates = rates_per_s(plan)
+    pods: Counter[_Kind] = Counter()
+    for number, gpu in enumerate(plan.deployment.gpus):
+        if gpu.mode != "mig" and len(gpu.instances) > 1:
+            raise ConfigError(
+                f"{source}: gpus[{number}] is shared by {len(gpu.instances)} services without MIG, which no resource "
+                "of Kubernetes expresses; plan with instances"
+            )
+        for position, each in enumerate(gpu.instances):
+            rate = rates.get((number, position))
+            pods[_Kind(each.service, each.profile, each.processes, each.batch, each.share_pct, rate)] += 1
+    if not pods:
+        raise ConfigError(f"{source}: nothing runs on its GPUs, so there is no manifest")
+    names: Counter[str] = Counter()
+    manifests = []
+    for kind, replicas in pods.items():
+        image = images.get(kind.service, images.get(""))
+        if image is None:
+            raise ConfigError(
+                f"service {kind.service} has no image; give --image IMAGE, or --image {kind.service}=IMAGE"
+            )
+        words = [kind.service, kind.profile or "gpu", f"{kind.processes}x", *([f"b{kind.batch}"] if kind.batch else [])]
+        label = _label("-".join(words), room=4)
+        names[label] += 1
+        label = label if names[label] == 1 else f"{label}-{names[label]}"
+        manifests.append(_deployment(kind, replicas, label, _label(name), image))
+    return yaml.safe_dump_all(manifests, sort_keys=False)
+
+
+def _label(text: str, room: int = 0) -> str:
+    """Text as a name of Kubernetes: lower case, digits and hyphens."""
+    made = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: _LONGEST - room].strip("-")
+    return made or "plan"
+
+
+def _deployment(kind: _Kind, replicas: int, label: str, plan: str, image: str) -> dict[str, Any]:
+    # A profile with engines is called `1g.10gb.me` there.
+    resource = "nvidia.com/gpu" if kind.profile is None else f"nvidia.com/mig-{kind.profile.replace('+', '.')}"
+    told = {
+        "PROCESSES": kind.processes,
+        "BATCH_SIZE": kind.batch,
+        "RATE_PER_S": kind.rate_per_s,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": kind.share_pct,
+    }
+    labels = {_APP: label, _PLAN: plan}
+    container = {
+        "name": _label(kind.service),
+        "image": image,
+        "env": [{"name": key, "value": f"{value:g}"} for key, value in told.items() if value is not None],
+        "resources": {"limits": {resource: "1"}},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": label, "labels": {**labels}},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {_APP: label}},
+            "template": {"metadata": {"labels": {**labels}}, "spec": {"containers": [container]}},
+        },
+    }

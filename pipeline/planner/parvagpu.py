@@ -1,0 +1,73 @@
+"""A profile from a folder of ParvaGPU's tables (SC'24; public, measured on an A100 80GB).
+
+`MODEL.csv` has a row a configuration: compute slices of the MIG instance, batch size, MPS processes in it, throughput
+of one process in requests/s, latency of a batch in s. Zeros stand for a configuration that did not run.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.base import mig_table, modes
+from pipeline.base.errors import ConfigError
+from pipeline.planner import files
+from pipeline.planner.profile import Profile, Row, count, number
+from pipeline.prepare.mig import partitions, profiles
+
+GPU_MODEL = "a100_80gb"
+_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY = (
+    "Mig instance",
+    "Batch size",
+    "Workload Number",
+    "Throughput",
+    "Latency",
+)
+_COLUMNS = [_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY]
+# Beside the tables lie the scenarios of the publication, which are no profile.
+_SCENARIOS = "slo_"
+
+
+def read(folder: Path) -> Profile:
+    """The tables of a folder as one profile, a workload a file.
+
+    Raises:
+        ConfigError: there is no table, or a field cannot be used; names file, row and column.
+    """
+    tables = sorted(path for path in folder.glob("*.csv") if not path.name.startswith(_SCENARIOS))
+    if not tables:
+        raise ConfigError(f"{folder}: there are no tables MODEL.csv in this folder")
+    rows = tuple(row for path in tables for row in _rows(path))
+    if not rows:
+        raise ConfigError(f"{folder}: no configuration of any table ran")
+    return Profile(rows=rows, source=str(folder))
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    reader = csv.DictReader(io.StringIO(files.read(path)))
+    if reader.fieldnames != _COLUMNS:
+        raise ConfigError(f"{path} row 1: no table of ParvaGPU, whose columns are {', '.join(_COLUMNS)}")
+    gpu = profiles.load_model(mig_table.find(GPU_MODEL).name)
+    names = {profile.compute_slices: profile.name for profile in partitions.slice_profiles(gpu)}
+    for cells in reader:
+        where = f"{path} row {reader.line_num}"
+        if None in cells or None in cells.values():
+            raise ConfigError(f"{where}: it has not as many fields as there are columns")
+        slices, batch, processes = (count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
+        throughput_per_s, latency_s = (number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
+        if slices not in names:
+            raise ConfigError(f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices")
+        if throughput_per_s == 0 or latency_s == 0:
+            continue
+        yield Row(
+            workload=path.stem,
+            gpu_model=GPU_MODEL,
+            sharing_mode=modes.MIG.name if processes == 1 else modes.MIG_MPS.name,
+            instance_profile=names[slices],
+            processes=processes,
+            batch=batch,
+            throughput_per_s=throughput_per_s * processes,
+            latency_mean_ms=latency_s * 1000,
+        )

@@ -1,0 +1,301 @@
+"""The table of what was measured of each workload on each kind of share of a GPU: read, checked, written as CSV.
+
+A row is a cell: a workload on a GPU model, in a sharing mode, on an instance or share, in so many processes, at a batch
+size. What was not measured is an empty field, and a cell that was not measured has no row: nothing is interpolated.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import modes
+from pipeline.base.errors import ConfigError
+from pipeline.base.mig_table import model_called
+from pipeline.planner import files
+
+VERSION = 1
+_VERSION_COLUMN = "schema_version"
+ON_INSTANCES = (modes.MIG.name, modes.MIG_MPS.name)
+"""Sharing modes whose rows name an instance profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One cell of the table. Figures of several processes are those of all together; latency is that of a request.
+
+    Attributes:
+        gpu_model: name in the table of MIG profiles (`a100_80gb`), or the driver's if that table has none.
+        sharing_mode: name in the configuration (`naive`, `mps`, `mps_percent`, `mig`, `mig_mps`).
+        instance_profile: of the MIG instance (`3g.40gb`); `None` where the mode has none.
+        share_percent: of the multiprocessors, to which MPS limits each process; `None` without a limit.
+        processes: running in the instance, or on the GPU, at the same time.
+        batch: requests or samples a step; `None` for a program that has no batch size.
+        throughput_per_s: requests or samples.
+        throughput_low_per_s, throughput_high_per_s: its interval.
+        memory_mib: peak of all processes together.
+        num_blocks: repeats behind the figures.
+        runs: ids of the runs that they come from.
+    """
+
+    workload: str
+    gpu_model: str
+    sharing_mode: str
+    instance_profile: str | None = None
+    share_percent: float | None = None
+    processes: int = 1
+    batch: int | None = None
+    throughput_per_s: float
+    throughput_low_per_s: float | None = None
+    throughput_high_per_s: float | None = None
+    latency_mean_ms: float | None = None
+    latency_p99_ms: float | None = None
+    memory_mib: float | None = None
+    energy_per_item_j: float | None = None
+    num_blocks: int | None = None
+    runs: tuple[str, ...] = ()
+
+    @property
+    def cell(self) -> tuple[str | float | None, ...]:
+        """What no two rows of a table may have in common."""
+        return (
+            self.workload,
+            self.gpu_model,
+            self.sharing_mode,
+            self.instance_profile,
+            self.share_percent,
+            self.processes,
+            self.batch,
+        )
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+# No figure of a GPU is larger, and sums of so large ones are still finite.
+_MOST = 1e15
+_REQUIRED = ("workload", "gpu_model", "sharing_mode", "processes", "throughput_per_s")
+# What a column is called by somebody who leaves its unit out.
+_WITHOUT_UNIT = {
+    column.removesuffix(unit): column
+    for unit in ("_per_s", "_ms", "_mib", "_j", "_percent")
+    for column in COLUMNS
+    if column.endswith(unit)
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A table, its rows in the order of the file.
+
+    Attributes:
+        source: the file or files, as messages name them.
+        places: file and line of each row, where it was read from one.
+    """
+
+    rows: tuple[Row, ...]
+    source: str = "profile"
+    places: tuple[str, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the content: the same whatever the order of rows and columns, and however numbers were written."""
+        lines = sorted("\0".join(map(str, _written(row))) for row in self.rows)
+        return hashlib.sha256("\n".join([f"version {VERSION}", *lines]).encode()).hexdigest()
+
+    def place_of(self, row: Row) -> str:
+        """Where a row of it was read, for messages."""
+        return self.places[self.rows.index(row)] if self.places else self.source
+
+    @property
+    def gpu_models(self) -> tuple[str, ...]:
+        """Those that have rows, in the order of the rows."""
+        return tuple(dict.fromkeys(row.gpu_model for row in self.rows))
+
+
+def read(paths: Sequence[Path] | Path) -> Profile:
+    """The table of a file, or of several as one.
+
+    Raises:
+        ConfigError: a file cannot be read or is of another version, or a row cannot be used; names file, row and key.
+    """
+    every = [paths] if isinstance(paths, Path) else list(paths)
+    rows: list[Row] = []
+    first: dict[tuple[str | float | None, ...], str] = {}
+    for path in every:
+        for number, row in _read_file(path):
+            where = f"{path} row {number}"
+            if row.cell in first:
+                raise ConfigError(
+                    f"{where}, workload: {_called(row)} has a row already, {first[row.cell]}; leave one of them out"
+                )
+            first[row.cell] = where
+            rows.append(row)
+    if not rows:
+        raise ConfigError(f"{', '.join(map(str, every))}: the profile has no rows")
+    return Profile(rows=tuple(rows), source=", ".join(map(str, every)), places=tuple(first.values()))
+
+
+def write(path: Path, profile: Profile) -> None:
+    """Write a table; what is missing is an empty field. ConfigError if the file cannot be written."""
+    files.write(path, as_csv(profile))
+
+
+def as_csv(profile: Profile) -> str:
+    """The table as text."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_VERSION_COLUMN, *COLUMNS])
+    writer.writerows([VERSION, *_written(row)] for row in profile.rows)
+    return text.getvalue()
+
+
+def _written(row: Row) -> list[str]:
+    return [_field(getattr(row, column)) for column in COLUMNS]
+
+
+def _field(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _read_file(path: Path) -> Iterable[tuple[int, Row]]:
+    """Each row with the number of its line."""
+    reader = csv.DictReader(io.StringIO(files.read(path)), restkey="", strict=True)
+    try:
+        _check_columns(path, reader.fieldnames or ())
+        for cells in reader:
+            yield reader.line_num, _row(f"{path} row {reader.line_num}", cells)
+    except csv.Error as error:
+        raise ConfigError(f"{path} row {reader.line_num}: not a table in CSV: {error}") from error
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    where = f"{path} row 1"
+    if _VERSION_COLUMN not in names:
+        raise ConfigError(
+            f"{where}, {_VERSION_COLUMN}: there is no such column, so this is no profile of version {VERSION}; "
+            "make one with `python -m pipeline.planner profile`"
+        )
+    for name in names:
+        if name in _WITHOUT_UNIT:
+            raise ConfigError(f"{where}, {name}: the unit is missing; the column is called {_WITHOUT_UNIT[name]}")
+        if name not in (_VERSION_COLUMN, *COLUMNS):
+            raise ConfigError(f"{where}, {name}: there is no such column; there are {', '.join(COLUMNS)}")
+        if list(names).count(name) > 1:
+            raise ConfigError(f"{where}, {name}: the column is there twice")
+    for name in _REQUIRED:
+        if name not in names:
+            raise ConfigError(f"{where}, {name}: the column is missing")
+
+
+def _row(where: str, cells: dict[str, Any]) -> Row:
+    if "" in cells or None in cells.values():
+        raise ConfigError(f"{where}: it has not as many fields as there are columns")
+    if (version := cells[_VERSION_COLUMN].strip()) != str(VERSION):
+        raise ConfigError(
+            f"{where}, {_VERSION_COLUMN}: the profile is of version {version or '(none)'}, and this program reads "
+            f"version {VERSION}; make it anew with `python -m pipeline.planner profile`"
+        )
+    values: dict[str, Any] = {}
+    for name in COLUMNS:
+        text = cells.get(name, "").strip()
+        if text:
+            values[name] = _READERS[name](f"{where}, {name}", text)
+        elif name in _REQUIRED:
+            raise ConfigError(f"{where}, {name}: the field is empty")
+    values["gpu_model"] = model_called(values["gpu_model"])
+    row = Row(**values)
+    _check(where, row)
+    return row
+
+
+def _check(where: str, row: Row) -> None:
+    """Refuse what contradicts itself."""
+    if (row.instance_profile is not None) != (row.sharing_mode in ON_INSTANCES):
+        is_missing = row.instance_profile is None
+        raise ConfigError(
+            f"{where}, instance_profile: {row.sharing_mode} {'needs one' if is_missing else 'has no instances'}"
+        )
+    if row.share_percent is not None and row.share_percent > 100:
+        raise ConfigError(f"{where}, share_percent: {row.share_percent:g} is above 100")
+    for name, low, high in (
+        ("throughput_low_per_s", row.throughput_low_per_s, row.throughput_per_s),
+        ("throughput_high_per_s", row.throughput_per_s, row.throughput_high_per_s),
+    ):
+        if low is not None and high is not None and low > high:
+            raise ConfigError(f"{where}, {name}: {low:g} > {high:g}: the throughput is outside its interval")
+
+
+def number(where: str, text: str) -> float:
+    """A figure, finite and not negative; ConfigError naming `where`."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {text!r} is no number") from error
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: {text} is not finite; leave the field empty if it was not measured")
+    if value > _MOST:
+        raise ConfigError(f"{where}: {text} is more than can be measured; check its unit")
+    if value < 0:
+        raise ConfigError(f"{where}: {text} is negative; leave the field empty if it was not measured")
+    return value
+
+
+def _positive(where: str, text: str) -> float:
+    value = number(where, text)
+    if value == 0:
+        raise ConfigError(f"{where}: it is 0; leave out what was not measured")
+    return value
+
+
+def count(where: str, text: str) -> int:
+    """A whole number above 0; ConfigError naming `where`."""
+    value = _positive(where, text)
+    if not value.is_integer():
+        raise ConfigError(f"{where}: {text} is no whole number")
+    return int(value)
+
+
+def _name(where: str, text: str) -> str:
+    if not text.isprintable():
+        raise ConfigError(f"{where}: {text!r} has characters that cannot be printed")
+    return text
+
+
+def _ids(_where: str, text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "workload": _name,
+    "gpu_model": _name,
+    "sharing_mode": _name,
+    "instance_profile": _name,
+    "share_percent": _positive,
+    "processes": count,
+    "batch": count,
+    "throughput_per_s": _positive,
+    "throughput_low_per_s": number,
+    "throughput_high_per_s": _positive,
+    "latency_mean_ms": _positive,
+    "latency_p99_ms": _positive,
+    "memory_mib": _positive,
+    "energy_per_item_j": _positive,
+    "num_blocks": count,
+    "runs": _ids,
+}
+
+
+def _called(row: Row) -> str:
+    share = row.instance_profile or (f"{row.share_percent:g} %" if row.share_percent else "the whole GPU")
+    batch = "" if row.batch is None else f" at batch {row.batch}"
+    return f"{row.workload} on {share} of {row.gpu_model} ({row.sharing_mode}, {row.processes}x){batch}"

@@ -1,0 +1,1 @@
+"""What measured runs say: profiles, advice, and plans beside what came of them."""

@@ -1,0 +1,389 @@
+"""Which sharing mode to take for jobs that were measured together, from the cells and verdicts of the report.
+
+A mode is recommended where it was shown to be better than every other one, or equal within the margin to those that
+were not beaten and simpler than they are. Where that was not shown, there is no advice, but the reason.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from pipeline.base import services, units
+from pipeline.base.modes import SERIAL
+from pipeline.base.normalise import SLOWDOWN, SPEEDUP
+from pipeline.base.words import counted
+from pipeline.report.evaluate import sweeps
+from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios, speed_ratios
+from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY
+from pipeline.report.evaluate.statistics import (
+    MIN_BLOCKS,
+    MIN_GPUS,
+    Estimate,
+    Test,
+    blocks_needed,
+    corrected,
+    independent,
+    paired,
+)
+from pipeline.report.evaluate.verdicts import Decision, Verdict, decided
+from pipeline.report.evaluate.wording import finding_in_words, interval_in_words, listed, on_gpus, times_in_words
+from pipeline.report.page.table_format import with_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What the modes of a case are compared by.
+
+    Attributes:
+        metric: the quantity of a cell.
+        words: how it is called in a table.
+        is_less_better: whether the smallest is the best.
+    """
+
+    metric: str
+    words: str
+    is_less_better: bool = False
+
+
+SPEED = Aim(SPEEDUP, "speed against serial")
+TAIL = Aim(P99_LATENCY, "p99 latency in ms", True)
+MEAN = Aim(MEAN_LATENCY, "mean latency in ms", True)
+KEPT = Aim(SLOWDOWN, "slowdown beside the services", True)
+"""Of a mix of services and other jobs: what the slowest of the others pays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to take for one case at one degree.
+
+    Attributes:
+        mode: what is recommended; `None` if nothing can be.
+        aim: what the modes are compared by; `None` if there is nothing to compare.
+        figure: of the recommended mode, by the aim.
+        runner_up, over_runner_up: the next mode, and the speed of the recommended one over it in the same block.
+        because: why it is recommended, or why nothing is.
+        changes: under which conditions another mode would be recommended, a sentence each.
+        not_considered: modes that cannot be recommended, and why.
+        undecided: modes that more blocks might tell apart; empty if there is advice, or blocks would not help.
+        blocks_needed: how many might do it; `None` if that cannot be told.
+    """
+
+    case: Case
+    degree: int
+    device: str
+    is_simulated: bool
+    mode: str | None = None
+    aim: Aim | None = None
+    figure: Estimate | None = None
+    runner_up: str | None = None
+    over_runner_up: Estimate | None = None
+    because: str = ""
+    changes: tuple[str, ...] = ()
+    not_considered: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
+    blocks_needed: int | None = None
+
+
+class _Compared(NamedTuple):
+    """The best mode of a place against another one."""
+
+    decision: Decision
+    ratio: Estimate
+    num_blocks: int
+    num_gpus: int
+    blocks_needed: int | None
+
+
+@dataclass(slots=True)
+class _Place:
+    """A case at a degree: its candidates, the best first, and how that compares with each other one."""
+
+    cells: Sequence[Cell]
+    aim: Aim | None
+    candidates: list[Cell]
+    not_considered: list[str]
+    compared: dict[str, _Compared] = field(default_factory=dict)
+
+
+def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
+    """Advice for each case of several jobs at each degree, in the order of the cells.
+
+    Args:
+        cells: of one study.
+        verdicts: on these cells. What they say of two modes holds here too; only pairs of modes that no verdict is
+            about, such as MIG and MPS with limits, are compared here.
+    """
+    of_place: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        of_place[verdict.case, verdict.degree].append(verdict)
+    places = {key: _place(here) for key, here in by_place(cells).items() if key[1] > 1}
+    tested: list[tuple[_Place, Cell, Mapping[int, float], Test]] = []
+    for key, place in places.items():
+        for other in place.candidates[1:]:
+            if (known := _from_verdicts(place, other, of_place[key])) is not None:
+                place.compared[other.mode] = known
+            elif by_block := _speed_over(place, other):
+                test = paired(independent(by_block, place.candidates[0].gpus))
+                tested.append((place, other, by_block, test))
+    _compare(tested)
+    made = {key: _advice(place) for key, place in places.items()}
+    kinds = {(each.case, each.degree, each.mode): each.sharing.label for each in cells}
+    return [replace(each, changes=(*each.changes, *_elsewhere(each, made, cells, kinds))) for each in made.values()]
+
+
+def _place(cells: Sequence[Cell]) -> _Place:
+    aim = _aim_of(cells)
+    no_figure = [] if aim is None else [cell for cell in cells if cell.is_ranked and aim.metric not in cell.estimates]
+    not_considered = [f"{cell.mode}: {finding_in_words(cell)}" for cell in cells if not cell.is_ranked]
+    not_considered += [f"{cell.mode}: its baseline is missing" for cell in no_figure if cell.mode != SERIAL.label]
+    if aim is None:
+        return _Place(cells, None, [], not_considered)
+    candidates = [cell for cell in cells if cell.is_ranked and aim.metric in cell.estimates]
+    if aim is not SPEED:
+        # Services have to run at the same time, so that one after another is no choice.
+        candidates = [cell for cell in candidates if cell.mode != SERIAL.label]
+        missed = {cell.mode: words for cell in candidates if (words := _missed(cell))}
+        not_considered += [f"{mode}: {words}" for mode, words in missed.items()]
+        candidates = [cell for cell in candidates if cell.mode not in missed]
+    elif not any(cell.mode == SERIAL.label for cell in cells) and candidates:
+        candidates.append(_serial_beside(candidates))
+    sign = 1 if aim.is_less_better else -1
+    return _Place(cells, aim, sorted(candidates, key=lambda c: sign * c.estimates[aim.metric].median), not_considered)
+
+
+def _aim_of(cells: Sequence[Cell]) -> Aim | None:
+    """By what the cells of a place can be compared; `None` if by nothing."""
+    known = {name for cell in cells for name in cell.estimates}
+    if not any(cell.num_given for cell in cells):
+        return SPEED if SPEEDUP in known else None
+    if cells[0].case.is_mix and SLOWDOWN in known:
+        # What a latency is worth against throughput only an objective says.
+        return KEPT if services.OBJECTIVE_MET_WORST in known else None
+    return TAIL if P99_LATENCY in known else MEAN if MEAN_LATENCY in known else None
+
+
+def _serial_beside(candidates: Sequence[Cell]) -> Cell:
+    """One after another, where that is no cell of its own (steady mixes): the unit of the speed-ups of the others."""
+    values = {block: 1.0 for cell in candidates for block in cell.values.get(SPEEDUP, {})}
+    first = candidates[0]
+    one = Estimate(median=1.0, low=1.0, high=1.0, n=len(values))
+    return replace(
+        first,
+        mode=SERIAL.label,
+        sharing=SERIAL,
+        detail="",
+        profiles=(),
+        values={SPEEDUP: values},
+        estimates={SPEEDUP: one},
+    )
+
+
+def _missed(cell: Cell) -> str:
+    """What a mode of services lacks to be recommended; empty if nothing."""
+    sustained, met = (cell.values.get(name, {}) for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST))
+    for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
+        if number := sum(value < 1 for value in by_block.values()):
+            return f"{words} in {number} of {counted(len(by_block), 'block')}"
+    return ""
+
+
+def _speed_over(place: _Place, other: Cell) -> dict[int, float]:
+    """Speed of the best mode over that of another one, by block that has both."""
+    best, aim = place.candidates[0], place.aim
+    assert aim is not None
+    if aim.is_less_better:
+        return ratios(other, best, aim.metric)
+    return speed_ratios(best, other, best.speed)[0]
+
+
+def _from_verdicts(place: _Place, other: Cell, found: Iterable[Verdict]) -> _Compared | None:
+    """What the report says of the best mode and another one; `None` if nothing."""
+    best = place.candidates[0].mode
+    if place.aim is KEPT:  # the report compares such mixes by nothing
+        return None
+    opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
+    for verdict in found:
+        facts = (verdict.num_blocks, verdict.num_gpus, verdict.blocks_needed)
+        if verdict.ratio is None:
+            continue
+        if (verdict.mode, verdict.against) == (best, other.mode):
+            return _Compared(verdict.decision, verdict.ratio, *facts)
+        if (verdict.mode, verdict.against) == (other.mode, best):
+            return _Compared(opposite.get(verdict.decision, verdict.decision), _inverse(verdict.ratio), *facts)
+    return None
+
+
+def _compare(tested: Sequence[tuple[_Place, Cell, Mapping[int, float], Test]]) -> None:
+    """Decide the pairs of modes that the report does not compare: one family of claims, as its verdicts are another."""
+    facts = [(len({place.candidates[0].gpus.get(b) for b in by_block}), test) for place, _, by_block, test in tested]
+    enough = [
+        number
+        for number, (num_gpus, test) in enumerate(facts)
+        if test.ratio.n >= (MIN_BLOCKS if num_gpus == 1 else MIN_GPUS)
+    ]
+    decisions: dict[int, Decision] = {}
+    if enough:
+        tests = [facts[number][1] for number in enough]
+        p_values = corrected([t.p_different for t in tests], [t.p_equal for t in tests])  # type: ignore[arg-type]
+        decisions = dict(zip(enough, decided([test.ratio.median for test in tests], *p_values), strict=True))
+    for number, (place, other, by_block, test) in enumerate(tested):
+        decision = decisions.get(number, Decision.NO_VERDICT)
+        is_open = decision is Decision.NO_VERDICT and facts[number][0] == 1
+        needed = blocks_needed(test, len(tested)) if is_open else None
+        place.compared[other.mode] = _Compared(decision, test.ratio, len(by_block), facts[number][0], needed)
+
+
+def _advice(place: _Place) -> Advice:
+    first = place.cells[0]
+    advice = Advice(
+        case=first.case,
+        degree=first.degree,
+        device=first.device,
+        is_simulated=any(cell.is_simulated for cell in place.cells),
+        aim=place.aim,
+        not_considered=tuple(place.not_considered),
+    )
+    together = [cell for cell in place.candidates if cell.mode != SERIAL.label]
+    if place.aim is None or len(place.candidates) < 2:
+        return replace(advice, because=_nothing_to_compare(place), undecided=tuple(cell.mode for cell in together))
+    best = place.candidates[0]
+    open_, equal = [], [best]
+    for cell in place.candidates[1:]:
+        compared = place.compared.get(cell.mode)
+        if compared is None or compared.decision in (Decision.NO_VERDICT, Decision.WORSE):
+            open_.append(cell)
+        elif compared.decision is Decision.EQUAL:
+            equal.append(cell)
+    if open_:
+        return _refusal(advice, place, open_)
+    chosen = min(equal, key=lambda cell: cell.sharing.order)
+    return _recommendation(advice, place, chosen, equal)
+
+
+def _nothing_to_compare(place: _Place) -> str:
+    ranked = [cell.mode for cell in place.cells if cell.is_ranked]
+    if not ranked:
+        return "no mode could be run to a right result"
+    if place.aim is None and any(cell.num_given for cell in place.cells):
+        if any(SLOWDOWN in cell.estimates for cell in place.cells):
+            return "what a latency is worth against throughput is not known: give the services an objective"
+        return "no latency is known: requests were left unanswered, or the baselines are missing"
+    if place.aim is None:
+        return "there is no baseline to compare with"
+    if not place.candidates:
+        return "no mode meets what is asked of it"
+    return f"only {place.candidates[0].mode} can be considered, so that there is nothing to compare it with"
+
+
+def _refusal(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
+    """Why there is no advice: the first of the modes that the best was not told apart from."""
+    best = place.candidates[0].mode
+    names = [best, *(cell.mode for cell in open_)]
+    known = [compared for cell in open_ if (compared := place.compared.get(cell.mode)) is not None]
+    if not known:
+        return replace(advice, because=f"{listed(names)} have no block in common", undecided=tuple(names))
+    first = known[0]
+    by = f"{best} is {times_in_words(first.ratio)} as fast as {open_[0].mode}"
+    if first.num_gpus > 1 and first.ratio.n < MIN_GPUS:
+        why = f"the blocks are of {first.num_gpus} GPUs, each of which counts once, and advice needs {MIN_GPUS}"
+    elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
+        why = f"{counted(first.num_blocks, 'block')}, and advice needs {MIN_BLOCKS}"
+    else:
+        why = f"{listed(names)} are not told apart by {counted(first.num_blocks, 'block')}{on_gpus(first.num_gpus)}"
+    beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
+    if beaten:
+        by += f"; {best} is ahead of {listed(beaten)}"
+    needed = [compared.blocks_needed for compared in known]
+    at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
+    return replace(
+        advice,
+        because=f"{why}: {by}",
+        undecided=tuple(names),
+        blocks_needed=at_least if None in needed else max([at_least or 0, *filter(None, needed)]),
+    )
+
+
+def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell]) -> Advice:
+    best, aim = place.candidates[0], place.aim
+    assert aim is not None
+    others = [cell for cell in place.candidates if cell is not chosen]
+    second = others[0]
+    over = place.compared[second.mode].ratio if chosen is best else _inverse(place.compared[chosen.mode].ratio)
+    alike = [cell.mode for cell in equal if cell is not chosen]
+    if alike:
+        because = f"as fast as {listed(alike)} within 2 %, and simpler"
+    else:
+        because = f"{times_in_words(over)} as fast as {second.mode}"
+    return replace(
+        advice,
+        mode=chosen.mode,
+        figure=chosen.estimates[aim.metric],
+        runner_up=second.mode,
+        over_runner_up=over,
+        because=because,
+        changes=tuple(_changes(chosen, second, over, others, is_equal=second.mode in alike)),
+    )
+
+
+def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell], *, is_equal: bool) -> Iterable[str]:
+    """Under which conditions another mode would be taken, as far as the same jobs were measured."""
+    if is_equal:
+        yield f"{second.mode} instead, if it gains 2 % on {chosen.mode}"
+    else:
+        low, high = (None if bound is None else 100 * (1 - 1 / bound) for bound in (over.low, over.high))
+        lost = Estimate(median=100 * (1 - 1 / over.median), low=low, high=high, n=over.n)
+        interval = interval_in_words(lost, ".0f")
+        yield f"{second.mode} instead, if {chosen.mode} loses {lost.median:.0f} %{interval} of its speed"
+    energy = units.energy_of(chosen.unit) if chosen.unit else ""
+    each = f"energy per {units.one_in_words(chosen.unit)}, in J" if chosen.unit else ""
+    for name, words in ((energy, each), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
+        # Of jobs one after another, slowdown and memory are those of one job.
+        able = [cell for cell in others if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
+        mine = chosen.estimates.get(name)
+        less = min(able, key=lambda cell: cell.estimates[name].median, default=None)
+        if mine is not None and less is not None and _is_below(less.estimates[name], mine):
+            theirs = with_interval(less.estimates[name])
+            yield f"{less.mode} for the least {words}: {theirs} against {with_interval(mine)}"
+
+
+def _is_below(one: Estimate, other: Estimate) -> bool:
+    """Whether the interval of one lies below that of the other."""
+    return one.high is not None and other.low is not None and one.high < other.low
+
+
+def _elsewhere(
+    advice: Advice,
+    made: Mapping[tuple[Case, int], Advice],
+    cells: Sequence[Cell],
+    kinds: Mapping[tuple[Case, int, str], str],
+) -> Iterable[str]:
+    """Where the study recommends another kind of sharing: at another degree, or another value of one parameter."""
+    if (taken := advice.mode) is None:
+        return
+    here = (advice.case, advice.degree)
+
+    def other_kind(key: tuple[Case, int]) -> str | None:
+        there = made.get(key)
+        if there is None or there.mode is None:
+            return None
+        mine, theirs = (kinds.get((*at, mode), mode) for at, mode in ((here, taken), (key, there.mode)))
+        return None if mine == theirs else there.mode
+
+    for case, degree in made:
+        if case == advice.case and (mode := other_kind((case, degree))) is not None:
+            yield f"{mode} for {degree} jobs"
+    of_degree = [cell for cell in cells if cell.degree == advice.degree and not cell.is_derived]
+    for swept in sweeps.numbers(of_degree, 2):
+        if not any(cell.case == advice.case for there in swept.cells.values() for cell in there):
+            continue
+        for value, there in swept.cells.items():
+            if (mode := other_kind((there[0].case, advice.degree))) is not None:
+                yield f"{mode} at {swept.axis} {swept.ticks[value]}"
+
+
+def _inverse(ratio: Estimate) -> Estimate:
+    low, high = (None if bound is None else 1 / bound for bound in (ratio.high, ratio.low))
+    return Estimate(median=1 / ratio.median, low=low, high=high, n=ratio.n)

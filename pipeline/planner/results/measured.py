@@ -1,0 +1,245 @@
+"""A profile from the runs of a study: only groups that its report would rank, of copies of one workload.
+
+A share of a GPU is what its processes have to themselves: all of it under naive sharing and MPS, an instance under MIG.
+Of several instances alike in one group, each is one measurement, and the mean of a block counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipeline.base import services, units
+from pipeline.base.errors import ConfigError
+from pipeline.base.host import CPU_PREFIX
+from pipeline.base.mig_table import model_called
+from pipeline.base.modes import PERCENTAGE, PROFILE
+from pipeline.base.naming import own_params
+from pipeline.base.records import Result
+from pipeline.planner import profile
+from pipeline.planner.profile import Profile
+from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
+from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
+from pipeline.report.evaluate.statistics import estimate, independent
+from pipeline.report.read import labels
+from pipeline.report.read.records import JobRow, Row, Study
+
+# What a step takes at most: requests of a service, samples of a training. A request may be several images of its own.
+_BATCHES = ("max_batch", "batch_size")
+# What is a column of its own, or what is asked of a service rather than what it computes.
+_NOT_ITS_NAME = {services.RATE, services.OBJECTIVE, services.OBJECTIVE_PERCENTILE, "environment_digest"}
+
+
+class _Key(NamedTuple):
+    """A cell of the profile, but for its batch and GPU model; fields as in `profile.Row`."""
+
+    workload: str
+    sharing_mode: str
+    instance_profile: str | None
+    share_percent: float | None
+    processes: int
+    batch: int | None
+    device: str
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one group of runs, repeated over the blocks, says of a key.
+
+    Attributes:
+        what: its case, for errors.
+        num_instances: shares alike that were busy at the same time.
+        rate_per_s: that the user chose.
+        is_met: whether that rate was sustained and its objective met, as far as they are known.
+        values: quantity by name, then by block; one an instance.
+    """
+
+    what: str
+    num_instances: int
+    rate_per_s: float | None
+    is_met: bool = True
+    values: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    gpus: dict[int, str] = field(default_factory=dict)
+    runs: list[str] = field(default_factory=list)
+
+
+def profile_of(study: Study, source: str) -> Profile:
+    """The profile that a study makes.
+
+    Args:
+        study: of one store or several.
+        source: what messages call it.
+
+    Raises:
+        ConfigError: none of its groups can be a row, two different ones would be the same row, or some are of a
+            simulated GPU and some of a real one.
+    """
+    if len({row.is_simulated for row in study.rows}) > 1:
+        raise ConfigError(
+            f"{source}: some runs are of a simulated GPU, which says nothing about the real one of others"
+        )
+    cases = cases_of(study)
+    ranked = {_place(cell): cell for cell in cells_of(study) if _is_profiled(cell)}
+    names = _names(job for row in study.rows for job in row.jobs)
+    found: dict[_Key, dict[str, _Found]] = defaultdict(dict)
+    for row in study.rows:
+        cell = ranked.get((cases[row.run_id], row.degree, row.mode))
+        if cell is not None and row.result is Result.OK and not row.gpu_uuid.startswith(CPU_PREFIX):
+            for key, jobs, num_instances in _shares(row, names):
+                _add(found[key], cell, row, jobs, num_instances)
+    made = [_row(key, _chosen(key, list(mine.values()), source)) for key, mine in found.items()]
+    rows = [row for row in made if row is not None]
+    if not rows:
+        raise ConfigError(
+            f"{source}: no group can be a row of a profile: it must be copies of one workload that ended well, on a GPU"
+        )
+    return Profile(rows=tuple(sorted(rows, key=lambda row: tuple(map(str, row.cell)))), source=source)
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    return (cell.case, cell.degree, cell.mode)
+
+
+def _is_profiled(cell: Cell) -> bool:
+    has_all = not (cell.case.is_mix or cell.is_derived or cell.neighbours)  # else others had a part of the GPU
+    return cell.is_ranked and has_all and bool(cell.unit)
+
+
+def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]], str]:
+    """What each program is called: its workload, and the options in which workloads of that name differ."""
+    variants: dict[str, list[frozenset[tuple[str, str]]]] = defaultdict(list)
+    for job in jobs:
+        workload, options = _program(job)
+        if options not in variants[workload]:
+            variants[workload].append(options)
+    return {
+        (workload, options): f"{workload} {words}".strip()
+        for workload, mine in variants.items()
+        for options, words in zip(mine, labels.telling_apart([dict(each) for each in mine]), strict=True)
+    }
+
+
+def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
+    left_out = {*_NOT_ITS_NAME, _batch_key(job)}
+    own = {key: value for key, value in own_params(job.params).items() if key not in left_out}
+    return job.params.get("workload", ""), frozenset(own.items())
+
+
+def _batch_key(job: JobRow) -> str:
+    return next((key for key in _BATCHES if key in job.params), "")
+
+
+def _shares(
+    row: Row, names: Mapping[tuple[str, frozenset[tuple[str, str]]], str]
+) -> Iterator[tuple[_Key, list[JobRow], int]]:
+    """Each share of the GPU in a group: its key, its jobs, and how many alike there are; none of shares that differ."""
+    limits = {job.place.get(PERCENTAGE) for job in row.jobs}
+    if len(limits) > 1:
+        return
+    limit = limits.pop()
+    together: dict[str | None, list[JobRow]] = defaultdict(list)
+    for job in row.jobs:
+        together[job.place.get("gi_id")].append(job)
+    made = []
+    for jobs in together.values():
+        first = jobs[0]
+        batch = first.params.get(_batch_key(first), "")
+        key = _Key(
+            workload=names[_program(first)],
+            sharing_mode=row.scenario,
+            instance_profile=first.place.get(PROFILE),
+            share_percent=None if limit is None else float(limit),
+            processes=len(jobs),
+            batch=int(batch) if batch.isdigit() else None,
+            device=row.device,
+        )
+        made.append((key, jobs))
+    for key, jobs in made:
+        if (key.instance_profile is not None) == (key.sharing_mode in profile.ON_INSTANCES):
+            yield key, jobs, sum(other == key for other, _ in made)
+
+
+def _add(found: dict[str, _Found], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
+    """Add what one share of a group says to the finding of its case."""
+    rate = jobs[0].params.get(services.RATE) if jobs[0].is_rate_given else None
+    what = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
+    mine = found.setdefault(what, _Found(what, num_instances, None if rate is None else float(rate)))
+    if row.run_id not in mine.runs:
+        mine.runs.append(row.run_id)
+    mine.gpus[row.block] = row.gpu_uuid
+    for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST):
+        mine.is_met = mine.is_met and row.metrics.get(name, 1.0) >= 1
+    for name, value in _figures(row, jobs).items():
+        mine.values[name][row.block].append(value)
+
+
+def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
+    """The figures of one share in one block; absent where a job lacks one."""
+    rates = _known(jobs, units.rate_of(jobs[0].unit))
+    means, tails = _known(jobs, services.MEAN), _known(jobs, services.P99)
+    found = {"throughput_per_s": sum(rates)} if rates else {}
+    if means:
+        found["latency_mean_ms"] = statistics.fmean(means)
+    if tails:
+        found["latency_p99_ms"] = max(tails)
+    memory = jobs[0].metrics.get(INSTANCE_MEMORY) if "gi_id" in jobs[0].place else row.metrics.get(MEMORY)
+    if memory is not None:
+        found["memory_mib"] = memory
+    if (energy := row.metrics.get(units.energy_of(jobs[0].unit))) is not None:
+        found["energy_per_item_j"] = energy
+    return found
+
+
+def _known(jobs: Sequence[JobRow], name: str) -> list[float]:
+    values = [job.metrics[name] for job in jobs if name in job.metrics]
+    return values if len(values) == len(jobs) else []
+
+
+def _chosen(key: _Key, found: Sequence[_Found], source: str) -> _Found:
+    """The one finding that is the row; of several instances the fullest GPU, of several rates the highest that held."""
+    met = [each for each in found if each.is_met]
+    able = met or [each for each in found if each.rate_per_s == min(other.rate_per_s or 0.0 for other in found)]
+    fullest = [each for each in able if each.num_instances == max(other.num_instances for other in able)]
+    rates = [each.rate_per_s or 0.0 for each in fullest]
+    best = [each for each in fullest if (each.rate_per_s or 0.0) == max(rates)]
+    if len(best) > 1:
+        raise ConfigError(
+            f"{source}: {key.workload} has two measurements of one row: {best[0].what}, and {best[1].what}; "
+            "keep them in experiments of their own (tracking.experiment=NAME)"
+        )
+    return best[0]
+
+
+def _row(key: _Key, found: _Found) -> profile.Row | None:
+    """The row; `None` if its throughput is not known."""
+    of_blocks = {
+        name: {
+            block: statistics.fmean(values) for block, values in by_block.items() if len(values) == found.num_instances
+        }
+        for name, by_block in found.values.items()
+    }
+    known = {name: estimate(independent(values, found.gpus)) for name, values in of_blocks.items() if values}
+    if "throughput_per_s" not in known:
+        return None
+    throughput = known.pop("throughput_per_s")
+    figures = {name: each.median for name, each in known.items()}
+    if memory := found.values.get("memory_mib"):  # what must fit is the highest
+        figures["memory_mib"] = max(max(values) for values in memory.values())
+    return profile.Row(
+        workload=key.workload,
+        gpu_model=model_called(key.device),
+        sharing_mode=key.sharing_mode,
+        instance_profile=key.instance_profile,
+        share_percent=key.share_percent,
+        processes=key.processes,
+        batch=key.batch,
+        throughput_per_s=throughput.median,
+        throughput_low_per_s=throughput.low,
+        throughput_high_per_s=throughput.high,
+        num_blocks=len(of_blocks["throughput_per_s"]),
+        runs=tuple(found.runs),
+        **figures,
+    )

@@ -1,0 +1,75 @@
+"""The command line that measures what advice lacks: the study's own, for the groups in question and enough blocks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from pipeline.base.modes import MPS, NAIVE
+from pipeline.plan import user_command
+from pipeline.planner.results.advice import Advice
+from pipeline.report.evaluate.cells import cases_of
+from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
+from pipeline.report.read.records import Row, Study
+
+# What a repetition decides itself, or must not inherit.
+_DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce", "hydra/launcher")
+
+
+def command(study: Study, advice: Advice) -> str | None:
+    """What to type so that there can be advice; `None` where there is some, or where no sweep would help."""
+    rows = _rows(study, advice)
+    together = [row for row in rows if not row.is_sequential]
+    if advice.mode is not None or not together:
+        return None
+    if len(advice.undecided) < 2:
+        return _with_more_modes(advice, together)
+    names = dict.fromkeys(row.name for row in together if row.mode in advice.undecided)
+    only = f"only=[{','.join(map(_quoted, names))}]"
+    num_gpus = len({row.gpu_uuid for row in rows})
+    if 1 < num_gpus < MIN_GPUS:  # one more GPU, in a store of its own: a block has one GPU
+        return _typed(together, [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"])
+    if advice.blocks_needed is None:
+        return None
+    return _typed(together, [f"repeats={advice.blocks_needed}", "resume=true", only])
+
+
+def _with_more_modes(advice: Advice, together: Sequence[Row]) -> str | None:
+    """A sweep of the modes of which there is too little to choose from; not of those whose results were wrong."""
+    repeats = f"repeats={MIN_BLOCKS}"
+    if advice.aim is None:
+        is_of_services = any(job.is_rate_given for row in together for job in row.jobs)
+        return None if is_of_services else _typed(together, ["baseline=always", repeats, "resume=true"])
+    bad = {row.scenario for row in together if row.mode not in advice.undecided}
+    good = {row.scenario for row in together} - bad
+    new = [mode.name for mode in (NAIVE, MPS) if mode.name not in good | bad]
+    return _typed(together, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"]) if new else None
+
+
+def _rows(study: Study, advice: Advice) -> list[Row]:
+    cases = cases_of(study)
+    return [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
+
+
+def _typed(rows: Sequence[Row], decided: Sequence[str]) -> str | None:
+    """The newest command line of the rows with what is decided in place of what it said."""
+    recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
+    try:
+        program, *words = shlex.split(recorded)
+    except ValueError:
+        return None
+    ours, theirs = user_command.divided(words)
+    keys = {*_DECIDED, *(word.partition("=")[0] for word in decided)}
+    kept = [word for word in ours if word.partition("=")[0].lstrip("+~") not in keys]
+    is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in kept)
+    swept = [] if is_sweep or "," not in decided[0] else ["-m"]
+    return shlex.join(["python", program, *swept, *kept, *decided, *theirs])
+
+
+def _quoted(name: str) -> str:
+    """A name as an entry of a list in Hydra's grammar."""
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", name)
+    return name if is_plain else str(QuotedString(name, Quote.double).with_quotes())

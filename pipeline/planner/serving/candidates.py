@@ -1,0 +1,187 @@
+"""Promising configurations of one GPU, as MIG-serving proposes them (Tan et al., arXiv 2109.11067).
+
+A configuration is scored by what it gives services, each weighted by how much that one still lacks:
+`sum of lack * min(utility, lack)`. What goes beyond what is lacking counts nothing, else a small service would get a
+whole GPU. Candidates mix at most two services; more where the two would get too much, which is the last mile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.solution import Filled
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Pairs are made of the services that gain most; all pairs of a thousand services would take too long.
+_PAIRED = 40
+_PROPOSED = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A partition by position, and the service in each of its slots by position; -1 where a slot stays free."""
+
+    partition: int
+    services: tuple[int, ...]
+
+
+class Candidates:
+    """Proposes configurations for a problem.
+
+    Attributes:
+        utility: `[service, kind]`, the share of its rate that a service gets there; 0 where it has no configuration.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        import numpy as np
+
+        self.problem = problem
+        self.utility: NDArray[np.float64] = np.zeros((len(problem.services), len(problem.kinds)))
+        for number, own in enumerate(problem.options):
+            for kind, option in own.items():
+                self.utility[number, kind] = problem.share(option)
+        self.slots = [each.slots for each in problem.partitions]
+        self._counts = np.array(
+            [[each.counts.get(k, 0) for k in range(len(problem.kinds))] for each in problem.partitions]
+        )
+        self._may_share = _may_share(problem)
+        self._most = problem.limits.services_per_gpu or max(map(len, self.slots), default=1)
+
+    def best(self, lack: NDArray[np.float64], left: Sequence[float], count: int = 1) -> list[Configuration]:
+        """The configurations of the highest scores, the best first.
+
+        Args:
+            lack: `[service]`, the share of its rate that each still lacks.
+            left: `[model]`, how many GPUs there still are.
+            count: how many at most.
+        """
+        gain = lack[:, None] * self.utility.clip(max=lack[:, None])
+        scored = {each: self.score(each, lack) for each in self._proposed(gain, lack, left)}
+        ranked = sorted(scored.items(), key=lambda item: (-item[1], item[0].partition, item[0].services))
+        return [each for each, score in ranked[:count] if score > 0]
+
+    def of_prices(self, price: NDArray[np.float64], left: Sequence[float]) -> list[Configuration]:
+        """Configurations that are worth most where the rate of each service has a price, `[service]`."""
+        worth = price[:, None] * self.utility
+        return list(self._proposed(worth, None, left))
+
+    def given(self, configuration: Configuration) -> dict[int, float]:
+        """The share of its rate that each of its services gets."""
+        found: dict[int, float] = {}
+        for kind, service in zip(self.slots[configuration.partition], configuration.services, strict=True):
+            if service >= 0:
+                found[service] = found.get(service, 0.0) + float(self.utility[service, kind])
+        return found
+
+    def score(self, configuration: Configuration, lack: NDArray[np.float64]) -> float:
+        """What it is worth where services lack so much."""
+        return sum(
+            float(lack[each]) * min(share, float(lack[each])) for each, share in self.given(configuration).items()
+        )
+
+    def filled(self, configuration: Configuration) -> Filled:
+        """The configuration as a GPU of a solution."""
+        options = self.problem.options
+        return Filled(
+            self.problem.partitions[configuration.partition],
+            tuple(
+                options[service][kind] if service >= 0 else None
+                for kind, service in zip(self.slots[configuration.partition], configuration.services, strict=True)
+            ),
+        )
+
+    def is_allowed(self, services: frozenset[int]) -> bool:
+        """Whether these may share a GPU."""
+        return len(services) <= self._most and all(
+            self._may_share is None or self._may_share[a, b] for a in services for b in services if a < b
+        )
+
+    def _proposed(
+        self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, left: Sequence[float]
+    ) -> Iterator[Configuration]:
+        """Of gains `[service, kind]`: pairs, and the best of as many services as may share a GPU."""
+        usable = [number for number, each in enumerate(self.problem.partitions) if left[each.model] > 0]
+        if usable:
+            yield from self._pairs(gain, usable)
+            for partition in usable:
+                yield self._mixed(gain, lack, partition)
+
+    def _pairs(self, gain: NDArray[np.float64], usable: Sequence[int]) -> Iterator[Configuration]:
+        import numpy as np
+
+        counts = self._counts[usable]
+        alone = (gain @ counts.T).max(axis=1)
+        chosen = np.argsort(-alone, kind="stable")[:_PAIRED]
+        chosen = chosen[alone[chosen] > 0]
+        if not len(chosen):
+            return
+        own = gain[chosen]
+        worth = np.maximum(own[:, None, :], own[None, :, :]) @ counts.T
+        if self._most < 2:
+            worth[~np.eye(len(chosen), dtype=bool)] = -1
+        elif self._may_share is not None:
+            worth[~self._may_share[np.ix_(chosen, chosen)]] = -1
+        worth[np.tril_indices(len(chosen), -1)] = -1
+        for position in np.argsort(-worth, axis=None, kind="stable")[:_PROPOSED]:
+            first, second, number = np.unravel_index(position, worth.shape)
+            if worth[first, second, number] > 0:
+                pair = int(chosen[first]), int(chosen[second])
+                partition = usable[int(number)]
+                yield Configuration(
+                    partition,
+                    tuple(self._better(gain, pair, kind) for kind in self.slots[partition]),
+                )
+
+    @staticmethod
+    def _better(gain: NDArray[np.float64], pair: tuple[int, int], kind: int) -> int:
+        service = max(pair, key=lambda each: gain[each, kind])
+        return service if gain[service, kind] > 0 else -1
+
+    def _mixed(self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, partition: int) -> Configuration:
+        """Each slot to who gains most from it, the larger slots first; what was given before counts."""
+        import numpy as np
+
+        own, allowed = gain.copy(), np.ones(len(gain), dtype=bool)
+        still = None if lack is None else lack.copy()
+        kinds = self.slots[partition]
+        services = [-1] * len(kinds)
+        inside: set[int] = set()
+        for slot in sorted(range(len(kinds)), key=lambda slot: -kinds[slot]):
+            kind = kinds[slot]
+            service = int(np.argmax(np.where(allowed, own[:, kind], 0)))
+            if not allowed[service] or own[service, kind] <= 0:
+                continue
+            services[slot] = service
+            if service not in inside:
+                inside.add(service)
+                if self._may_share is not None:
+                    allowed &= self._may_share[service]
+                if len(inside) >= self._most:
+                    only = np.zeros(len(gain), dtype=bool)
+                    only[list(inside)] = True
+                    allowed &= only
+            if still is not None and lack is not None:
+                still[service] = max(0.0, still[service] - self.utility[service, kind])
+                own[service] = lack[service] * self.utility[service].clip(max=still[service])
+        return Configuration(partition, tuple(services))
+
+
+def _may_share(problem: Problem) -> NDArray[np.bool_] | None:
+    """`[service, service]`: who may be on a GPU with whom; `None` if everybody may."""
+    import numpy as np
+
+    if not problem.limits.apart:
+        return None
+    number = {service.name: position for position, service in enumerate(problem.services)}
+    allowed = np.ones((len(number), len(number)), dtype=bool)
+    for group in problem.limits.apart:
+        members = [number[name] for name in group]
+        allowed[np.ix_(members, members)] = False
+    np.fill_diagonal(allowed, True)
+    return allowed

@@ -1,0 +1,89 @@
+"""Among plans with a given number of GPUs the one that changes least from what runs today.
+
+An instance stays if its service, place and configuration do; what does not stay is removed, and what is new is created.
+Where limits say who may share a GPU, a plan's GPUs are matched with today's, and nothing is proved of the changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.planner.deployment import Deployment
+from pipeline.planner.serving import targets as of_targets
+from pipeline.planner.serving.least_change import Programme, fewest
+from pipeline.planner.serving.matching import matched
+from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.solution import Filled
+from pipeline.planner.serving.targets import Target
+
+# Parts of the time that is left: for how much must change, and for placing that.
+_COUNTING, _PLACING = 0.4, 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A deployment, and how much it differs from today's, in instances.
+
+    Attributes:
+        gpus: those of the deployment, in its order.
+        at_least: of created and removed, any plan with so few GPUs has at least so many; `None` if nothing is proved.
+    """
+
+    deployment: Deployment
+    gpus: tuple[Filled, ...]
+    num_kept: int
+    num_created: int
+    num_removed: int
+    at_least: int | None
+
+    @property
+    def is_least(self) -> bool:
+        """Whether it is proved that no plan with so few GPUs changes less."""
+        return self.at_least is not None and self.num_created + self.num_removed <= self.at_least
+
+
+def least(problem: Problem, gpus: Sequence[Filled], today: Deployment, *, time_limit_s: float) -> Change:
+    """Serve everybody on no more GPUs than these, and change as little as can be found within the time limit.
+
+    Args:
+        problem: that the GPUs solve.
+        gpus: a solution, which is matched with today's where nothing better is found.
+        today: what runs now, which is legal.
+        time_limit_s: for the search.
+    """
+    end = time.monotonic() + time_limit_s
+    layouts = of_targets.layouts(problem)
+    there = [of_targets.staying(problem, gpu) for gpu in today.gpus]
+
+    def num_changes(targets: Sequence[Target]) -> int:
+        """Those created less those kept, from which the number of changes differs by that of today's instances."""
+        return sum(len(target.taken) for target in targets) - 2 * of_targets.num_kept(targets, there)
+
+    def left_s() -> float:
+        return max(end - time.monotonic(), 0.1)
+
+    chosen, lowest = matched(gpus, there, layouts), None
+    if not problem.limits.concern_sharing:
+        counts = fewest(problem, len(gpus), there, left_s() * _COUNTING)
+        lowest = None if counts is None else counts.changes
+        for fixed in (counts, None):
+            if lowest is not None and num_changes(chosen) <= lowest:
+                break
+            part = _PLACING if fixed else 1
+            found, is_proved = Programme(problem, len(gpus), there, layouts, fixed).solve(left_s() * part)
+            if found is not None and num_changes(found) < num_changes(chosen):
+                chosen = found
+            if found is not None and is_proved and fixed is None:
+                lowest = num_changes(found)
+    num_today = sum(len(gpu.instances) for gpu in today.gpus)
+    num_kept = of_targets.num_kept(chosen, there)
+    return Change(
+        deployment=Deployment(gpus=tuple(target.deployed(problem, today) for target in chosen)),
+        gpus=tuple(target.filled for target in chosen),
+        num_kept=num_kept,
+        num_created=sum(len(target.taken) for target in chosen) - num_kept,
+        num_removed=num_today - num_kept,
+        at_least=None if lowest is None else lowest + num_today,
+    )

@@ -1,0 +1,92 @@
+"""The genetic algorithm of MIG-serving: a chromosome is a set of GPUs, a gene the configuration of one.
+
+Mutation swaps services between slots of one kind on two GPUs: no throughput changes, but who is erased with whom does.
+Crossover erases some GPUs and completes the others anew. The best are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+
+from pipeline.planner.serving import greedy
+from pipeline.planner.serving.candidates import Candidates, Configuration
+from pipeline.planner.serving.tree import Completions, Cost
+
+_POPULATION = 8
+_SWAPS = 4
+_ERASED = (0.05, 0.4)
+
+
+def search(
+    candidates: Candidates,
+    first: list[Configuration],
+    *,
+    seed: int,
+    time_limit_s: float,
+    bound: float = 0,
+    rounds: float = math.inf,
+    cost: Cost = len,
+) -> list[Configuration]:
+    """The best GPUs that were found, no worse than those to begin with; arguments as of `tree.search`."""
+    end = time.monotonic() + time_limit_s
+    chance = random.Random(seed)  # noqa: S311
+    completions = Completions(candidates, chance)
+    population = [first]
+    while time.monotonic() < end and rounds > 0 and cost(population[0]) > bound:
+        rounds -= 1
+        parent = chance.choice(population)
+        mutated = _mutated(candidates, parent, chance)
+        if cost(mutated) < cost(parent):
+            population = _best([mutated, *population], cost)
+        child = _erased(mutated, chance)
+        # Half of them are completed greedily: at the last mile that is better than chance.
+        found = completions.complete(child) if chance.random() < 0.5 else greedy.complete(candidates, child, chance, 2)
+        if found is not None and found not in population:
+            population = _best([found, *population], cost)
+    return population[0]
+
+
+def _best(deployments: Sequence[list[Configuration]], cost: Cost) -> list[list[Configuration]]:
+    """Those that live on; of equal ones the newest, which come first, so that the population drifts."""
+    return sorted(deployments, key=cost)[:_POPULATION]
+
+
+def _mutated(candidates: Candidates, parent: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
+    gpus = list(parent)
+    for _ in range(chance.randint(1, _SWAPS)):
+        here, there = chance.randrange(len(gpus)), chance.randrange(len(gpus))
+        swapped = _swapped(candidates, gpus[here], gpus[there], chance)
+        if here != there and swapped is not None:
+            gpus[here], gpus[there] = swapped
+    return gpus
+
+
+def _swapped(
+    candidates: Candidates, one: Configuration, other: Configuration, chance: random.Random
+) -> tuple[Configuration, Configuration] | None:
+    """Both with the services of two slots of one kind exchanged; `None` if there are none, or they may not."""
+    kinds = [candidates.slots[each.partition] for each in (one, other)]
+    pairs = [(i, j) for i, kind in enumerate(kinds[0]) for j, same in enumerate(kinds[1]) if kind == same]
+    if not pairs:
+        return None
+    i, j = chance.choice(pairs)
+    mine, theirs = list(one.services), list(other.services)
+    mine[i], theirs[j] = theirs[j], mine[i]
+    if not all(candidates.is_allowed(frozenset(each) - {-1}) for each in (mine, theirs)):
+        return None
+    return Configuration(one.partition, tuple(mine)), Configuration(other.partition, tuple(theirs))
+
+
+def _erased(gpus: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
+    """Without a random part of the GPUs, the idle ones rather than the others."""
+    count = max(1, round(chance.uniform(*_ERASED) * len(gpus)))
+    order = sorted(gpus, key=lambda gpu: chance.random() * (1 + _free(gpu)), reverse=True)
+    return order[count:]
+
+
+def _free(gpu: Configuration) -> float:
+    """Share of its slots that nobody has."""
+    return gpu.services.count(-1) / len(gpu.services)

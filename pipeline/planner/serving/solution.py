@@ -1,0 +1,123 @@
+"""What a planner found: GPUs with configurations in their slots, and what is proved of their number."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.planner.serving.problem import Option, Partition, Problem
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+# Relative; sums of throughputs that should be equal to a rate differ by rounding.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A GPU: a partition, and who is in each of its slots; `None` for a slot that stays free."""
+
+    partition: Partition
+    options: tuple[Option | None, ...]
+
+    @property
+    def services(self) -> frozenset[int]:
+        return frozenset(option.service for option in self.options if option is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """GPUs that serve everybody.
+
+    Attributes:
+        gpus: empty where there is no plan.
+        bound: no plan has fewer GPUs; `None` where nothing is known.
+        status: `unknown` if neither a plan was found within the time limit nor that there is none.
+        seconds: that it took; of the monotonic clock.
+    """
+
+    gpus: tuple[Filled, ...]
+    bound: int | None
+    status: Status
+    seconds: float = 0.0
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def gap(self) -> float | None:
+        """How far the plan may be from the best, as a share of its GPUs."""
+        if self.bound is None or not self.gpus:
+            return None
+        return (len(self.gpus) - self.bound) / len(self.gpus)
+
+
+def judged(gpus: Sequence[Filled], bound: int | None, seconds: float = 0.0) -> Solution:
+    """A plan as a solution: optimal if its GPUs are as few as the bound."""
+    status: Status = "optimal" if bound is not None and len(gpus) <= bound else "feasible"
+    return Solution(gpus=tuple(gpus), bound=bound, status=status, seconds=seconds)
+
+
+def shares(problem: Problem, gpus: Sequence[Filled]) -> list[float]:
+    """What each service gets, over its rate."""
+    found = [0.0] * len(problem.services)
+    for gpu in gpus:
+        for option in gpu.options:
+            if option is not None:
+                found[option.service] += problem.share(option)
+    return found
+
+
+def suffices(share: float) -> bool:
+    """Whether a service gets its rate."""
+    return share >= 1 - _ROUNDING
+
+
+def pruned(problem: Problem, gpus: Sequence[Filled]) -> list[Filled]:
+    """Without what nobody needs: instances beyond the rate of their service, the largest first, and empty GPUs."""
+    left = shares(problem, gpus)
+    slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, each in enumerate(gpu.options) if each]
+    kept = [list(gpu.options) for gpu in gpus]
+
+    def share_at(place: tuple[int, int]) -> float:
+        option = kept[place[0]][place[1]]
+        return problem.share(option) if option else 0.0
+
+    for place in sorted(slots, key=share_at, reverse=True):
+        option = kept[place[0]][place[1]]
+        if option is not None and suffices(left[option.service] - problem.share(option)):
+            left[option.service] -= problem.share(option)
+            kept[place[0]][place[1]] = None
+    return [
+        Filled(gpu.partition, tuple(options))
+        for gpu, options in zip(gpus, kept, strict=True)
+        if any(option is not None for option in options)
+    ]
+
+
+def filled(problem: Problem, num_partitions: Sequence[int], instances: Mapping[tuple[int, int], int]) -> list[Filled]:
+    """GPUs of these partitions with these instances in their slots, those of a service beside each other.
+
+    Args:
+        problem: of the solution.
+        num_partitions: how many GPUs of each partition.
+        instances: how many of each (service, kind); no more than there are slots.
+    """
+    waiting: dict[int, list[Option]] = defaultdict(list)
+    for (service, kind), count in sorted(instances.items(), reverse=True):
+        waiting[kind] += [problem.options[service][kind]] * count
+    gpus = []
+    for partition, count in zip(problem.partitions, num_partitions, strict=True):
+        for _ in range(count):
+            taken = tuple(waiting[kind].pop() if waiting[kind] else None for kind in partition.slots)
+            gpus.append(Filled(partition, taken))
+    assert not any(waiting.values()), "instances without a slot"
+    return gpus
+
+
+def ceil(value: float) -> int:
+    """The next whole number, of a bound that a solver knows to a relative millionth."""
+    return math.ceil(value - 1e-6 * max(1.0, abs(value)))

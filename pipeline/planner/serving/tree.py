@@ -1,0 +1,154 @@
+"""Monte-Carlo tree search of MIG-serving: which configuration next, judged by random completions.
+
+A node is a set of GPUs; its children add one of the ten configurations of the highest scores. A completion takes
+random good configurations from a pool as long as these give nobody too much, and ends greedily.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pipeline.planner.serving import greedy
+from pipeline.planner.serving.candidates import Candidates, Configuration
+
+if TYPE_CHECKING:
+    pass
+
+Cost = Callable[[Sequence[Configuration]], float]
+"""What is made as small as possible; `len` for the number of GPUs."""
+
+_CHILDREN = 10
+_POOL = 1000
+_AMONG = 3
+# Share of what a configuration gives that may be beyond what is lacking while the pool is used.
+_WASTE = 0.02
+# Weight of little-visited nodes; costs differ by a few per cent.
+_CURIOSITY = 0.02
+
+
+@dataclass(slots=True)
+class _Node:
+    """GPUs so far are those of the path that leads to it."""
+
+    children: list[tuple[Configuration, _Node]] = field(default_factory=list)
+    untried: list[Configuration] | None = None
+    visits: int = 0
+    reward: float = 0.0
+
+
+class Completions:
+    """Completes sets of GPUs at random."""
+
+    def __init__(self, candidates: Candidates, chance: random.Random) -> None:
+        import numpy as np
+
+        self.candidates, self._chance = candidates, chance
+        self._pool = _pool(candidates)
+        self._given = np.zeros((len(self._pool), len(candidates.problem.services)))
+        for position, configuration in enumerate(self._pool):
+            for service, share in candidates.given(configuration).items():
+                self._given[position, service] = share
+        self._total = self._given.sum(axis=1)
+
+    def complete(self, there: Sequence[Configuration]) -> list[Configuration] | None:
+        """GPUs that serve everybody, with these among them; `None` if there are not so many."""
+        import numpy as np
+
+        found = list(there)
+        lack = greedy.lacking(self.candidates, found)
+        left = greedy.gpus_left(self.candidates, found)
+        partitions = self.candidates.problem.partitions
+        while lack.any() and len(self._pool):
+            taken = np.minimum(self._given, lack)
+            is_fit = taken.sum(axis=1) >= (1 - _WASTE) * self._total
+            score = np.where(is_fit, taken @ lack, 0)
+            for position in np.flatnonzero(is_fit):
+                if left[partitions[self._pool[position].partition].model] <= 0:
+                    score[position] = 0
+            best = [int(each) for each in np.argsort(-score)[:_CHILDREN] if score[each] > 0]
+            if not best:
+                break
+            chosen = self._pool[self._chance.choice(best)]
+            found.append(chosen)
+            greedy.take(self.candidates, chosen, lack)
+            left[partitions[chosen.partition].model] -= 1
+        return greedy.complete(self.candidates, found, self._chance, _AMONG)
+
+
+def _pool(candidates: Candidates) -> list[Configuration]:
+    """What the greedy algorithm could have chosen at each of its steps."""
+    lack, left = greedy.lacking(candidates, []), greedy.gpus_left(candidates, [])
+    found: dict[Configuration, None] = {}
+    while lack.any() and len(found) < _POOL:
+        best = candidates.best(lack, left, _CHILDREN)
+        if not best:
+            break
+        found |= dict.fromkeys(best)
+        greedy.take(candidates, best[0], lack)
+        left[candidates.problem.partitions[best[0].partition].model] -= 1
+    return list(found)
+
+
+def search(
+    candidates: Candidates,
+    first: list[Configuration],
+    *,
+    seed: int,
+    time_limit_s: float,
+    bound: float = 0,
+    rounds: float = math.inf,
+    cost: Cost = len,
+) -> list[Configuration]:
+    """The best GPUs that were found, no worse than those to begin with.
+
+    Args:
+        candidates: of the problem.
+        first: GPUs that serve everybody.
+        seed: of all choices.
+        time_limit_s: after which it stops.
+        rounds: after so many completions it stops as well.
+        bound: no cost is lower, so that it stops there.
+        cost: of a set of GPUs.
+    """
+    end = time.monotonic() + time_limit_s
+    completions = Completions(candidates, random.Random(seed))  # noqa: S311
+    root, best, scale = _Node(), first, max(cost(first), 1)
+    while time.monotonic() < end and rounds > 0 and cost(best) > bound:
+        rounds -= 1
+        path, chosen = _descend(root, candidates)
+        found = completions.complete(chosen)
+        value = 0.0 if found is None else 1 - cost(found) / (2 * scale)
+        if found is not None and cost(found) < cost(best):
+            best = found
+        for node in path:
+            node.visits += 1
+            node.reward += value
+    return best
+
+
+def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
+    """To the most promising node that has a child without a visit, and to that child; the path, and its GPUs."""
+    path, chosen = [root], list[Configuration]()
+    while True:
+        node = path[-1]
+        if node.untried is None:
+            lack = greedy.lacking(candidates, chosen)
+            node.untried = candidates.best(lack, greedy.gpus_left(candidates, chosen), _CHILDREN)[::-1]
+        if node.untried:
+            child = (node.untried.pop(), _Node())
+            node.children.append(child)
+            return [*path, child[1]], [*chosen, child[0]]
+        if not node.children:
+            return path, chosen
+        configuration, best = max(node.children, key=lambda each: _promise(each[1], node.visits))
+        path.append(best)
+        chosen.append(configuration)
+
+
+def _promise(node: _Node, visits: int) -> float:
+    return node.reward / node.visits + _CURIOSITY * math.sqrt(math.log(visits) / node.visits)

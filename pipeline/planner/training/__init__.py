@@ -1,0 +1,1 @@
+"""Training jobs: how fast they are together, and which run when."""

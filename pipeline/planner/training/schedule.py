@@ -1,0 +1,252 @@
+"""Which jobs run together, on which GPU and in which order: for the least makespan, mean completion or energy.
+
+The least total duration (or energy) of groups that do all the work is an integer programme, whose optimum HiGHS
+proves; on several GPUs it bounds the makespan. What dealing these groups to the GPUs leaves open is left to a programme
+with a variable a GPU where that is small, and to a search. The mean completion depends on the order as well: it is
+searched, and nothing is proved of it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.planner.training.jobs import Composition, Group, Objective, Problem
+
+_MOST_VARIABLES = 1500
+_PROVED = 1e-6
+_KICKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Groups in the order in which each GPU takes them.
+
+    Attributes:
+        gpus: of each GPU its groups.
+        bound: no schedule of such groups is better; `None` where nothing is proved.
+    """
+
+    gpus: tuple[tuple[Group, ...], ...]
+    bound: float | None = None
+
+    @property
+    def makespan_s(self) -> float:
+        return max((sum(group.duration_s for group in gpu) for gpu in self.gpus), default=0.0)
+
+    @property
+    def mean_completion_s(self) -> float:
+        total, count = 0.0, 0
+        for gpu in self.gpus:
+            start_s = 0.0
+            for group in gpu:
+                total += start_s * len(group.runs) + group.ends_s
+                count += len(group.runs)
+                start_s += group.duration_s
+        return total / count
+
+    @property
+    def energy_j(self) -> float | None:
+        """Of the GPUs while jobs run on them; `None` where that of a group is not known."""
+        found = [group.energy_j for gpu in self.gpus for group in gpu]
+        known = [each for each in found if each is not None]
+        return sum(known) if len(known) == len(found) else None
+
+    def value(self, objective: Objective) -> float | None:
+        """What is made as small as possible."""
+        if objective == "energy":
+            return self.energy_j
+        return self.makespan_s if objective == "makespan" else self.mean_completion_s
+
+
+def solve(
+    problem: Problem, groups: Mapping[Composition, Group], objective: Objective, *, seed: int, time_limit_s: float
+) -> Schedule | None:
+    """The best schedule of these groups; `None` if there is none, or none was found in time.
+
+    Args:
+        problem: jobs and GPUs.
+        groups: that may be used, by composition.
+        objective: what is to be small.
+        seed: of the search for the mean completion.
+        time_limit_s: of that search, and of the solver.
+    """
+    until_s = time.monotonic() + time_limit_s
+    if not groups:
+        return None
+    found = _least_total(problem, groups, objective, time_limit_s / 2)
+    if found is None or objective == "energy" or _is_proved(found, objective):
+        return found
+    if objective == "makespan" and problem.num_gpus * len(groups) <= _MOST_VARIABLES:
+        exact = _programme(problem, groups, max(0.1, (until_s - time.monotonic()) / 2))
+        found = found if exact is None else _better(found, exact)
+        if _is_proved(found, objective):
+            return found
+    bound = found.bound if objective == "makespan" else None
+    left_s = max(0.1, until_s - time.monotonic())
+    return replace(_searched(problem, groups, found, objective, seed, left_s), bound=bound)
+
+
+def _is_proved(schedule: Schedule, objective: Objective) -> bool:
+    value = schedule.value(objective)
+    return objective != "completion" and None not in (schedule.bound, value) and value <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
+
+
+def _better(one: Schedule, other: Schedule) -> Schedule:
+    """The one with the smaller makespan, with the higher bound of both."""
+    best = min(one, other, key=lambda schedule: schedule.makespan_s)
+    return replace(best, bound=max(schedule.bound or 0.0 for schedule in (one, other)))
+
+
+def _least_total(
+    problem: Problem, groups: Mapping[Composition, Group], objective: Objective, time_limit_s: float
+) -> Schedule | None:
+    """How many groups of each composition have the least energy, else the least duration, all together."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    chosen = list(groups.values())
+    is_energy = objective == "energy"
+    cost = [(group.energy_j if is_energy else group.duration_s) or 0.0 for group in chosen]
+    counts = np.array([group.composition for group in chosen], float).T
+    wanted = [job.count for job in problem.jobs]
+    found = milp(
+        cost,
+        constraints=LinearConstraint(counts, wanted, wanted),
+        integrality=np.ones(len(chosen)),
+        bounds=Bounds(0, np.inf),
+        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
+    )
+    if found.x is None:
+        return None
+    taken = [group for group, number in zip(chosen, np.rint(found.x).astype(int), strict=True) for _ in range(number)]
+    bound = None if found.mip_dual_bound is None else float(found.mip_dual_bound)
+    if bound is not None and not is_energy:  # no GPU can be done before its part of the whole, nor before a job
+        longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in range(len(wanted))]
+        bound = max(bound / problem.num_gpus, *longest)
+    return Schedule(gpus=tuple(map(_in_order, _dealt(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
+
+
+def _programme(problem: Problem, groups: Mapping[Composition, Group], time_limit_s: float) -> Schedule | None:
+    """How many groups of each composition each GPU takes, for the least makespan, as an integer programme."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    chosen, gpus = list(groups.values()), range(problem.num_gpus)
+    num_groups = len(chosen)
+    # Variables: how often GPU g takes group c, at g * num_groups + c, then the makespan.
+    size = problem.num_gpus * num_groups + 1
+    cost = np.zeros(size)
+    cost[-1] = 1.0
+    counts = np.zeros((len(problem.jobs), size))
+    counts[:, :-1] = np.tile(np.array([group.composition for group in chosen], float).T, problem.num_gpus)
+    busy = np.zeros((problem.num_gpus, size))
+    for g in gpus:
+        busy[g, g * num_groups : (g + 1) * num_groups] = [group.duration_s for group in chosen]
+    busy[:, -1] = -1.0
+    wanted = [job.count for job in problem.jobs]
+    # GPUs are alike: the first has the most to do.
+    ordered = busy[1:] - busy[:-1]
+    constraints = [LinearConstraint(counts, wanted, wanted), LinearConstraint(busy, -np.inf, 0)]
+    constraints += [LinearConstraint(ordered, -np.inf, 0)] if len(ordered) else []
+    found = milp(
+        cost,
+        constraints=constraints,
+        integrality=np.append(np.ones(size - 1), 0),
+        bounds=Bounds(0, np.inf),
+        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
+    )
+    if found.x is None:
+        return None
+    taken = np.rint(found.x[:-1]).astype(int).reshape(problem.num_gpus, num_groups)
+    placed = [[chosen[c] for c in range(num_groups) for _ in range(taken[g, c])] for g in gpus]
+    bound = None if found.mip_dual_bound is None else float(found.mip_dual_bound)
+    return Schedule(gpus=tuple(map(_in_order, placed)), bound=bound)
+
+
+def _dealt(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
+    """Groups on GPUs, each on the one that is free first."""
+    placed: list[list[Group]] = [[] for _ in range(num_gpus)]
+    for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
+        min(placed, key=lambda mine: sum(each.duration_s for each in mine)).append(group)
+    return placed
+
+
+def _in_order(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups of a GPU so that their jobs are done as early as possible on average (Smith's rule)."""
+    return tuple(sorted(groups, key=lambda group: (group.duration_s / len(group.runs), group.composition)))
+
+
+def _searched(
+    problem: Problem,
+    groups: Mapping[Composition, Group],
+    first: Schedule,
+    objective: Objective,
+    seed: int,
+    time_limit_s: float,
+) -> Schedule:
+    """The best schedule that moving single jobs and whole groups leads to."""
+    rng = random.Random(seed)  # noqa: S311  a search, not a secret
+    until_s = time.monotonic() + time_limit_s
+
+    def cost(schedule: Schedule) -> tuple[float, float]:
+        # Between equal makespans the one with less to do: it leads further.
+        if objective == "completion":
+            return (schedule.mean_completion_s, 0.0)
+        return (schedule.makespan_s, sum(group.duration_s for gpu in schedule.gpus for group in gpu))
+
+    singles = _spread(problem, groups)
+    best = min([first, *([singles] if singles else [])], key=cost)
+    current, steps_without = best, 0
+    patience = 40 * max(10, sum(job.count for job in problem.jobs))
+    while time.monotonic() < until_s and steps_without < _KICKS * patience:
+        steps_without += 1
+        if steps_without % patience == 0:  # stuck: some moves away from the best, whatever they cost
+            current = best
+            for _ in range(rng.randrange(2, 6)):
+                current = _moved(problem, groups, current, rng) or current
+        moved = _moved(problem, groups, current, rng)
+        if moved is not None and cost(moved) <= cost(current):
+            if cost(moved)[0] < cost(best)[0] * (1 - 1e-9):
+                best, steps_without = moved, 0
+            current = moved
+    return best
+
+
+def _spread(problem: Problem, groups: Mapping[Composition, Group]) -> Schedule | None:
+    """Every job alone, the shortest first, each on the GPU that is free first."""
+    alone = [groups.get(problem.composition(kind)) for kind in range(len(problem.jobs))]
+    every = [
+        group for group, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if group is not None
+    ]
+    if None in alone:
+        return None
+    return Schedule(gpus=tuple(map(_in_order, _dealt(every, problem.num_gpus, is_longest_first=False))))
+
+
+def _moved(
+    problem: Problem, groups: Mapping[Composition, Group], schedule: Schedule, rng: random.Random
+) -> Schedule | None:
+    """A schedule with one job in another group, or one group on another GPU; `None` if there is no such group."""
+    placed = [list(gpu) for gpu in schedule.gpus]
+    source = rng.choice([number for number, gpu in enumerate(placed) if gpu])
+    taken = placed[source].pop(rng.randrange(len(placed[source])))
+    target = rng.randrange(len(placed))
+    if rng.random() < 0.3:  # the whole group
+        placed[target].append(taken)
+        return Schedule(gpus=tuple(map(_in_order, placed)))
+    kind = rng.choice([run.kind for run in taken.runs])
+    one = problem.composition(kind)
+    rest = tuple(a - b for a, b in zip(taken.composition, one, strict=True))
+    into = rng.randrange(len(placed[target]) + 1)
+    if into < len(placed[target]):
+        joined = placed[target].pop(into)
+        one = tuple(a + b for a, b in zip(joined.composition, one, strict=True))
+    if one not in groups or (any(rest) and rest not in groups):
+        return None
+    placed[target].append(groups[one])
+    if any(rest):
+        placed[source].append(groups[rest])
+    return Schedule(gpus=tuple(map(_in_order, placed)))

@@ -1,0 +1,214 @@
+"""How fast a process runs on a share of a GPU: as a profile has it, or predicted from its other shares, and marked so.
+
+The prediction is that an item takes a + b / x seconds on a share x of the multiprocessors (a, b >= 0, fitted by
+relative error): a does not profit from more of the GPU, b does. How far it is off is found by leaving each measured
+cell out and predicting it from the rest. Naive sharing and MPS without shares are never predicted from other modes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.base.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
+from pipeline.planner.profile import Row
+from pipeline.planner.serving.problem import Model
+from pipeline.prepare.mig import partitions
+
+_SHARED_WHOLE = (NAIVE.name, MPS.name)
+_OF_A_SHARE = (MPS_PERCENT.name, MIG.name, MIG_MPS.name)
+# Percentages are recorded as they were given to CUDA, without a fraction or with one.
+_SAME_SHARE = 1.0
+_LEAST_POINTS = 2
+Program = tuple[str, int | None]
+"""Workload and batch size."""
+_Point = tuple[float, float]
+"""Share of the multiprocessors, and rate of one process there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process runs: fields as in `profile.Row`; `processes` are those of its instance, or of the GPU."""
+
+    mode: str
+    instance_profile: str | None = None
+    share_percent: float | None = None
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Of one process.
+
+    Attributes:
+        energy_per_item_j: of the whole GPU while all of its shares are busy; `None` where it was not measured.
+        memory_mib: `None` where it was not measured.
+        is_predicted: whether this was not measured as such.
+        error_ratio: median error of predictions like this one; `None` of what was measured, or where it is not known.
+    """
+
+    rate_per_s: float
+    energy_per_item_j: float | None
+    memory_mib: float | None
+    is_predicted: bool = False
+    error_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A measured cell beside its prediction from the others: rates of one process in items/s."""
+
+    row: Row
+    measured_per_s: float
+    predicted_per_s: float
+
+    @property
+    def error_ratio(self) -> float:
+        """How far the prediction is off, as a share of the measurement."""
+        return abs(self.predicted_per_s / self.measured_per_s - 1)
+
+
+@dataclass(slots=True)
+class Speeds:
+    """The speeds of the programs of a profile on one GPU model.
+
+    Attributes:
+        rows: of this model.
+        left_out: each cell that could be predicted from the others.
+    """
+
+    model: Model
+    rows: Sequence[Row]
+    left_out: list[LeftOut] = field(init=False)
+    _of: dict[Program, list[Row]] = field(init=False)
+    _fits: dict[tuple[Program, str], tuple[float, float] | None] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._of = defaultdict(list)
+        for row in self.rows:
+            self._of[row.workload, row.batch].append(row)
+        self.left_out = list(self._leave_each_out())
+
+    def at(self, program: Program, place: Place, *, is_mixed: bool = False) -> Speed | None:
+        """The speed of a process; `None` if it was not measured and cannot be predicted.
+
+        Args:
+            program: what runs.
+            place: where.
+            is_mixed: whether other programs run in the same place, where profiles have copies of one.
+        """
+        row = self._measured(program, place)
+        if row is not None:
+            memory = None if row.memory_mib is None else row.memory_mib / row.processes
+            rate = row.throughput_per_s / row.processes
+            return Speed(
+                rate_per_s=rate, energy_per_item_j=row.energy_per_item_j, memory_mib=memory, is_predicted=is_mixed
+            )
+        x, fit = self.share(place), self._fit(program, place.mode)
+        if x is None or fit is None:
+            return None
+        known = [row.memory_mib / row.processes for row in self._of[program] if row.memory_mib is not None]
+        return Speed(
+            rate_per_s=1 / (fit[0] + fit[1] / x),
+            energy_per_item_j=None,
+            memory_mib=max(known, default=None),
+            is_predicted=True,
+            error_ratio=None if is_mixed else self.error_ratio(place.mode, program),
+        )
+
+    def alone(self, program: Program) -> Speed | None:
+        """The speed of a process that has the GPU to itself, else the largest instance of which it is known."""
+        speed = self.at(program, Place(mode=SERIAL.name))
+        profiles = partitions.slice_profiles(self.model.mig) if self.model.mig is not None else ()
+        for each in reversed(profiles):
+            speed = speed or self.at(program, Place(mode=MIG.name, instance_profile=each.name))
+        return speed
+
+    def error_ratio(self, mode: str, program: Program | None = None) -> float | None:
+        """The median error of predictions in a mode: of a program's, or if it has none of all; `None` without any."""
+        of_mode = [each for each in self.left_out if each.row.sharing_mode == mode]
+        mine = [each for each in of_mode if (each.row.workload, each.row.batch) == program]
+        return statistics.median(each.error_ratio for each in mine or of_mode) if of_mode else None
+
+    def share(self, place: Place | Row) -> float | None:
+        """The share of the multiprocessors that a process has, between 0 and 1; `None` if their number is not known."""
+        if place.instance_profile is not None:
+            if self.model.mig is None:
+                return None
+            ratio = self.model.mig.ideal_ratio(partitions.resolve(self.model.mig, place.instance_profile))
+            return None if ratio is None else ratio / place.processes
+        return place.share_percent / 100 if place.share_percent is not None else 1 / place.processes
+
+    def _measured(self, program: Program, place: Place) -> Row | None:
+        def is_it(row: Row) -> bool:
+            if row.processes != place.processes or row.instance_profile != place.instance_profile:
+                return False
+            if place.share_percent is None or row.share_percent is None:
+                return place.share_percent == row.share_percent
+            return abs(row.share_percent - place.share_percent) <= _SAME_SHARE
+
+        modes = [place.mode]
+        if place.processes == 1 and place.share_percent is None:
+            if place.instance_profile is None:  # alone on the GPU, it has all of it whatever the mode
+                modes += [SERIAL.name, NAIVE.name, MPS.name]
+            else:
+                modes += [MIG.name, MIG_MPS.name]
+        return next(
+            (row for mode in modes for row in self._of[program] if row.sharing_mode == mode and is_it(row)), None
+        )
+
+    def _fit(self, program: Program, mode: str) -> tuple[float, float] | None:
+        key = (program, mode)
+        if key not in self._fits:
+            points = self._points(self._of[program], mode)
+            if mode in _SHARED_WHOLE and not any(row.sharing_mode == mode for row in self._of[program]):
+                points = []  # how processes without shares divide a GPU, nothing but such runs tells
+            elif mode in _OF_A_SHARE and not _is_enough(points):
+                points = [
+                    point for other in (*_OF_A_SHARE, MPS.name) for point in self._points(self._of[program], other)
+                ]
+            self._fits[key] = fitted(points) if _is_enough(points) and mode != SERIAL.name else None
+        return self._fits[key]
+
+    def _points(self, rows: Iterable[Row], mode: str) -> list[_Point]:
+        """What was measured in a mode, and alone on the GPU."""
+        found = []
+        for row in rows:
+            is_alone = row.processes == 1 and row.instance_profile is None and row.share_percent is None
+            x = self.share(row) if row.sharing_mode == mode or is_alone else None
+            if x is not None:
+                found.append((x, row.throughput_per_s / row.processes))
+        return found
+
+    def _leave_each_out(self) -> Iterable[LeftOut]:
+        for rows in self._of.values():
+            for row in rows:
+                if row.sharing_mode not in (*_SHARED_WHOLE, *_OF_A_SHARE) or self.share(row) in (None, 1.0):
+                    continue
+                points = self._points([other for other in rows if other is not row], row.sharing_mode)
+                fit = fitted(points) if _is_enough(points) else None
+                if fit is not None:
+                    x = self.share(row)
+                    assert x is not None
+                    yield LeftOut(
+                        row=row,
+                        measured_per_s=row.throughput_per_s / row.processes,
+                        predicted_per_s=1 / (fit[0] + fit[1] / x),
+                    )
+
+
+def _is_enough(points: Sequence[_Point]) -> bool:
+    return len({round(x, 4) for x, _ in points}) >= _LEAST_POINTS
+
+
+def fitted(points: Sequence[_Point]) -> tuple[float, float] | None:
+    """A and b of a + b / x seconds an item, with the least squares of the relative error; `None` without points."""
+    if not points:
+        return None
+    from scipy.optimize import nnls
+
+    solution, _ = nnls([[rate, rate / x] for x, rate in points], [1.0] * len(points))
+    a, b = map(float, solution)
+    return (a, b) if a + b > 0 else None

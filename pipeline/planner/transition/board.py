@@ -1,0 +1,195 @@
+"""Which instance is where while a transition is thought out, and the moves that are allowed.
+
+Every move keeps the two rules of a transition: an instance is put only where it fits beside what is there, and a
+service keeps at least what is required of it. So whatever order of moves is found is one that may be carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.planner.deployment import Instance
+from pipeline.planner.transition.rooms import Kind, Rooms, Spot
+
+# Figures are sums of decimal fractions: what is short by less than this share of the requirement is not short.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """An instance that is there today and goes, or one of tomorrow.
+
+    Attributes:
+        target: the position of its GPU in tomorrow's deployment; `None` for one that goes.
+        instance: at the start that it has today, or that tomorrow's plan gives it.
+        worth: throughput a second.
+    """
+
+    number: int
+    kind: Kind
+    target: int | None
+    instance: Instance
+    worth: float
+
+    @property
+    def service(self) -> str:
+        """Whose instance it is."""
+        return self.instance.service
+
+    @property
+    def profile(self) -> str | None:
+        """The full name; `None` on an undivided GPU."""
+        return self.instance.profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Instances come to a GPU, each at a start, `None` on an undivided one; or leave where they are, for good."""
+
+    gpu: int | None
+    items: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Board:
+    """The state between two moves. GPUs and items go by their number.
+
+    Attributes:
+        items: all there are.
+        kinds: of each GPU.
+        requirements: of each service.
+        rooms: of each kind of GPU that can be divided.
+        there: the items on each GPU, with their starts.
+        where: the GPU of each item that is on one.
+        total: what each service has.
+        want: the target that each GPU is to become; `None` for none.
+        unassigned: the targets that no GPU is to become yet.
+        untouchable: GPUs that stay as they are.
+        taken: the GPU instances with somebody on them, of each GPU.
+        stirred_gpus, stirred_services: those that have changed since somebody looked what they allow.
+        moves: those made so far.
+    """
+
+    items: Sequence[Item]
+    kinds: Sequence[Kind]
+    requirements: Mapping[str, float]
+    rooms: Mapping[Kind, Rooms]
+    untouchable: frozenset[int]
+    targets: Mapping[int, tuple[int, ...]]
+    there: list[dict[int, int | None]]
+    want: list[int | None]
+    unassigned: set[int]
+    where: dict[int, int] = field(default_factory=dict)
+    total: dict[str, float] = field(default_factory=dict)
+    going: dict[str, set[int]] = field(default_factory=dict)
+    missing: dict[int, set[int]] = field(default_factory=dict)
+    taken: list[frozenset[Spot]] = field(default_factory=list)
+    stirred_gpus: set[int] = field(default_factory=set)
+    stirred_services: set[str] = field(default_factory=set)
+    moves: list[Move] = field(default_factory=list)
+
+    def copy(self) -> Board:
+        """To try moves on."""
+        return Board(
+            items=self.items,
+            kinds=self.kinds,
+            requirements=self.requirements,
+            rooms=self.rooms,
+            untouchable=self.untouchable,
+            targets=self.targets,
+            there=[dict(each) for each in self.there],
+            want=list(self.want),
+            unassigned=set(self.unassigned),
+            where=dict(self.where),
+            total=dict(self.total),
+            going={service: set(items) for service, items in self.going.items()},
+            missing={target: set(items) for target, items in self.missing.items()},
+            taken=list(self.taken),
+            stirred_gpus=set(self.stirred_gpus),
+            stirred_services=set(self.stirred_services),
+            moves=list(self.moves),
+        )
+
+    def begin(self) -> None:
+        """Derive what follows from `there` and `want`."""
+        self.taken = [frozenset()] * len(self.there)
+        for gpu, items in enumerate(self.there):
+            for number in items:
+                item = self.items[number]
+                self.where[number] = gpu
+                self.total[item.service] = self.total.get(item.service, 0.0) + item.worth
+                if item.target is None and gpu not in self.untouchable:
+                    self.going.setdefault(item.service, set()).add(number)
+        for target, members in self.targets.items():
+            self.missing[target] = {number for number in members if number not in self.where}
+        for gpu in range(len(self.there)):
+            self._stir(gpu)
+        self.stirred_services.update(self.going)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether tomorrow is reached, but for GPU instances that nobody is on."""
+        return not any(self.going.values()) and not any(self.missing.values())
+
+    def surplus(self, service: str) -> float:
+        """What a service has beyond what it must keep."""
+        required = self.requirements.get(service, 0.0)
+        return self.total.get(service, 0.0) - required + _ROUNDING * max(required, 1.0)
+
+    def can_go(self, number: int) -> bool:
+        """Whether an item can be taken away without its service missing it."""
+        item = self.items[number]
+        return item.worth <= self.surplus(item.service)
+
+    def spots(self, gpu: int) -> frozenset[Spot]:
+        """The GPU instances with somebody on them."""
+        return self.taken[gpu]
+
+    def give(self, target: int, gpu: int) -> None:
+        """Let a GPU become one of tomorrow; what of it is there already has found its place."""
+        self.want[gpu] = target
+        self.unassigned.discard(target)
+        self.missing[target] -= self.there[gpu].keys()
+        self.stirred_gpus.add(gpu)
+
+    def is_divided(self, gpu: int) -> bool:
+        """Whether MIG instances can be made on it: those on it, if any, have one."""
+        return len(self.taken[gpu]) == len(self.there[gpu])
+
+    def take(self, number: int) -> None:
+        """Take away an item that can go, or one of tomorrow from a place that is not its last."""
+        gpu = self.where.pop(number)
+        del self.there[gpu][number]
+        item = self.items[number]
+        self.total[item.service] -= item.worth
+        self.going.get(item.service, set()).discard(number)
+        self.stirred_services.add(item.service)
+        self._stir(gpu)
+        self.moves.append(Move(gpu=None, items=((number, None),)))
+
+    def put(self, gpu: int, placed: Sequence[tuple[int, int | None]]) -> None:
+        """Bring items to a GPU, from nowhere or from other GPUs."""
+        for number, start in placed:
+            item = self.items[number]
+            if number in self.where:
+                del self.there[self.where[number]][number]
+                self._stir(self.where[number])
+            else:
+                self.stirred_services.add(item.service)
+                self.total[item.service] = self.total.get(item.service, 0.0) + item.worth
+            self.where[number] = gpu
+            self.there[gpu][number] = start
+            if item.target is not None:
+                is_last = self.want[gpu] == item.target
+                (self.missing[item.target].discard if is_last else self.missing[item.target].add)(number)
+        self._stir(gpu)
+        self.moves.append(Move(gpu=gpu, items=tuple(placed)))
+
+    def _stir(self, gpu: int) -> None:
+        self.stirred_gpus.add(gpu)
+        self.taken[gpu] = frozenset(
+            Spot(start, str(self.items[number].profile))
+            for number, start in self.there[gpu].items()
+            if start is not None
+        )

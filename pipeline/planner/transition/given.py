@@ -1,0 +1,82 @@
+"""Today's and tomorrow's GPUs as a transition takes them: names in full, every GPU with an id, every figure known."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from pipeline.base import mig_table
+from pipeline.base.errors import ConfigError
+from pipeline.planner.deployment import Gpu, Instance, Plan
+from pipeline.planner.transition.rooms import Kind, Rooms, configuration
+
+
+def in_full(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs with one name for each model, and the full names of profiles."""
+    found = []
+    for gpu in gpus:
+        model = mig_table.find(gpu.model).name if can_be_divided(gpu) else gpu.model
+        room = Rooms(gpu) if gpu.mode == "mig" else None
+        instances = tuple(
+            each if room is None or each.profile is None else dataclasses.replace(each, profile=room.name(each.profile))
+            for each in gpu.instances
+        )
+        found.append(dataclasses.replace(gpu, model=model, instances=instances))
+    return tuple(found)
+
+
+def can_be_divided(gpu: Gpu) -> bool:
+    """Whether its model is one that MIG divides."""
+    try:
+        mig_table.find(gpu.model)
+    except ConfigError:
+        return False
+    return True
+
+
+def with_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs, those without an id named by the first numbers that are no id yet."""
+    free = free_names(gpus)
+    return tuple(gpu if gpu.id is not None else dataclasses.replace(gpu, id=next(free)) for gpu in gpus)
+
+
+def free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
+    """The numbers from 0 that are no id yet."""
+    taken = {gpu.id for gpu in gpus}
+    return (name for name in map(str, itertools.count()) if name not in taken)
+
+
+def with_figures(gpus: Sequence[Gpu], wanted: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Today's GPUs, with the throughput that tomorrow's plan knows of the same instances: it is the later one."""
+    known: dict[object, float] = {}
+    for gpu in wanted:
+        for instance in gpu.instances if gpu.mode == "mig" else ():
+            assert instance.throughput_per_s is not None
+            key = kind_of(gpu), configuration(instance)
+            known[key] = min(known.get(key, instance.throughput_per_s), instance.throughput_per_s)
+
+    def later(gpu: Gpu, instance: Instance) -> Instance:
+        figure = known.get((kind_of(gpu), configuration(instance))) if gpu.mode == "mig" else None
+        return instance if figure is None else dataclasses.replace(instance, throughput_per_s=figure)
+
+    return tuple(
+        dataclasses.replace(gpu, instances=tuple(later(gpu, instance) for instance in gpu.instances)) for gpu in gpus
+    )
+
+
+def refuse_unknown(name: str, each: Plan) -> None:
+    """Refuse a plan by its name: ConfigError for an instance without a throughput, or of a service without a rate."""
+    services = {service.name for service in each.services}
+    for number, gpu in enumerate(each.deployment.gpus):
+        for position, instance in enumerate(gpu.instances):
+            where = f"{name}: gpus[{number}].instances[{position}]"
+            if instance.throughput_per_s is None:
+                raise ConfigError(f"{where}: throughput_per_s is missing, which {instance.service} is counted by")
+            if instance.service not in services:
+                raise ConfigError(f"{where}: {instance.service} is not among services, so its rate is not known")
+
+
+def kind_of(gpu: Gpu) -> Kind:
+    """What it has in common with those that can stand for it."""
+    return Kind(gpu.model, gpu.driver_branch)

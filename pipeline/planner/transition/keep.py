@@ -1,0 +1,131 @@
+"""Which GPU of today gets which configuration of tomorrow, so that as much as possible stays where it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.planner.deployment import Gpu, Instance
+from pipeline.planner.transition.rooms import Kind, Rooms, Spot, configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A GPU of today that becomes one of tomorrow.
+
+    Attributes:
+        gpu, target: their positions in the two deployments.
+        stays: positions of the instances of today that stay, each with that of tomorrow.
+        wanted: the instances of tomorrow, at the starts that they get on this GPU.
+    """
+
+    gpu: int
+    target: int
+    stays: tuple[tuple[int, int], ...]
+    wanted: tuple[Instance, ...]
+
+
+def matched(
+    today: Sequence[Gpu], tomorrow: Sequence[Gpu], rooms: Mapping[Kind, Rooms], untouchable: frozenset[int]
+) -> list[Match]:
+    """The pairs on which something stays, so that the most memory slices stay in all.
+
+    Args:
+        today: with full names of profiles, as `tomorrow`.
+        tomorrow: what is wanted.
+        rooms: of every kind of GPU in both.
+        untouchable: positions in `today` where nothing may be made: they match only what is there as it is.
+    """
+    import numpy as np
+    from scipy.optimize import linear_sum_assignment
+
+    pairs = {}
+    targets_of = defaultdict(set)  # those that have a configuration
+    for number, target in enumerate(tomorrow):
+        for instance in target.instances:
+            targets_of[configuration(instance)].add(number)
+    weights = np.zeros((len(today), len(tomorrow)))
+    for number, gpu in enumerate(today):
+        for other in sorted(set().union(*(targets_of[configuration(instance)] for instance in gpu.instances))):
+            pair = _pair(number, gpu, other, tomorrow[other], rooms)
+            if pair is None or (number in untouchable and len(pair.stays) < len(pair.wanted)):
+                continue
+            pairs[number, other] = pair
+            weights[number, other] = _weight(gpu, pair, rooms)
+    rows, columns = linear_sum_assignment(weights, maximize=True)
+    return [pairs[pair] for pair in zip(rows.tolist(), columns.tolist(), strict=True) if pair in pairs]
+
+
+def _pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[Kind, Rooms]) -> Match | None:
+    if (gpu.model, gpu.driver_branch, gpu.mode) != (target.model, target.driver_branch, target.mode):
+        return None
+    if gpu.mode != "mig":
+        # Those on an undivided GPU slow each other down: their figures hold for all of them together.
+        order = [
+            sorted(range(len(each.instances)), key=lambda i: str(configuration(each.instances[i])))
+            for each in (gpu, target)
+        ]
+        same = [configuration(gpu.instances[i]) for i in order[0]] == [
+            configuration(target.instances[i]) for i in order[1]
+        ]
+        stays = tuple(zip(*order, strict=True)) if same else ()
+        return Match(gpu=number, target=other, stays=stays, wanted=target.instances) if same else None
+    room = rooms[Kind(gpu.model, gpu.driver_branch)]
+    for stays in _choices(gpu.instances, target.instances):
+        starts = _starts(gpu, target, stays, room)
+        if starts is not None:
+            wanted = tuple(replace(i, start=start) for i, start in zip(target.instances, starts, strict=True))
+            return Match(gpu=number, target=other, stays=stays, wanted=wanted)
+    return None
+
+
+def _choices(there: Sequence[Instance], wanted: Sequence[Instance]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Ways to keep instances: pairs of positions, the most pairs first."""
+    by_configuration: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for side, instances in enumerate((there, wanted)):
+        for position, instance in enumerate(instances):
+            by_configuration[configuration(instance)][side].append(position)
+    common = [sides for sides in by_configuration.values() if sides[0] and sides[1]]
+    counts = itertools.product(*(range(min(map(len, sides)), -1, -1) for sides in common))
+    for count in sorted(counts, key=sum, reverse=True):
+        if sum(count) == 0:
+            return
+        chosen = [list(itertools.combinations(old, number)) for (old, _), number in zip(common, count, strict=True)]
+        for olds in itertools.product(*chosen):
+            yield tuple(
+                pair
+                for old, (_, new) in zip(olds, common, strict=True)
+                for pair in zip(old, new[: len(old)], strict=True)
+            )
+
+
+def _starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room: Rooms) -> tuple[int, ...] | None:
+    """The start of each wanted instance: of one that stays its own, of others the planned one or one with room."""
+    kept = {new: _start(gpu.instances[old]) for old, new in stays}
+    as_planned = [kept.get(number, _start(instance)) for number, instance in enumerate(target.instances)]
+    spots = [Spot(start, str(i.profile)) for start, i in zip(as_planned, target.instances, strict=True)]
+    if len({spot.start for spot in spots}) == len(spots) and room.is_legal(spots):
+        return tuple(as_planned)
+    others = [number for number in range(len(target.instances)) if number not in kept]
+    fixed = [spots[number] for number in kept]
+    found = room.place(fixed, [str(target.instances[number].profile) for number in others])
+    if found is None:
+        return None
+    new = dict(zip(others, found, strict=True))
+    return tuple(kept.get(number, new.get(number, -1)) for number in range(len(target.instances)))
+
+
+def _weight(gpu: Gpu, pair: Match, rooms: Mapping[Kind, Rooms]) -> float:
+    """Memory slices that stay; among equal ones, a pair in whose way less is."""
+    if gpu.mode != "mig":
+        return 100.0
+    room = rooms[Kind(gpu.model, gpu.driver_branch)]
+    stays = sum(room.slices(str(gpu.instances[old].profile)) for old, _ in pair.stays)
+    return stays + 0.01 * len(pair.stays) / max(len(gpu.instances), len(pair.wanted))
+
+
+def _start(instance: Instance) -> int:
+    assert instance.start is not None
+    return instance.start

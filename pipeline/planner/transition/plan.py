@@ -1,0 +1,274 @@
+"""The plan of a transition: what stays, in what order the rest is exchanged, and the steps with their times."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
+from pipeline.planner.transition import exchange, graph, keep
+from pipeline.planner.transition.board import Board, Item
+from pipeline.planner.transition.given import (
+    can_be_divided,
+    free_names,
+    in_full,
+    kind_of,
+    refuse_unknown,
+    with_figures,
+    with_ids,
+)
+from pipeline.planner.transition.rooms import Kind, Rooms, Spot, configuration
+from pipeline.planner.transition.steps import Idle, Step, Transition
+
+# Of the ways that are tried, `None` being the plain one. Of a small transition all are, of a large one those that may
+# have this many instances together, and more only until one leads to the end.
+_SEEDS = (None, 1, 2, 3, 4, 5)
+_TRIED_INSTANCES = 900
+
+
+class NoTransitionError(Exception):
+    """No transition keeps what is required, or none was found; the message says whose fault it is and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """What is there before the first step.
+
+    Attributes:
+        gpus: each with its id; names of models and profiles in full.
+        idle: GPU instances without a service.
+        set_aside: ids of GPUs on which nothing may be changed.
+    """
+
+    gpus: tuple[Gpu, ...]
+    idle: tuple[Idle, ...] = ()
+    set_aside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What holds for the whole way.
+
+    Attributes:
+        old_rates_per_s, new_rates_per_s: of each service.
+        spare: as it was asked for.
+        durations_s: by kind of step; empty if they are not known.
+    """
+
+    old_rates_per_s: Mapping[str, float]
+    new_rates_per_s: Mapping[str, float]
+    spare: int
+    durations_s: Mapping[str, float]
+
+    @property
+    def requirements(self) -> dict[str, float]:
+        """What each service keeps at every step."""
+        new = self.new_rates_per_s
+        return {name: min(rate, new[name]) for name, rate in sorted(self.old_rates_per_s.items()) if name in new}
+
+
+def plan(today: Plan, tomorrow: Plan, spare: int, durations_s: Mapping[str, float]) -> Transition:
+    """The transition between two plans.
+
+    Args:
+        today: what is there. GPUs without an id get a number.
+        tomorrow: what is wanted. Which GPU becomes which is decided here.
+        spare: how many GPUs of each model may be used beyond what the larger of the deployments has.
+        durations_s: by kind of step; empty if they are not known.
+
+    Raises:
+        ConfigError: an instance without a throughput, or a service without a rate.
+        NoTransitionError: there is none, or none was found.
+    """
+    gpus = with_ids(in_full(today.deployment.gpus))
+    wanted = tuple(gpu for gpu in in_full(tomorrow.deployment.gpus) if gpu.instances)
+    for name, each in (("today", today), ("tomorrow", tomorrow)):
+        refuse_unknown(name, each)
+    old, new = ({service.name: service.rate_per_s for service in each.services} for each in (today, tomorrow))
+    return onward(
+        Begin(gpus=with_figures(gpus, wanted)),
+        wanted,
+        Terms(old_rates_per_s=old, new_rates_per_s=new, spare=spare, durations_s=durations_s),
+        most_gpus(gpus, wanted, spare),
+    )
+
+
+def most_gpus(gpus: Sequence[Gpu], wanted: Sequence[Gpu], spare: int) -> dict[Kind, int]:
+    """How many GPUs of each kind may be in use during a transition: the larger deployment, and the spare ones."""
+    before, after = (Counter(kind_of(gpu) for gpu in each if gpu.instances) for each in (gpus, wanted))
+    return {kind: count + spare for kind, count in (before | after).items()}
+
+
+def onward(begin: Begin, wanted: tuple[Gpu, ...], terms: Terms, most: Mapping[Kind, int]) -> Transition:
+    """The transition from whatever is there, also in the middle of another one; the best of a few that are tried.
+
+    Args:
+        begin: what is there.
+        wanted: GPUs of tomorrow, all with somebody on them.
+        terms: what must be kept.
+        most: how many GPUs of each kind may be in use.
+
+    Raises:
+        NoTransitionError: as `plan`.
+    """
+    _refuse_lack(begin.gpus, wanted, terms.requirements)
+    gpus = (*begin.gpus, *_spare_gpus(begin.gpus, wanted, most))
+    rooms = _rooms((*gpus, *wanted))
+    idle = {
+        number: [Spot(each.start, each.profile) for entry in begin.idle if entry.gpu == gpu.id for each in entry.slices]
+        for number, gpu in enumerate(gpus)
+    }
+    untouchable = _untouchable(gpus, begin.set_aside, most)
+    modes = {number: gpu.mode for number, gpu in enumerate(wanted)}
+    found: list[Transition] = []
+    for is_kept in (True, False):
+        start = _board(gpus, wanted, terms.requirements, rooms, untouchable, is_kept=is_kept)
+        for number, seed in enumerate(_SEEDS):
+            if found and number * len(start.items) >= _TRIED_INSTANCES:
+                break
+            solved = exchange.solve(start, seed)
+            if solved is not None:
+                steps = graph.steps_of(solved, start, gpus, idle, modes)
+                found.append(_told(begin, gpus, wanted, terms, steps, solved))
+        if found:
+            return min(found, key=lambda one: (one.makespan_s or one.longest_chain, len(one.steps), one.spare_used))
+    plural = "" if terms.spare == 1 else "s"
+    raise NoTransitionError(
+        f"no transition was found with {terms.spare} spare GPU{plural} of each model: on every way that was tried, a "
+        "service would at some time have less than it must keep. With more spare GPUs (--spare) there may be one"
+    )
+
+
+def _untouchable(gpus: Sequence[Gpu], set_aside: Sequence[str], most: Mapping[Kind, int]) -> frozenset[int]:
+    """GPUs that stay as they are: those set aside, and empty ones beyond what may be used."""
+    count = Counter(kind_of(gpu) for gpu in gpus if gpu.instances)
+    found = set()
+    for number, gpu in enumerate(gpus):
+        if gpu.id in set_aside:
+            found.add(number)
+        elif not gpu.instances:
+            count[kind_of(gpu)] += 1
+            if count[kind_of(gpu)] > most.get(kind_of(gpu), 0):
+                found.add(number)
+    return frozenset(found)
+
+
+def _board(
+    gpus: Sequence[Gpu],
+    wanted: Sequence[Gpu],
+    requirements: Mapping[str, float],
+    rooms: Mapping[Kind, Rooms],
+    untouchable: frozenset[int],
+    *,
+    is_kept: bool,
+) -> Board:
+    """Items for all that goes and all that comes; what stays is in its place already."""
+    matches = keep.matched(gpus, wanted, rooms, untouchable) if is_kept else []
+    becomes = {match.gpu: match for match in matches}
+    starts = {match.target: match.wanted for match in matches}
+    numbers: Iterator[int] = itertools.count()
+    items: list[Item] = []
+
+    def new(kind: Kind, target: int | None, instance: Instance) -> int:
+        worth = instance.throughput_per_s
+        assert worth is not None
+        items.append(Item(number=next(numbers), kind=kind, target=target, instance=instance, worth=worth))
+        return items[-1].number
+
+    targets = {
+        number: tuple(new(kind_of(gpu), number, each) for each in starts.get(number, gpu.instances))
+        for number, gpu in enumerate(wanted)
+    }
+    there: list[dict[int, int | None]] = []
+    for number, gpu in enumerate(gpus):
+        match = becomes.get(number)
+        stays = dict(match.stays) if match is not None else {}
+        there.append({})
+        for position, instance in enumerate(gpu.instances):
+            target = match.target if match is not None and position in stays else None
+            item = targets[target][stays[position]] if target is not None else new(kind_of(gpu), None, instance)
+            there[-1][item] = instance.start
+    board = Board(
+        items=items,
+        kinds=[kind_of(gpu) for gpu in gpus],
+        requirements=requirements,
+        rooms=rooms,
+        untouchable=untouchable,
+        targets=targets,
+        there=there,
+        want=[becomes[number].target if number in becomes else None for number in range(len(gpus))],
+        unassigned=set(targets) - {match.target for match in matches},
+    )
+    board.begin()
+    return board
+
+
+def _told(
+    begin: Begin,
+    gpus: Sequence[Gpu],
+    wanted: tuple[Gpu, ...],
+    terms: Terms,
+    steps: Sequence[Step],
+    solved: Board,
+) -> Transition:
+    used = {step.gpu for step in steps}
+    known = {gpu.id for gpu in begin.gpus}
+    there = tuple(gpu for gpu in gpus if gpu.id in known or gpu.id in used)
+    reached = []
+    for gpu, items, target in zip(gpus, solved.there, solved.want, strict=True):
+        instances = [dataclasses.replace(solved.items[number].instance, start=start) for number, start in items.items()]
+        instances.sort(key=lambda instance: (instance.start or 0, str(configuration(instance))))
+        if instances:
+            mode = gpu.mode if target is None else wanted[target].mode
+            reached.append(dataclasses.replace(gpu, mode=mode, instances=tuple(instances)))
+    timed = graph.timed(steps, terms.durations_s) if terms.durations_s else tuple(steps)
+    in_use = Counter(kind_of(gpu) for gpu in there if gpu.instances or gpu.id in used)
+    return Transition(
+        today=Deployment(gpus=there),
+        tomorrow=Deployment(gpus=wanted),
+        reached=Deployment(gpus=tuple(reached)),
+        old_rates_per_s=dict(terms.old_rates_per_s),
+        new_rates_per_s=dict(terms.new_rates_per_s),
+        steps=timed,
+        spare=terms.spare,
+        spare_used=(in_use - Counter(most_gpus(begin.gpus, wanted, 0))).total(),
+        longest_chain=graph.longest_chain(steps),
+        durations_s=dict(terms.durations_s),
+        makespan_s=max((step.ends_s or 0.0 for step in timed), default=0.0) if terms.durations_s else None,
+        idle=begin.idle,
+        set_aside=begin.set_aside,
+    )
+
+
+def _rooms(gpus: Sequence[Gpu]) -> dict[Kind, Rooms]:
+    """Of every kind of GPU that can be divided."""
+    return {kind: Rooms(gpu) for kind, gpu in {kind_of(gpu): gpu for gpu in gpus if can_be_divided(gpu)}.items()}
+
+
+def _spare_gpus(gpus: Sequence[Gpu], wanted: Sequence[Gpu], most: Mapping[Kind, int]) -> Iterator[Gpu]:
+    """Empty GPUs of each kind, up to the number that may be used."""
+    free, there = free_names(gpus), Counter(map(kind_of, gpus))
+    first: dict[Kind, Gpu] = {}
+    for gpu in (*wanted, *gpus):
+        first.setdefault(kind_of(gpu), gpu)
+    for kind, gpu in first.items():
+        for _ in range(most.get(kind, 0) - there[kind]):
+            yield Gpu(model=gpu.model, driver_branch=gpu.driver_branch, mode=gpu.mode, instances=(), id=next(free))
+
+
+def _refuse_lack(gpus: Sequence[Gpu], wanted: Sequence[Gpu], requirements: Mapping[str, float]) -> None:
+    """There is no transition that keeps what is not there before it, or not after it."""
+    for name, deployment in (("today's", gpus), ("tomorrow's", wanted)):
+        total: dict[str, float] = defaultdict(float)
+        for gpu in deployment:
+            for instance in gpu.instances:
+                total[instance.service] += instance.throughput_per_s or 0.0
+        for service, required in requirements.items():
+            if total[service] < required * (1 - 1e-9):
+                raise NoTransitionError(
+                    f"{service} must keep {required:g}/s, the smaller of its rates, but {name} deployment gives it "
+                    f"{total[service]:g}/s"
+                )

@@ -1,0 +1,331 @@
+"""Whether a transition does what it promises, in whatever order its steps come to run at once.
+
+Shares no code with what plans transitions: the rules of layouts are restated here, and of the plan's own figures only
+the instances and the steps are believed. Two facts make all orders provable. Steps that touch the same instance, or
+change the partition of the same GPU, must be ordered by the graph: then every order leads through the same states of
+every GPU, and one of them is gone through. And the least that a service ever has is the least sum over all sets of
+steps that contain, with a step, all that it comes after: a linear programme whose vertices are such sets.
+Source: Picard, Maximal closure of a graph, Management Science 22 (1976).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from pipeline.planner.deployment import Gpu, Instance
+from pipeline.planner.transition.steps import Slice, Step, Transition
+from pipeline.prepare.mig import profiles
+from pipeline.prepare.mig.profiles import MigGpu
+
+_ROUNDING = 1e-6
+_HALVES_TOGETHER = 510  # the driver branch from which 4g and 3g can be on one GPU. Source: NVIDIA MIG User Guide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What was found.
+
+    Attributes:
+        broken: what does not hold, in words; empty if all does.
+        lowest_per_s: by service that must keep something, the least that it has at any moment in any order of steps.
+    """
+
+    broken: tuple[str, ...]
+    lowest_per_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _State:
+    """A GPU while the steps are gone through."""
+
+    gpu: Gpu
+    mode: str
+    slices: list[Slice]
+    there: list[Instance]
+
+
+def check(transition: Transition) -> Proof:
+    """Go through a transition and say what is wrong with it."""
+    broken = list(_graph_faults(transition.steps))
+    if broken:
+        return Proof(broken=tuple(broken))
+    states = {str(gpu.id): _begin(gpu, transition) for gpu in transition.today.gpus}
+    order = list(_order(transition.steps))
+    steps = {step.id: step for step in transition.steps}
+    for step in order:
+        try:
+            _take(states, steps[step], transition.set_aside)
+        except ValueError as error:
+            return Proof(broken=(f"step {step}: {error}",))
+    before = _before(transition.steps, order)
+    broken += _unordered(transition.steps, before)
+    broken += _end_faults(states, transition)
+    broken += _too_many(transition)
+    lowest = {}
+    for service, required in sorted(_required(transition).items()):
+        lowest[service] = _lowest(service, transition, before)
+        if lowest[service] < required - _ROUNDING * max(required, 1.0):
+            broken.append(
+                f"{service} must keep {required:g}/s, but some order of the steps leaves {lowest[service]:g}/s"
+            )
+    return Proof(broken=tuple(broken), lowest_per_s=lowest)
+
+
+def _required(transition: Transition) -> dict[str, float]:
+    old, new = transition.old_rates_per_s, transition.new_rates_per_s
+    return {service: min(rate, new[service]) for service, rate in old.items() if service in new}
+
+
+def _graph_faults(steps: Sequence[Step]) -> Iterable[str]:
+    twice = [name for name, count in Counter(step.id for step in steps).items() if count > 1]
+    if twice:
+        yield f"{len(twice)} steps have an id twice: {twice[0]}"
+        return
+    names = {step.id for step in steps}
+    for step in steps:
+        if unknown := set(step.after) - names:
+            yield f"step {step.id} comes after {min(unknown)}, which is no step"
+            return
+    try:
+        list(_order(steps))
+    except CycleError:
+        yield "steps wait for each other in a circle"
+        return
+    ends = {step.id: step.ends_s for step in steps}
+    for step in steps:
+        for other in step.after:
+            if step.begins_s is not None and (ends[other] or 0.0) > step.begins_s + _ROUNDING:
+                yield f"step {step.id} begins before {other} has ended"
+
+
+def _order(steps: Sequence[Step]) -> Iterable[str]:
+    return TopologicalSorter({step.id: step.after for step in steps}).static_order()
+
+
+def _before(steps: Sequence[Step], order: Sequence[str]) -> dict[str, int]:
+    """For each step all that it comes after, near and far, as bits at the positions of the order."""
+    position = {name: number for number, name in enumerate(order)}
+    after = {step.id: step.after for step in steps}
+    found: dict[str, int] = {}
+    for name in order:
+        bits = 0
+        for other in after[name]:
+            bits |= found[other] | 1 << position[other]
+        found[name] = bits
+    return found
+
+
+def _begin(gpu: Gpu, transition: Transition) -> _State:
+    slices = [Slice(profile=str(i.profile), start=i.start) for i in gpu.instances if i.start is not None]
+    slices += [each for idle in transition.idle if idle.gpu == gpu.id for each in idle.slices]
+    return _State(gpu, gpu.mode, slices, list(gpu.instances))
+
+
+def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) -> None:
+    """Take one step; ValueError says why it cannot be taken."""
+    for name in {step.gpu, step.source_gpu} - {None}:
+        if name not in states:
+            raise ValueError(f"there is no GPU {name}")
+        if name in set_aside:
+            raise ValueError(f"GPU {name} is set aside")
+    state = states[step.gpu]
+    if step.kind == "repartition":
+        _repartition(state, step)
+        return
+    if step.instance is None or (step.kind == "migrate") != (step.source is not None and step.source_gpu is not None):
+        raise ValueError("it does not say whose instance it is about")
+    if step.kind == "delete":
+        _leave(state, step.instance)
+        return
+    _arrive(state, step.instance)
+    if step.source is not None and step.source_gpu is not None:
+        if step.source.service != step.instance.service:
+            raise ValueError("a migration ends as another service")
+        _leave(states[step.source_gpu], step.source)
+
+
+def _repartition(state: _State, step: Step) -> None:
+    taken = {instance.start for instance in state.there}
+    for each in step.destroyed:
+        if each not in state.slices or each.start in taken:
+            raise ValueError(f"{each.profile} at {each.start} of GPU {step.gpu} is not there, or in use")
+        state.slices.remove(each)
+    if step.mode != state.mode:
+        if state.there or (state.slices and step.mode != "mig"):
+            raise ValueError(f"GPU {step.gpu} is in use and cannot be shared by {step.mode}")
+        state.mode = str(step.mode)
+    state.slices += step.made
+    if step.made and state.mode != "mig":
+        raise ValueError(f"GPU {step.gpu} is not in MIG mode")
+    if state.mode == "mig" and (reason := _fault_of(state)) is not None:
+        raise ValueError(f"GPU {step.gpu}: {reason}")
+
+
+def _fault_of(state: _State) -> str | None:
+    """The rule of layouts that a GPU breaks."""
+    model = profiles.load_model(state.gpu.model, state.gpu.driver_branch)
+    table = {profile.name: profile for profile in model.profiles}
+    occupied: set[int] = set()
+    for each in state.slices:
+        profile = table[each.profile]
+        new = set(range(each.start, each.start + profile.memory_slices))
+        if each.start not in profile.starts or new & occupied:
+            return f"{each.profile} cannot be at {each.start} beside what is there"
+        occupied |= new
+    names = Counter(each.profile for each in state.slices)
+    if sum(table[name].compute_slices * count for name, count in names.items()) > model.compute_slices:
+        return "there are not as many compute slices"
+    if any(count > table[name].max_instances for name, count in names.items()):
+        return "there are more instances of a profile than the driver makes"
+    return _special_fault(model, names)
+
+
+def _special_fault(model: MigGpu, names: Counter[str]) -> str | None:
+    """What concerns media engines and old drivers."""
+    if sum(count for name, count in names.items() if "+me" in name) > 1:
+        return "two instances have the media engines"
+    if any("+me.all" in name for name in names) and any("-me" not in name and "+me.all" not in name for name in names):
+        return "all media engines are in one instance, and another needs some"
+    branch = model.driver_branch
+    sizes = {profile.size for profile in model.profiles if names[profile.name]}
+    if branch is not None and branch < _HALVES_TOGETHER and {(4, 4), (3, 4)} <= sizes:
+        return f"a driver of branch {branch} makes no 4g beside 3g"
+    return None
+
+
+def _arrive(state: _State, instance: Instance) -> None:
+    where = f"{instance.service} at {instance.start} of GPU {state.gpu.id}"
+    if instance.start is None:
+        if state.mode == "mig":
+            raise ValueError(f"{where}: the GPU is divided")
+    elif Slice(profile=str(instance.profile), start=instance.start) not in state.slices:
+        raise ValueError(f"{where}: there is no {instance.profile}")
+    elif any(other.start == instance.start for other in state.there):
+        raise ValueError(f"{where}: the instance is in use")
+    state.there.append(instance)
+
+
+def _leave(state: _State, instance: Instance) -> None:
+    if instance not in state.there:
+        raise ValueError(f"{instance.service} is not at {instance.start} of GPU {state.gpu.id}")
+    state.there.remove(instance)
+
+
+def _unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str]:
+    """Steps that touch the same and could run in either order, or at once."""
+    touching: dict[tuple[str, object], list[tuple[Step, str]]] = defaultdict(list)
+    for step in steps:
+        if step.kind == "repartition":
+            touching[step.gpu, "partition"].append((step, "partition"))
+            for each in {each.start for each in (*step.destroyed, *step.made)}:
+                touching[step.gpu, each].append((step, "partition"))
+            touching[step.gpu, None].append((step, "partition"))
+            continue
+        assert step.instance is not None
+        touching[step.gpu, step.instance.start].append((step, "leave" if step.kind == "delete" else "arrive"))
+        if step.source is not None and step.source_gpu is not None:
+            touching[step.source_gpu, step.source.start].append((step, "leave"))
+    position = {name: number for number, name in enumerate(before)}
+    for (gpu, start), found in touching.items():
+        for (one, role), (other, other_role) in itertools.combinations(found, 2):
+            # Those on an undivided GPU may come at once, and may leave at once.
+            if (start is None and role == other_role != "partition") or one.id == other.id:
+                continue
+            if not (before[one.id] >> position[other.id] & 1 or before[other.id] >> position[one.id] & 1):
+                yield f"steps {one.id} and {other.id} both touch {start} of GPU {gpu}, and neither waits for the other"
+
+
+def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterable[str]:
+    ends = [state for name, state in states.items() if name not in transition.set_aside]
+    if idle := [
+        state.gpu.id for state in ends if len(state.slices) > len([i for i in state.there if i.start is not None])
+    ]:
+        yield f"GPU {idle[0]} keeps instances that nobody is on"
+    reached = Counter(_shape(state.gpu, state.mode, state.there) for state in ends if state.there)
+    aside = Counter(_shape(s.gpu, s.mode, s.there) for name, s in states.items() if name in transition.set_aside)
+    wanted = Counter(_shape(gpu, gpu.mode, gpu.instances) for gpu in transition.tomorrow.gpus if gpu.instances)
+    if reached - wanted:
+        yield f"a GPU ends as what nobody asked for: {next(iter(reached - wanted))}"
+    if wanted - reached - aside:
+        yield f"no GPU becomes what was asked for: {next(iter(wanted - reached - aside))}"
+    told = {str(gpu.id): Counter(gpu.instances) for gpu in transition.reached.gpus}
+    there = {name: Counter(state.there) for name, state in states.items() if state.there}
+    if told != there:
+        yield "what is said to be reached is not what the steps lead to"
+
+
+def _shape(gpu: Gpu, mode: str, instances: Iterable[Instance]) -> tuple[object, ...]:
+    """A GPU without its id and without where its instances are."""
+    rows = sorted(str((i.profile, i.service, i.processes, i.batch, i.share_pct)) for i in instances)
+    return gpu.model, gpu.driver_branch, mode, tuple(rows)
+
+
+def _too_many(transition: Transition) -> Iterable[str]:
+    """More GPUs than were allowed."""
+    touched = {step.gpu for step in transition.steps}
+    used, occupied, wanted = (
+        Counter((gpu.model, gpu.driver_branch) for gpu in gpus)
+        for gpus in (
+            [gpu for gpu in transition.today.gpus if gpu.instances or gpu.id in touched],
+            [gpu for gpu in transition.today.gpus if gpu.instances],
+            [gpu for gpu in transition.tomorrow.gpus if gpu.instances],
+        )
+    )
+    for model, count in used.items():
+        allowed = max(occupied[model], wanted[model]) + transition.spare
+        if count > allowed:
+            yield f"{count} GPUs of model {model[0]} are used, more than {allowed}"
+
+
+def _lowest(service: str, transition: Transition, before: Mapping[str, int]) -> float:
+    """The least throughput a second of a service in any order of the steps."""
+    changes = {
+        step.id: change
+        for step in transition.steps
+        if step.instance is not None and step.instance.service == service and (change := _change(step)) != 0
+    }
+    at_first = sum(
+        instance.throughput_per_s or 0.0
+        for gpu in transition.today.gpus
+        for instance in gpu.instances
+        if instance.service == service
+    )
+    if not any(change < 0 for change in changes.values()):
+        return at_first
+    return at_first + _least_closed_sum(changes, before)
+
+
+def _change(step: Step) -> float:
+    """What a step adds to its service; of one that takes away, it does so from its beginning."""
+    assert step.instance is not None
+    new = step.instance.throughput_per_s or 0.0
+    if step.kind == "delete":
+        return -new
+    return new - (step.source.throughput_per_s or 0.0) if step.source is not None else new
+
+
+def _least_closed_sum(changes: Mapping[str, float], before: Mapping[str, int]) -> float:
+    import numpy as np
+    from scipy.optimize import linprog
+
+    names = list(changes)
+    position = {name: number for number, name in enumerate(before)}
+    rows = [
+        (number, other)
+        for number, name in enumerate(names)
+        for other, earlier in enumerate(names)
+        if before[name] >> position[earlier] & 1
+    ]
+    limits = np.zeros((len(rows), len(names)))
+    for row, (number, other) in enumerate(rows):
+        limits[row, number], limits[row, other] = 1.0, -1.0  # a step is in the set only if the earlier one is
+    found = linprog(
+        list(changes.values()), A_ub=limits if rows else None, b_ub=np.zeros(len(rows)) if rows else None, bounds=(0, 1)
+    )
+    if not found.success:
+        raise RuntimeError(f"the linear programme of a check was not solved: {found.message}")
+    return float(found.fun)

@@ -1,0 +1,122 @@
+"""The steps of a transition as records, and their file.
+
+Steps run as soon as those that they come `after` have ended, so several run at once. While a step runs,
+
+- `repartition`: GPU instances without a service on them are destroyed and others made; or MIG is switched on or off;
+- `create`: a service starts on a GPU instance that is there, or on an undivided GPU, and counts when the step ends;
+- `delete`: it stops, and does not count from the moment at which the step begins;
+- `migrate`: it starts at one place, then stops at another. At least one of the two counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pipeline.base.errors import ConfigError
+from pipeline.planner import deployment, typed_json
+from pipeline.planner.deployment import Deployment, Instance
+
+VERSION = 1
+KINDS = ("repartition", "create", "delete", "migrate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A GPU instance, whoever is on it: its profile and first memory slice."""
+
+    profile: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step.
+
+    Attributes:
+        gpu: where something comes to be or ceases to be.
+        after: the steps that must have ended before.
+        instance: who starts, of a `delete` who stops.
+        source_gpu: of a `migrate`, the GPU that is left.
+        source: who stops there.
+        destroyed, made: of a `repartition`; the first are destroyed before the others are made.
+        mode: of a `repartition`, how the GPU is shared after it.
+        begins_s, ends_s: if every step begins as soon as it may and takes the time that was given for its kind; `None`
+            if none was given.
+    """
+
+    id: str
+    kind: Literal["repartition", "create", "delete", "migrate"]
+    gpu: str
+    after: tuple[str, ...] = ()
+    instance: Instance | None = None
+    source_gpu: str | None = None
+    source: Instance | None = None
+    destroyed: tuple[Slice, ...] = ()
+    made: tuple[Slice, ...] = ()
+    mode: Literal["mig", "mps", "naive"] | None = None
+    begins_s: float | None = None
+    ends_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """GPU instances that nobody is on at the start."""
+
+    gpu: str
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """A transition, with all that is needed to check it and to carry it out.
+
+    Attributes:
+        today: what is there, every GPU with its id; spare GPUs that are used are among them, with nobody on them.
+        tomorrow: what was asked for. Its GPUs are taken by model: their ids say nothing.
+        reached: what is there in the end, with the ids of `today`.
+        old_rates_per_s, new_rates_per_s: what each service must get today and tomorrow. On the way it keeps at least
+            the smaller of the two, and nothing if it has only one of them.
+        spare: GPUs of each model that could be used beyond what the larger deployment has.
+        spare_used: those that are.
+        durations_s: of each kind of step.
+        makespan_s: from the first step to the last; `None` without durations.
+        longest_chain: the most steps that come one after another.
+        idle: GPU instances without a service at the start.
+        set_aside: GPUs on which a step failed: they stay as they are.
+    """
+
+    today: Deployment
+    tomorrow: Deployment
+    reached: Deployment
+    old_rates_per_s: Mapping[str, float]
+    new_rates_per_s: Mapping[str, float]
+    steps: tuple[Step, ...]
+    spare: int
+    spare_used: int
+    longest_chain: int
+    durations_s: Mapping[str, float] = field(default_factory=dict)
+    makespan_s: float | None = None
+    idle: tuple[Idle, ...] = ()
+    set_aside: tuple[str, ...] = ()
+    version: int = VERSION
+
+
+def read(path: Path) -> Transition:
+    """The transition in a file; ConfigError if there is none that can be used."""
+    content = typed_json.load(path)
+    if (version := content.get("version")) != VERSION or "steps" not in content:
+        raise ConfigError(f"{path} is no transition of version {VERSION} (version: {version!r}); plan it again")
+    transition = typed_json.record(Transition, content, str(path))
+    for key in ("today", "tomorrow", "reached"):
+        deployment.check(getattr(transition, key), f"{path}: {key}")
+    if unnamed := [gpu for gpu in transition.today.gpus if gpu.id is None]:
+        raise ConfigError(f"{path}: today: a GPU of model {unnamed[0].model} has no id")
+    return transition
+
+
+def write(transition: Transition, path: Path) -> None:
+    """Write a transition; ConfigError if the file cannot be written."""
+    typed_json.save(path, typed_json.plain(transition))

@@ -1,0 +1,63 @@
+"""The part of JSON Schema (draft 2020-12) that `tests/data/schemas` uses; another keyword there is an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+_SAID = {
+    "$schema",
+    "$comment",
+    "title",
+    "type",
+    "const",
+    "enum",
+    "pattern",
+    "maxLength",
+    "minimum",
+    "minItems",
+    "items",
+}
+_SAID |= {"minProperties", "required", "properties", "patternProperties", "additionalProperties", "propertyNames"}
+
+
+def violations(value: Any, schema: dict[str, Any], where: str = "$") -> Iterator[str]:
+    """What a value breaks of a schema, a sentence each."""
+    assert schema.keys() <= _SAID, f"{where}: {schema.keys() - _SAID} is not understood"
+    kind = schema.get("type")
+    if kind and (not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool))):
+        yield f"{where}: {value!r} is no {kind}"
+        return
+    if "const" in schema and value != schema["const"]:
+        yield f"{where}: {value!r} is not {schema['const']!r}"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{where}: {value!r} is none of {schema['enum']}"
+    longest, pattern = schema.get("maxLength", 10**6), schema.get("pattern", "")
+    if isinstance(value, str) and (not re.search(pattern, value) or len(value) > longest):
+        yield f"{where}: {value!r} is too long or not like {pattern}"
+    if isinstance(value, int) and value < schema.get("minimum", value):
+        yield f"{where}: {value} is below {schema['minimum']}"
+    if isinstance(value, list):
+        if len(value) < schema.get("minItems", 0):
+            yield f"{where}: {len(value)} items"
+        for number, each in enumerate(value):
+            yield from violations(each, schema.get("items", {}), f"{where}[{number}]")
+    if isinstance(value, dict):
+        yield from _of_object(value, schema, where)
+
+
+def _of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
+    yield from (f"{where}: {key} is missing" for key in schema.get("required", ()) if key not in value)
+    if len(value) < schema.get("minProperties", 0):
+        yield f"{where}: {len(value)} properties"
+    for key, each in value.items():
+        inner = [schema["properties"][key]] if key in schema.get("properties", {}) else []
+        inner += [found for pattern, found in schema.get("patternProperties", {}).items() if re.search(pattern, key)]
+        other = schema.get("additionalProperties", {})
+        if not inner and other is False:
+            yield f"{where}: {key} is not known"
+        for each_schema in inner or [other or {}]:
+            yield from violations(each, each_schema, f"{where}.{key}")
+        yield from violations(key, schema.get("propertyNames", {}), f"{where}: key")

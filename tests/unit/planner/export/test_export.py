@@ -1,0 +1,198 @@
+"""A plan becomes an experiment that plans, a configuration that mig-parted takes, and manifests of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.planner import __main__, deployment
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
+from pipeline.planner.export.experiment import groups_of, programs_of, rates_per_s
+from tests.conftest import DATA
+from tests.experiments import configs_of, planned
+from tests.json_schema import violations
+
+H100 = "h100_80gb"
+
+
+def schema(name: str) -> Any:
+    return json.loads((DATA / f"schemas/{name}.json").read_text())
+
+
+def instance(
+    profile: str | None, start: int | None, service: str, throughput: float | None, **changes: Any
+) -> Instance:
+    return Instance(profile=profile, start=start, service=service, throughput_per_s=throughput, **changes)
+
+
+def plan_of(*gpus: Gpu, rate: float = 60.0) -> Plan:
+    used = dict.fromkeys(each.service for gpu in gpus for each in gpu.instances)
+    services = tuple(Service(name=name, rate_per_s=rate, objective_ms=200.0) for name in used)
+    return Plan(deployment=Deployment(gpus=gpus), services=services)
+
+
+def divided(**changes: Any) -> Gpu:
+    small = instance("1g.10gb", 6, "infer_tiny", 10.0, batch=4)
+    shared = instance("3g.40gb", 0, "infer_tiny", 90.0, processes=3, batch=8, latency_p99_ms=9.0)
+    return Gpu(model=H100, instances=(shared, instance("2g.20gb", 4, "infer_tiny_text", 30.0), small), **changes)
+
+
+WHOLE = Gpu(model=H100, mode="mps", instances=(instance(None, None, "infer_tiny", 100.0, processes=2, share_pct=50.0),))
+
+
+def export(tmp_path: Path, plan: Plan, kind: str, *options: str) -> int:
+    deployment.write(plan, tmp_path / "mine.json")
+    return __main__.main(["export", str(tmp_path / "mine.json"), "--as", kind, *options])
+
+
+def test_rates_are_dealt_by_throughput_and_add_up() -> None:
+    plan = plan_of(divided(), WHOLE)
+    rates = rates_per_s(plan)
+    assert rates == {(0, 0): 9.0, (0, 2): 3.0, (0, 1): 60.0, (1, 0): 15.0}  # of 90 + 10 + 100: 27 of 3, 3, 30 of 2
+    unknown = Gpu(
+        model=H100, instances=(instance("1g.10gb", 0, "a", None, processes=2), instance("1g.10gb", 1, "a", 5.0))
+    )
+    assert rates_per_s(plan_of(unknown)) == {(0, 0): 20.0, (0, 1): 20.0}
+
+
+def test_gpus_that_are_alike_are_one_group_and_every_process_is_a_job() -> None:
+    plan = plan_of(divided(), divided(), WHOLE)
+    groups = groups_of(plan)
+    assert [group.gpus for group in groups] == [(0, 1), (2,)]
+    first, whole = groups
+    assert first.instance_of == (0, 0, 0, 1, 2) and len(set(first.sizes)) == 3
+    assert (first.scenario, first.profiles) == ("mig_mps", ("3g", "2g", "1g"))
+    assert (whole.scenario, whole.profiles) == ("mps_percent", ())
+    values = {size: dict(program.values) for program, size in programs_of(plan, groups, {}).items()}
+    assert values[first.sizes[0]]["max_batch"] == 8 and values[first.sizes[0]]["objective_percentile"] == 99.0
+    assert "objective_percentile" not in values[first.sizes[4]]
+
+
+def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> None:
+    assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "experiment", "--out", str(tmp_path / "conf")) == 0
+    run = f"python run.py --config-dir {tmp_path / 'conf'} +experiment=mine"
+    # The slowest process is asked twice a second, and a window of one second might hold no request.
+    assert capsys.readouterr().out == f"run it: {run}\nrehearse it: {run} +rehearse=tiny window.seconds=5\n"
+    arguments = [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "+experiment=mine"]
+    with planned(configs_of([*arguments, "gpu=simulated_h100_80gb", "repeats=1"])) as plan:
+        assert len(plan.groups) == 2 and not any(group.skip_reason or group.sequential for group in plan.groups)
+        mig = next(group for group in plan.groups if group.scenario == "mig_mps")
+        options = dict(mig.sharing.options)
+        assert options["profiles"] == ("3g", "2g", "1g") and options["instance_of"] == (0, 0, 0, 1, 2)
+        jobs = [dict(job.workload.params) for job in mig.jobs]
+        rates = rates_per_s(plan_of(divided(), divided(), WHOLE))
+        assert [float(params["rate_per_s"]) for params in jobs] == [rates[0, place] for place in (0, 0, 0, 1, 2)]
+        assert {params["arrival"] for params in jobs} == {"poisson"} and {
+            params["objective_ms"] for params in jobs
+        } == {"200.0"}
+        assert mig.window.seconds == 184  # 1,100 requests at 6 a second
+    with planned(configs_of([*arguments, "+rehearse=tiny"])) as tiny:
+        stand_ins = Counter(job.workload.name for group in tiny.groups for job in group.jobs)
+        assert stand_ins == {"infer_tiny": 6, "infer_tiny_text": 1}
+        assert not any(group.skip_reason for group in tiny.groups)
+
+
+def test_an_experiment_is_of_one_model_and_of_known_workloads(tmp_path: Path, capsys) -> None:
+    other = Gpu(model="a100_80gb", instances=(instance("3g.40gb", 0, "infer_tiny", 100.0),))
+    out = ["--out", str(tmp_path / "conf")]
+    assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out) == 2
+    assert "it has GPUs of 2 models (a100_80gb, h100_80gb)" in capsys.readouterr().err
+    assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out, "--gpu", "simulated_a100_80gb") == 0
+    content = yaml.safe_load((tmp_path / "conf/experiment/mine.yaml").read_text())
+    assert [program["rate_per_s"] for program in content["sizes"].values()] == [30.0]
+    assert export(tmp_path, plan_of(WHOLE), "experiment", *out) == 2
+    assert "exists; give another --name, or --force" in capsys.readouterr().err
+    bert = plan_of(Gpu(model=H100, instances=(instance("3g.40gb", 0, "bert", 9.0, batch=2),)))
+    assert export(tmp_path, bert, "experiment", *out, "--force") == 2
+    assert "service bert: conf/workload has no bert; say which workload it is" in capsys.readouterr().err
+    assert (
+        export(tmp_path, bert, "experiment", *out, "--force", "--workload", "bert=infer_bert_base precision=bf16") == 0
+    )
+    content = yaml.safe_load((tmp_path / "conf/experiment/mine.yaml").read_text())
+    assert content["defaults"][0] == {"/workload@sizes.bert": "infer_bert_base"}
+    assert content["sizes"]["bert"]["precision"] == "bf16"
+
+
+def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
+    assert export(tmp_path, plan_of(divided(), WHOLE, divided()), "mig-parted") == 0
+    content = yaml.safe_load(capsys.readouterr().out)
+    assert [*violations(content, schema("mig_parted_v1"))] == []
+    mine = content["mig-configs"]["mine"]
+    assert mine[0] == {
+        "devices": [0, 2],
+        "mig-enabled": True,
+        "mig-devices": {"1g.10gb": 1, "2g.20gb": 1, "3g.40gb": 1},
+    }
+    assert mine[1] == {"devices": [1], "mig-enabled": False, "mig-devices": {}}
+    assert export(tmp_path, plan_of(divided(), WHOLE, divided()), "mig-parted", "--gpus-per-node", "2") == 0
+    nodes = yaml.safe_load(capsys.readouterr().out)["mig-configs"]
+    assert {name: [entry["devices"] for entry in entries] for name, entries in nodes.items()} == {
+        "mine-1": [[0], [1]],
+        "mine-2": [[0]],
+    }
+    assert export(tmp_path, plan_of(divided(id="5")), "mig-parted") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["mig-configs"]["mine"][0]["devices"] == [5]
+    assert export(tmp_path, plan_of(divided(id="GPU-1")), "mig-parted") == 2
+    assert "is no index" in capsys.readouterr().err
+
+
+def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
+    assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "kubernetes") == 2
+    assert "service infer_tiny has no image" in capsys.readouterr().err
+    images = ["--image", "registry/any:1", "--image", "infer_tiny_text=registry/text:2"]
+    assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "kubernetes", *images) == 0
+    manifests = list(yaml.safe_load_all(capsys.readouterr().out))
+    for manifest in manifests:
+        assert [*violations(manifest, schema("kubernetes_deployment_v1"))] == []
+        labels = manifest["spec"]["template"]["metadata"]["labels"]
+        assert manifest["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert len({manifest["metadata"]["name"] for manifest in manifests}) == len(manifests)
+    asked: Counter[str] = Counter()
+    for manifest in manifests:
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        (resource,) = container["resources"]["limits"]
+        asked[resource] += manifest["spec"]["replicas"]
+        assert container["image"] == ("registry/text:2" if container["name"] == "infer-tiny-text" else "registry/any:1")
+    assert asked == {
+        "nvidia.com/mig-3g.40gb": 2,
+        "nvidia.com/mig-2g.20gb": 2,
+        "nvidia.com/mig-1g.10gb": 2,
+        "nvidia.com/gpu": 1,
+    }
+    two = Gpu(model=H100, mode="mps", instances=(*WHOLE.instances, instance(None, None, "infer_tiny_text", 5.0)))
+    assert export(tmp_path, plan_of(two), "kubernetes", *images) == 2
+    assert "shared by 2 services without MIG" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": "v2"}, "$.version: 'v2' is not 'v1'"),
+        ({"mig-configs": {"a": []}}, "$.mig-configs.a: 0 items"),
+        (
+            {"mig-configs": {"a": [{"devices": [0], "mig-enabled": True, "mig-devices": {"3g": 1}}]}},
+            "'3g' is too long or",
+        ),
+        ({"other": 1}, "$: other is not known"),
+    ],
+)
+def test_the_schema_refuses_what_mig_parted_refuses(changes: dict[str, Any], said: str) -> None:
+    entry = {"devices": [0], "mig-enabled": True, "mig-devices": {"3g.40gb": 1}}
+    good = {"version": "v1", "mig-configs": {"a": [entry]}}
+    assert [*violations(good, schema("mig_parted_v1"))] == []
+    (found,) = violations(good | changes, schema("mig_parted_v1"))
+    assert said in found
+
+
+def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) -> None:
+    empty = Plan(deployment=Deployment(gpus=()))
+    for kind, said in (("experiment", "it has none"), ("mig-parted", "it has no GPU"), ("kubernetes", "no manifest")):
+        assert export(tmp_path, empty, kind) == 2
+        assert said in capsys.readouterr().err
+    assert export(tmp_path, empty, "mig-parted", "--name", "a b") == 2
+    assert not (tmp_path / "conf").exists()

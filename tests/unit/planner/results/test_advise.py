@@ -1,0 +1,303 @@
+"""Advice: it says what the report's verdicts say, refuses where they say nothing, and prints what would settle it."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.modes import MODES, mode_of
+from pipeline.base.normalise import SPEEDUP
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import Result, WindowKind
+from pipeline.planner.commands.advise import answer_of
+from pipeline.planner.results.advice import Advice, advise
+from pipeline.planner.results.settle import command
+from pipeline.report.evaluate.cells import Case, Cell, cells_of
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.verdicts import Decision, Verdict, slower_pairs, verdicts, winners
+from pipeline.report.read.records import Row
+from tests.report_rows import collocation_study, copies, job, params, row, study
+from tests.unit.report.test_report_services import served, service
+
+RESULTS = PROJECT_DIR / "docs/results"
+PUBLISHED = sorted(path.parent.parent.name for path in RESULTS.glob("*/tables/verdicts.csv"))
+
+
+TINY = params("tiny")
+
+
+def advice_on(*rows: Row) -> list[Advice]:
+    cells = cells_of(study(*rows))
+    return advise(cells, verdicts(cells))
+
+
+def blocks(number: int, **speeds: float) -> list[Row]:
+    """Two jobs in each mode at a speed over serial, scattered a little."""
+    made = []
+    for block in range(1, number + 1):
+        made.append(copies("serial", 1, 100.0, block, TINY))
+        for mode, speed in speeds.items():
+            made.append(copies(mode, 2, 50.0 * speed * (1 + 0.001 * (block % 3)), block, TINY))
+    return made
+
+
+@pytest.mark.parametrize(("num_blocks", "noise"), [(5, 0.01), (5, 0.04), (9, 0.002), (3, 0.01)])
+def test_advice_agrees_with_the_verdicts_of_the_report(num_blocks: int, noise: float) -> None:
+    for seed in range(4):
+        cells = cells_of(study(*collocation_study(num_blocks, noise, seed)))
+        found = verdicts(cells)
+        best = {(each.case, each.degree): each for each in winners(cells, found)}
+        made = advise(cells, found)
+        assert {(each.case, each.degree) for each in made} >= {place for place in best if place[1] > 1}
+        for advice in made:
+            winner = best.get((advice.case, advice.degree))
+            if winner is not None and winner.mode is not None:
+                assert advice.mode == winner.mode
+            if advice.mode is not None:
+                assert winner is not None and advice.mode in winner.tied
+
+
+def estimate_in(line: dict[str, str], head: str, low: str, high: str) -> Estimate | None:
+    numbers = [float(line[key]) if line[key] else None for key in (head, low, high)]
+    return None if numbers[0] is None else Estimate(median=numbers[0], low=numbers[1], high=numbers[2], n=5)
+
+
+def lines_of(report: str, table: str) -> list[dict[str, str]]:
+    with (RESULTS / report / f"tables/{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+@pytest.mark.parametrize("report", PUBLISHED)
+def test_advice_on_what_was_measured_on_real_gpus_agrees_with_the_published_verdicts(report: str) -> None:
+    cells, found = [], []
+    cases = {
+        line["case"]: Case(label=line["case"], is_mix="+" in line["case"], workloads=())
+        for line in lines_of(report, "results")
+    }
+    for line in lines_of(report, "results"):
+        name = line["mode"].split()[0]
+        sharing = next((mode for mode in MODES.values() if mode.word == name), mode_of(name))
+        speed = estimate_in(
+            line, "speed-up against serial", "speed-up against serial: low", "speed-up against serial: high"
+        )
+        cells.append(
+            Cell(
+                case=cases[line["case"]],
+                degree=int(line["jobs"]),
+                mode=line["mode"],
+                sharing=sharing,
+                window=WindowKind.STEADY,
+                device="",
+                results=Counter({Result(line["result"].split()[0]): int(line["blocks"])}),
+                values={SPEEDUP: {}} if speed else {},
+                estimates={SPEEDUP: speed} if speed else {},
+            )
+        )
+    for line in lines_of(report, "verdicts"):
+        found.append(
+            Verdict(
+                case=cases[line["case"]],
+                degree=int(line["jobs"]),
+                mode=line["mode"],
+                against=line["against"],
+                metric="",
+                ratio=estimate_in(line, "ratio", "low", "high"),
+                p=None,
+                p_adjusted=None,
+                num_blocks=int(line["blocks"]),
+                num_gpus=1,
+                decision=Decision(line["verdict"]),
+                blocks_needed=int(line["blocks needed"]) if line["blocks needed"] else None,
+                sentence="",
+            )
+        )
+    fastest = {(line["case"], int(line["jobs"])): line["fastest"] for line in lines_of(report, "winners")}
+    made = {(each.case.label, each.degree): each for each in advise(cells, found)}
+    assert made and made.keys() == {place for place in fastest if place[1] > 1}
+    for place, advice in made.items():
+        is_told_apart = not fastest[place].startswith("no single one")
+        if is_told_apart:
+            assert advice.mode == fastest[place]
+        elif advice.mode is None:
+            assert len(advice.undecided) > 1 and set(advice.undecided) <= set(
+                fastest[place].partition(": ")[2].split(", ")
+            )
+        here = [verdict for verdict in found if (verdict.case.label, verdict.degree) == place]
+        assert advice.mode not in {slower for slower, _ in slower_pairs(here)}
+
+
+def test_a_recommendation_has_its_interval_the_runner_up_and_what_would_change_it() -> None:
+    rows = blocks(5, naive=1.4, mps=1.8)
+    for block in range(1, 6):
+        rows += [copies("naive", 7, 30.0 * (1 + 0.001 * block), block, TINY), copies("mps", 7, 20.0, block, TINY)]
+    rows = [
+        each if each.scenario != "naive" else row_with_energy(each, 0.02)
+        for each in (row_with_energy(each, 0.03) for each in rows)
+    ]
+    two, seven = advice_on(*rows)
+    assert (two.degree, two.mode, two.runner_up) == (2, "MPS", "naive")
+    assert two.figure is not None and two.figure.median == pytest.approx(1.8, rel=0.01)
+    assert two.over_runner_up is not None and two.over_runner_up.low is not None
+    assert two.over_runner_up.low <= 1.8 / 1.4 <= two.over_runner_up.median * 1.001
+    assert two.changes[0].startswith("naive instead, if MPS loses 22 %")
+    assert "naive for the least energy per sample, in J: 0.0200 against 0.03" in two.changes
+    assert two.changes[-1] == "naive for 7 jobs"
+    assert (seven.mode, seven.changes[-1]) == ("naive", "MPS for 2 jobs")
+
+
+def row_with_energy(one: Row, energy_j: float) -> Row:
+    return replace(one, metrics={**one.metrics, "energy_per_sample_j": energy_j})
+
+
+def test_another_batch_size_may_want_another_mode() -> None:
+    rows = []
+    for block in range(1, 6):
+        for size, naive in ((32, 1.2), (256, 1.9)):
+            own, jitter = params(batch_size=size), 1 + 0.001 * block
+            rows.append(copies("serial", 1, 100.0, block, own))
+            rows += [copies("naive", 2, 50 * naive * jitter, block, own), copies("mps", 2, 75.0, block, own)]
+    small, large = advice_on(*rows)
+    assert (small.mode, small.changes[-1]) == ("MPS", "naive at batch size 256")
+    assert (large.mode, large.changes[-1]) == ("naive", "MPS at batch size 32")
+
+
+def test_of_modes_that_are_equally_fast_the_simpler_one_is_taken() -> None:
+    (advice,) = advice_on(*blocks(6, naive=1.500, mps=1.501))
+    assert (advice.mode, advice.runner_up) == ("naive", "MPS")
+    assert advice.because == "as fast as MPS within 2 %, and simpler"
+    assert advice.changes[0] == "MPS instead, if it gains 2 % on naive"
+
+
+def test_modes_that_no_verdict_compares_are_compared() -> None:
+    rows = blocks(5, naive=1.2)
+    for block in range(1, 6):
+        place = {"mps_active_thread_percentage": "50"}
+        limited = tuple(job(i, TINY, 70.0 + 0.01 * block, place=place) for i in range(2))
+        rows += [copies("mig", 2, 85.0, block, TINY), row("mps_percent", limited, block)]
+    found = verdicts(cells_of(study(*rows)))
+    assert not any({each.mode, each.against} == {"MIG 3g.40gb", "MPS 50 %"} for each in found)
+    (advice,) = advice_on(*rows)
+    assert (advice.mode, advice.runner_up) == ("MIG 3g.40gb", "MPS 50 %")
+    assert advice.over_runner_up is not None and advice.over_runner_up.median == pytest.approx(85 / 70, rel=0.01)
+
+
+def test_too_few_blocks_wrong_results_and_too_few_gpus_are_refused() -> None:
+    (few,) = advice_on(*blocks(4, naive=1.2, mps=1.9))
+    assert few.mode is None and few.because.startswith("4 blocks, and advice needs 5: MPS is 1.58 times")
+    assert few.undecided == ("MPS", "naive", "serial") and few.blocks_needed == 5
+    wrong = [
+        each
+        if each.scenario == "serial"
+        else copies(each.scenario, 2, 90.0, each.block, TINY, result=Result.WRONG_RESULTS)
+        for each in blocks(5, naive=1.2)
+    ]
+    (refused,) = advice_on(*wrong)
+    assert refused.mode is None and "naive: computes wrong results in 5 of 5 blocks" in refused.not_considered[0]
+    one_wrong = [*blocks(5, naive=1.2, mps=1.9)[:-1], copies("mps", 2, 90.0, 5, TINY, result=Result.WRONG_RESULTS)]
+    (other,) = advice_on(*one_wrong)
+    assert other.mode == "naive" and "MPS: computes wrong results in 1 of 5 blocks" in other.not_considered[0]
+    two_gpus = [on_gpu(each, f"GPU-{each.block % 2}") for each in blocks(8, naive=1.2, mps=1.9)]
+    (pooled,) = advice_on(*two_gpus)
+    assert pooled.mode is None and "the blocks are of 2 GPUs" in pooled.because
+
+
+def on_gpu(one: Row, uuid: str) -> Row:
+    return replace(one, gpu_uuid=uuid)
+
+
+def test_services_are_advised_what_meets_their_objective_with_the_shortest_tail() -> None:
+    rows = []
+    for block in range(1, 6):
+        jitter = 1 + 0.001 * block
+        rows.append(served("serial", 1, 50, 5.0, block))
+        rows += [served("naive", 4, 50, 20.0 * jitter, block), served("mps", 4, 50, 10.0 / jitter, block)]
+        rows.append(served("mig", 4, 50, 8.0 * jitter, block))
+    (advice,) = advice_on(*rows)
+    assert (advice.mode, advice.runner_up) == ("MIG", "MPS")
+    assert advice.not_considered == ("naive: misses the objective in 5 of 5 blocks",)
+    assert advice.figure is not None and advice.figure.median == pytest.approx(24, rel=0.01)
+
+
+def test_different_services_are_advised_by_the_tail_of_the_slowest() -> None:
+    rows = []
+    for block in range(1, 6):
+        for scenario, latency_ms in (("naive", 20.0), ("mps", 10.0)):
+            jobs = (service(0, 50, latency_ms), job(1, params("other", given_rate="true"), 9.0, size="O"))
+            rows.append(row(scenario, jobs, block, metrics={"latency_p99_worst_ms": latency_ms + 0.01 * block}))
+    (advice,) = advice_on(*rows)
+    assert (advice.mode, advice.runner_up) == ("MPS", "naive")
+    (unknown,) = advice_on(*(replace(each, metrics={"gract_mean_ratio": 0.5}) for each in rows))
+    assert unknown.mode is None and unknown.because.startswith("no latency is known")
+
+
+def beside(**objective: Any) -> list[Row]:
+    train, rows = params("train"), []
+    for block in range(1, 6):
+        rows += [row("serial", (job(0, train, 100.0),), block), row("serial", (service(0, 50, 5.0),), block)]
+        for scenario, rate, latency_ms in (("naive", 40.0, 20.0), ("mps", 80.0, 10.0), ("mig", 90.0, 30.0)):
+            jobs = (job(0, train, rate + 0.01 * block, size="T"), service(1, 50, latency_ms, size="I"))
+            met = {"objective_met_worst_ratio": float(latency_ms <= 20)} if objective else {}
+            rows.append(row(scenario, jobs, block, metrics={"latency_mean_worst_ms": latency_ms, **met}))
+    return rows
+
+
+def test_training_beside_a_service_takes_what_keeps_most_among_what_meets_the_objective() -> None:
+    (advice,) = advice_on(*beside(is_given=True))
+    assert (advice.mode, advice.runner_up) == ("MPS", "naive")
+    assert advice.not_considered == ("MIG: misses the objective in 5 of 5 blocks",)
+    (refused,) = advice_on(*beside())
+    assert refused.mode is None and "give the services an objective" in refused.because
+    assert command(study(*beside()), refused) is None
+
+
+TYPED = "run.py -m scenario=naive,mps degree=2 workload=tiny gpu=simulated_a100_40gb repeats=3 resume=false"
+
+
+def as_typed(rows: list[Row], typed: str) -> list[Row]:
+    return [replace(each, facts={"command_line": typed}) for each in rows]
+
+
+def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
+    rows = as_typed(blocks(3, naive=1.80, mps=1.79), TYPED)
+    found = study(*rows)
+    (advice,) = advice_on(*rows)
+    typed = command(found, advice)
+    assert typed is not None and advice.blocks_needed is not None and advice.blocks_needed > 3
+    python, program, *words = shlex.split(typed)
+    assert (python, program) == ("python", "run.py") and words.count("-m") == 1
+    assert words[-3:-1] == [f"repeats={advice.blocks_needed}", "resume=true"]
+    assert [word for word in words if word.startswith(("repeats=", "resume="))] == words[-3:-1]
+    values = [word for word in words if word not in ("-m", "scenario=naive,mps")]
+    assert len(values) == len(words) - 2
+    plan = make_plan(*([f"scenario={mode}", *values] for mode in ("naive", "mps")))
+    names = Counter(group.name for group in plan.groups)
+    assert names == dict.fromkeys(["serial-1x-tiny", "naive-2x-tiny", "mps-2x-tiny"], advice.blocks_needed)
+
+
+def test_what_was_not_measured_is_asked_for() -> None:
+    typed = "run.py degree=2 time_limit_s=60 -- train.py --only x"
+    rows = as_typed(blocks(5, naive=1.2), typed)
+    (no_baseline,) = advice_on(*(each for each in rows if each.scenario != "serial"))
+    assert no_baseline.because == "there is no baseline to compare with"
+    ending = "repeats=5 resume=true -- train.py --only x"
+    assert command(study(*rows), no_baseline) == f"python run.py degree=2 baseline=always {ending}"
+    oom = [replace(each, result=Result.OOM, metrics={}) if each.scenario == "naive" else each for each in rows]
+    (alone,) = advice_on(*oom)
+    assert command(study(*oom), alone) == f"python run.py degree=2 scenario=mps {ending}"
+
+
+def test_what_is_printed_and_how_it_ends() -> None:
+    done = answer_of(study(*blocks(5, naive=1.2, mps=1.9)))
+    assert done.status == 0 and done.data["cases"][0]["mode"] == "MPS"
+    assert "2 tiny bs128: take MPS: 1.58 times" in done.text
+    refused = answer_of(study(*as_typed(blocks(3, naive=1.2, mps=1.9), TYPED)))
+    assert refused.status == 1 and "    to settle it: python run.py -m scenario=naive,mps" in refused.text
+    assert refused.data["cases"][0]["sweep"] in refused.text
+    with pytest.raises(ConfigError, match="no group of several jobs"):
+        answer_of(study(copies("serial", 1, 100.0)))

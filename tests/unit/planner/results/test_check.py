@@ -1,0 +1,162 @@
+"""A plan beside its experiment: what was predicted, what was measured, and what was not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Result
+from pipeline.planner import profile
+from pipeline.planner.deployment import Gpu, Instance, Plan
+from pipeline.planner.export.experiment import groups_of
+from pipeline.planner.profile import Profile
+from pipeline.planner.results.against import Check, Compared, check, table_of
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.page.page import content_of, render
+from pipeline.report.read.records import JobRow, Row
+from tests.report_rows import job, params, row, study
+from tests.unit.planner.export.test_export import H100, WHOLE, divided, plan_of
+
+PLAN = plan_of(divided(), divided(), WHOLE)
+
+
+def runs_of(plan: Plan, block: int = 1, factor: float = 1.0, **changes: Any) -> list[Row]:
+    """What the experiment of a plan measures: every process answers `factor` times 10 requests/s, in 8 ms."""
+    made = []
+    for group in groups_of(plan):
+        jobs = [
+            answering(index, size, place, factor)
+            for index, (size, place) in enumerate(zip(group.sizes, group.instance_of, strict=True))
+        ]
+        options = {"profiles": [*group.profiles], "instance_of": [*group.instance_of]} if group.profiles else {}
+        figures = {"memory_peak_mib": 1500.0, "energy_per_request_j": 0.2 * factor}
+        made.append(row(group.scenario, tuple(jobs), block, options=options, metrics=figures, **changes))
+    return made
+
+
+def answering(index: int, size: str, place: int, factor: float) -> JobRow:
+    own = params("infer", unit="requests", given_rate="true")
+    figures = {
+        "throughput_requests_per_s": 10.0 * factor,
+        "latency_mean_ms": 4.0,
+        "latency_p99_ms": 8.0 + place,
+        "instance_memory_peak_mib": 1000.0,
+        "rate_sustained_ratio": 1.0,
+        "objective_met_ratio": 1.0,
+    }
+    return job(index, own, None, metrics=figures, size=size, place={"gi_id": str(place)})
+
+
+def found(result: Check, service: str, quantity: str) -> Compared:
+    (one,) = [each for each in result.compared if (each.service, each.quantity) == (service, quantity)]
+    return one
+
+
+def test_a_service_is_measured_on_all_gpus_that_a_group_stands_for() -> None:
+    rows = [each for block in range(1, 6) for each in runs_of(PLAN, block, 1 + 0.001 * block)]
+    result = check(PLAN, study(*rows), None, "plan.json")
+    assert result.holds
+    throughput = found(result, "infer_tiny", "throughput_per_s")
+    assert throughput.predicted == pytest.approx(60) and throughput.measured is not None
+    assert throughput.measured.median == pytest.approx(10.03 * (2 * 4 + 2))  # two divided GPUs, and the whole one
+    assert throughput.error_ratio == pytest.approx(100.3 / 60 - 1) and throughput.is_within is False
+    text = found(result, "infer_tiny_text", "throughput_per_s")
+    assert text.measured is not None and text.measured.median == pytest.approx(20.06)
+    tail = found(result, "infer_tiny", "latency_p99_ms")
+    assert tail.predicted is None and tail.measured is not None and tail.measured.median == 10.0  # the slowest instance
+    memory = found(result, "infer_tiny", "memory_mib")
+    assert memory.measured is not None
+    assert memory.measured.median == 5500.0  # of two instances on two GPUs, and of a GPU
+
+
+def test_memory_and_energy_are_of_a_service_that_has_them_to_itself() -> None:
+    plan = plan_of(WHOLE, WHOLE)
+    result = check(plan, study(*runs_of(plan)), None, "plan.json")
+    memory, energy = found(result, "infer_tiny", "memory_mib"), found(result, "infer_tiny", "energy_per_item_j")
+    assert memory.measured is not None and memory.measured.median == 3000.0
+    assert energy.measured is not None and energy.measured.median == 0.2 and energy.predicted is None
+    mixed = check(plan_of(divided()), study(*runs_of(plan_of(divided()))), None, "plan.json")
+    assert found(mixed, "infer_tiny", "memory_mib").measured is not None
+    assert not [each for each in mixed.compared if each.quantity == "energy_per_item_j"]
+
+
+def test_the_profile_gives_intervals_and_energy_and_must_be_the_one_of_the_plan() -> None:
+    rows = (
+        profile.Row(
+            workload="train",
+            gpu_model=H100,
+            sharing_mode="mps",
+            processes=2,
+            throughput_per_s=20.0,
+            throughput_low_per_s=19.0,
+            throughput_high_per_s=21.0,
+            energy_per_item_j=0.25,
+        ),
+    )
+    table = Profile(rows=rows, source="p.csv")
+    gpu = Gpu(
+        model=H100,
+        mode="mps",
+        instances=(Instance(profile=None, start=None, service="train", processes=2, throughput_per_s=20.0),),
+    )
+    plan = replace(plan_of(gpu, gpu), services=(), profile_digest=table.digest)
+    measured = [each for block in range(1, 6) for each in runs_of(plan, block, 1 + 0.001 * block)]
+    result = check(plan, study(*measured), table, "plan.json")
+    throughput, energy = found(result, "train", "throughput_per_s"), found(result, "train", "energy_per_item_j")
+    assert (throughput.predicted, throughput.low, throughput.high, throughput.is_within) == (40.0, 38.0, 42.0, True)
+    assert (
+        energy.predicted == 0.25
+        and energy.error_ratio == pytest.approx(0.2006 / 0.25 - 1)
+        and energy.is_within is False
+    )
+    changed = Profile(rows=(replace(rows[0], throughput_per_s=20.5),), source="p.csv")
+    with pytest.raises(ConfigError, match=r"plan.json: p.csv has changed since, .* plan again"):
+        check(plan, study(*measured), changed, "plan.json")
+
+
+def test_what_was_not_measured_or_not_kept_is_said_and_nothing_is_scaled_up() -> None:
+    rows = runs_of(PLAN)
+    oom = [
+        replace(each, result=Result.OOM, reason="no room") if each.scenario == "mps_percent" else each for each in rows
+    ]
+    result = check(PLAN, study(*oom), None, "plan.json")
+    assert not result.holds and result.missing == ("GPU 2: oom in block 1: no room",)
+    assert found(result, "infer_tiny", "throughput_per_s").measured is None
+    assert found(result, "infer_tiny_text", "throughput_per_s").measured is not None
+    late = [
+        replace(each, jobs=tuple(replace(j, metrics={**j.metrics, "objective_met_ratio": 0.0}) for j in each.jobs))
+        for each in rows
+    ]
+    result = check(PLAN, study(*late), None, "plan.json")
+    assert result.broken[0] == "infer_tiny did not meet its objective on GPU 0, 1 in 1 of 1 blocks"
+    assert len(result.broken) == 3 and not result.holds
+    with pytest.raises(ConfigError, match=r"has no group of plan.json \(it has naive-1x-resnet26_cifar10\)"):
+        check(PLAN, study(row("naive", (job(0, params(), 5.0),))), None, "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "measured", "is_within"),
+    [
+        (None, None, (11.0, 9.0, 12.0), True),
+        (None, None, (11.0, 10.5, 12.0), False),
+        (9.0, 10.6, (11.0, 10.5, 12.0), True),
+        (9.0, 12.0, (11.0, None, None), True),
+        (None, None, (10.0, None, None), None),
+    ],
+)
+def test_within_is_whether_the_intervals_overlap(low, high, measured, is_within) -> None:
+    middle, bottom, top = measured
+    estimate = Estimate(median=middle, low=bottom, high=top, n=5)
+    one = Compared(service="a", quantity="throughput_per_s", predicted=10.0, low=low, high=high, measured=estimate)
+    assert one.is_within is is_within
+
+
+def test_it_is_a_section_of_the_report() -> None:
+    rows = [each for block in (1, 2, 3) for each in runs_of(PLAN, block, 1 + 0.001 * block)]
+    table = table_of(check(PLAN, study(*rows), None, "plan.json"), "plan.json")
+    content = content_of(study(*rows))
+    page = render(replace(content, tables=[table, *content.tables]))
+    assert "Planned and measured" in page and "throughput (1/s)" in page and "+67.0%" in page

@@ -1,0 +1,260 @@
+"""Plans are legal, serve everybody, and have as few GPUs as there can be; what cannot be planned is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.planner import __main__ as planner
+from pipeline.planner import parvagpu, profile
+from pipeline.planner.pictures import load
+from pipeline.planner.serving import methods
+from tests.unit.planner.serving import validator
+from tests.unit.planner.serving.cases import random_case
+
+PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
+
+
+def scenario(number):
+    """The services of a scenario of ParvaGPU, from 0."""
+    names = sorted(path.stem for path in PARVAGPU.glob("*.csv") if not path.name.startswith("slo_"))
+    rates, objectives = (
+        (PARVAGPU / f"slo_{what}.csv").read_text().splitlines()[number].split(",")
+        for what in ("rate_per_s", "latency_ms")
+    )
+    return [
+        {"name": name, "rate_per_s": float(rate), "objective_ms": float(objective), "latency_share": 0.45}
+        for name, rate, objective in zip(names, rates, objectives, strict=True)
+        if rate != "N/A"
+    ]
+
+
+@pytest.fixture(scope="module")
+def parva_profile(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parvagpu") / "profile.csv"
+    profile.write(path, parvagpu.read(PARVAGPU))
+    return path
+
+
+def run(capsys, *argv):
+    """Exit status and the JSON that a command prints; the error where that is not 0 or 1."""
+    status = planner.main([*map(str, argv), "--json"])
+    captured = capsys.readouterr()
+    return status, json.loads(captured.out) if status < 2 else captured.err
+
+
+def demand(folder, services, **others):
+    path = folder / "services.yaml"
+    path.write_text(yaml.safe_dump({"services": services, **others}))
+    return path
+
+
+@pytest.mark.parametrize(("number", "published"), [(0, 2), (1, 3), (2, 5), (3, 7)])
+def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, capsys, parva_profile, number, published):
+    services = scenario(number)
+    out = tmp_path / "plan.json"
+    argv = [demand(tmp_path, services), "--profile", parva_profile, "--gpu", "simulated_a100_80gb"]
+    status, plan = run(capsys, "serve", *argv, "--out", out)
+    assert (status, plan["status"], plan["gap"]) == (0, "optimal", 0) and plan["num_gpus"] == plan["bound"] <= published
+    assert validator.faults(plan, services, validator.read_profile(parva_profile)) == []
+    assert json.loads(out.read_text()) == plan
+    _, compared = run(capsys, "compare", *argv, "--time-limit-s", 1)
+    num_gpus = {row["method"]: row["num_gpus"] for row in compared["methods"]}
+    assert num_gpus["whole GPUs"] == [6, 11, 11, 11][number]
+    assert num_gpus["exact"] == plan["num_gpus"] <= num_gpus["tree"] <= num_gpus["greedy"] <= num_gpus["7x 1g.10gb"]
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(12, 400))]
+)
+def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path, capsys, seed):
+    services, path, models, limits, margin, argv = random_case(seed, tmp_path)
+    rows = validator.read_profile(path)
+    fewest = validator.fewest(services, rows, models, limits, most=3, margin=margin)
+    status, plan = run(capsys, "serve", *argv)
+    if status == 0:
+        assert validator.faults(plan, services, rows, limits, margin) == []
+        assert plan["status"] == "optimal"
+        assert plan["num_gpus"] == fewest or (fewest is None and plan["num_gpus"] > 3)
+    else:
+        assert (status, plan["status"], fewest) == (1, "infeasible", None)
+        assert plan["reasons"]
+    for method in ("greedy", "tree", "genetic"):
+        status, other = run(capsys, "serve", *argv, "--method", method, "--time-limit-s", 0.05)
+        if status == 0:
+            assert validator.faults(other, services, rows, limits, margin) == []
+            assert plan["num_gpus"] <= other["num_gpus"]
+
+
+ROW = {
+    "schema_version": "1",
+    "workload": "bert",
+    "gpu_model": "a100_80gb",
+    "sharing_mode": "mig",
+    "instance_profile": "1g.10gb",
+    "processes": "1",
+    "throughput_per_s": "10",
+    "latency_mean_ms": "20",
+    "memory_mib": "5000",
+}
+WHOLE = ROW | {"sharing_mode": "mps", "instance_profile": "", "throughput_per_s": "45"}
+BERT = {"name": "bert", "rate_per_s": 60, "objective_ms": 100}
+
+
+def table(folder, *rows):
+    path = folder / "profile.csv"
+    path.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]) + "\n")
+    return path
+
+
+def test_an_objective_that_nothing_meets_is_an_answer(tmp_path, capsys):
+    services = demand(tmp_path, [BERT | {"objective_ms": 40}], latency_share=0.5)
+    path, out = table(tmp_path, ROW, WHOLE | {"latency_mean_ms": "25"}), tmp_path / "plan.json"
+    status, said = run(capsys, "serve", services, "--profile", path, "--out", out)
+    assert (status, said["status"], said["num_gpus"], said["gpus"]) == (1, "infeasible", None, [])
+    assert said["unmet"] == [
+        {
+            "service": "bert",
+            "objective_ms": 40,
+            "latency_share": 0.5,
+            "best_latency_ms": 20,
+            "would_meet_objective_above_ms": 40,
+        }
+    ]
+    assert not out.exists()
+    assert planner.main(["serve", str(services), "--profile", str(path)]) == 1
+    assert "bert: no latency is below 0.5 x 40 ms = 20 ms; its best is 20 ms" in capsys.readouterr().out
+
+
+def test_the_99th_percentile_counts_where_it_was_measured(tmp_path, capsys):
+    path = table(tmp_path, ROW | {"latency_p99_ms": "120"}, WHOLE | {"latency_p99_ms": ""})
+    status, plan = run(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path)
+    assert status == 0 and [gpu["mode"] for gpu in plan["gpus"]] == ["mps", "mps"]
+    assert plan["details"]["services"][0]["latency_is"] == "mean"
+
+
+def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
+    path = table(tmp_path, ROW, ROW | {"workload": "yolo"})
+    services = [BERT | {"rate_per_s": 65}, BERT | {"name": "yolo", "rate_per_s": 5}]
+    argv = ["serve", demand(tmp_path, services, limits={"gpus": {"a100_80gb": 1}}), "--profile", path]
+    status, said = run(capsys, *argv)
+    assert status == 1 and "1 of a100_80gb, are too few" in said["reasons"][0]
+    assert "without bert the others" in said["reasons"][0] or "without yolo the others" in said["reasons"][0]
+
+
+def test_the_margin_is_what_the_interval_says(tmp_path, capsys):
+    path = table(tmp_path, ROW | {"throughput_low_per_s": "8"})
+    argv = ["serve", demand(tmp_path, [BERT]), "--profile", path]
+    for margin, num_instances in (("none", 6), ("interval", 8), ("0.5", 12)):
+        _, plan = run(capsys, *argv, "--margin", margin)
+        assert plan["details"]["services"][0]["num_instances"] == num_instances, margin
+        assert plan["gpus"][0]["instances"][0]["throughput_per_s"] == 10
+
+
+def test_of_mixed_models_each_is_used_for_what_it_does_best(tmp_path, capsys):
+    rows = [
+        ROW | {"workload": name, "gpu_model": model, "instance_profile": profile, "throughput_per_s": rate}
+        for name, model, profile, rate in [
+            ("bert", "a100_80gb", "7g.80gb", "100"),
+            ("bert", "a30_24gb", "4g.24gb", "10"),
+            ("yolo", "a100_80gb", "7g.80gb", "10"),
+            ("yolo", "a30_24gb", "4g.24gb", "100"),
+        ]
+    ]
+    services = [BERT | {"rate_per_s": 200}, BERT | {"name": "yolo", "rate_per_s": 100}]
+    status, plan = run(capsys, "serve", demand(tmp_path, services), "--profile", table(tmp_path, *rows))
+    assert status == 0 and plan["num_gpus"] == 3
+    assert {(gpu["model"], gpu["instances"][0]["service"]) for gpu in plan["gpus"]} == {
+        ("a100_80gb", "bert"),
+        ("a30_24gb", "yolo"),
+    }
+
+
+BAD_SERVICES = {
+    "no row": ({"services": [BERT | {"name": "gpt"}]}, "service gpt has no row"),
+    "rate of 0": ({"services": [BERT | {"rate_per_s": 0}]}, "services[0] bert, rate_per_s: must be above 0"),
+    "objective of 0": ({"services": [BERT | {"objective_ms": 0}]}, "services[0] bert, objective_ms: must be above 0"),
+    "a huge rate": ({"services": [BERT | {"rate_per_s": 1e9}]}, "rate_per_s: 1e+09 needs more than 100000 of its"),
+    "a tiny rate": ({"services": [BERT | {"rate_per_s": 1e-12}]}, "rate_per_s: 1e-12 is less than one request"),
+    "no objective": ({"services": [{"name": "bert", "rate_per_s": 1}]}, "services[0] bert: key 'objective_ms' is miss"),
+    "negative": ({"services": [BERT | {"rate_per_s": -1}]}, "rate_per_s must be finite and not negative"),
+    "no number": ({"services": [BERT | {"rate_per_s": "many"}]}, 'rate_per_s must be a number, not "many"'),
+    "twice": ({"services": [BERT, BERT]}, "services: bert is there 2 times"),
+    "unknown key": ({"services": [BERT | {"slo": 3}]}, "services[0]: unknown key 'slo'"),
+    "nothing": ({"services": []}, "services is empty"),
+    "a share above 1": ({"services": [BERT], "latency_share": 2}, "latency_share: 2 is above 1"),
+    "unknown limit": (
+        {"services": [BERT], "limits": {"apart": [["bert", "gpt"]]}},
+        "apart[0]: there is no service",
+    ),
+    "another model": ({"services": [BERT], "limits": {"gpus": {"h100_80gb": 2}}}, "limits.gpus: h100_80gb"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_SERVICES.values(), ids=BAD_SERVICES)
+def test_services_that_cannot_be_used_are_refused(tmp_path, capsys, content, message):
+    services, out = tmp_path / "services.yaml", tmp_path / "plan.json"
+    services.write_text(yaml.safe_dump(content))
+    status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW), "--out", out)
+    assert status == 2 and message in error and error.count("\n") == 1 and not out.exists()
+
+
+BAD_PROFILES = {
+    "another model": (
+        [ROW, ROW | {"gpu_model": "h100_80gb"}],
+        [],
+        "profile.csv row 3, gpu_model: h100_80gb is not",
+    ),
+    "no such instance": ([ROW | {"instance_profile": "1g.5gb"}], [], "profile.csv row 2, instance_profile: "),
+    "a short name": (
+        [ROW | {"instance_profile": "1g"}],
+        [],
+        "row 2, instance_profile: 1g is no full name",
+    ),
+    "no MIG": ([ROW | {"gpu_model": "NVIDIA L4"}], ["--gpu", "NVIDIA L4"], "NVIDIA L4 has no MIG, and only instances"),
+    "no interval": ([ROW], ["--margin", "interval"], "no row of service bert has throughput_low_per_s"),
+    "a margin": ([ROW], ["--margin", "much"], "--margin much: must be interval, none or a share"),
+    "no latency": ([ROW | {"latency_mean_ms": ""}], [], "service bert: none of its rows has a latency"),
+    "a GPU twice": ([ROW], ["--gpu", "a100_80gb"], "a100_80gb is there twice"),
+    "an unknown GPU": ([ROW], ["--gpu", "simulated_a9000"], "no GPU model is called 'simulated_a9000'"),
+}
+
+
+@pytest.mark.parametrize(("rows", "others", "message"), BAD_PROFILES.values(), ids=BAD_PROFILES)
+def test_profiles_that_cannot_be_used_are_refused(tmp_path, capsys, rows, others, message):
+    path = table(tmp_path, *rows)
+    gpus = [] if "NVIDIA L4" in others else ["--gpu", "simulated_a100_80gb"]
+    status, error = run(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path, *gpus, *others)
+    assert status == 2 and message in error and error.count("\n") == 1
+
+
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(methods, "solve", lambda *_, **__: pytest.fail("planned"))
+    argv = ["serve", demand(tmp_path, [BERT]), "--profile", table(tmp_path, ROW), "--out", tmp_path / "no/plan.json"]
+    status, error = run(capsys, *argv)
+    assert status == 2 and "there is no folder" in error and error.count("\n") == 1
+
+
+def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
+    services = tmp_path / "services.yaml"
+    services.write_text("services:\n  - {name: [bert\n")
+    status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW))
+    assert status == 2 and "services.yaml row 3: no YAML" in error and error.count("\n") == 1
+
+
+def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
+    path = demand(tmp_path, scenario(0))
+    argv = ["compare", path, "--profile", parva_profile, "--time-limit-s", 0.2]
+    _, one = run(capsys, *argv)
+    _, both = run(capsys, *argv, "--load", 1, "--load", 3)
+    needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
+    assert [each["load"] for each in both["loads"]] == [1, 3] and needed[0] == needed[1]
+    assert [each.load for each in load.read(both, "compare.json")] == [1, 3]  # as it is drawn from
+    tripled = [service | {"rate_per_s": 3 * service["rate_per_s"]} for service in scenario(0)]
+    _, expected = run(capsys, "serve", demand(tmp_path, tripled), "--profile", parva_profile)
+    assert needed[2]["exact"] == expected["num_gpus"] > needed[0]["exact"]
+    status, error = run(capsys, *argv, "--load", 0)
+    assert status == 2 and "--load 0" in error

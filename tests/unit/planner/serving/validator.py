@@ -1,0 +1,177 @@
+"""Checks a serving plan from the files alone: it shares no code with the planner, nor with its tables of partitions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from itertools import combinations, combinations_with_replacement, product
+from pathlib import Path
+
+from pipeline.base.paths import PROJECT_DIR
+
+TABLE = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text(encoding="utf-8"))["gpus"]
+KEYS = {"a30_24gb": "A30-24GB", "a100_40gb": "A100-40GB", "a100_80gb": "A100-80GB", "h100_80gb": "H100-80GB-SXM"}
+KEYS |= {"rtxpro6000_96gb": "RTXPRO6000-96GB"}
+
+
+def is_legal(model, driver_branch, placed):
+    """Whether instances, (name, start) each, fit on a GPU."""
+    gpu = TABLE[KEYS[model]]
+    profiles = {profile["name"]: profile for profile in gpu["gi_profiles"]}
+    used, compute = [], 0
+    for name, start in placed:
+        width = next((each["size"] for each in profiles[name]["placements"] if each["start"] == start), None)
+        if width is None:
+            return False
+        used += range(start, start + width)
+        compute += profiles[name]["compute_slices"]
+    names = Counter(name for name, _ in placed)
+    slices = {(profiles[name]["compute_slices"], profiles[name]["memory_slices"]) for name in names}
+    return (
+        len(used) == len(set(used))
+        and all(0 <= each < gpu["memory_slices"] for each in used)
+        and compute <= gpu["compute_slices"]
+        and all(count <= profiles[name]["max_instances"] for name, count in names.items())
+        and not (driver_branch and driver_branch < 510 and slices >= {(3, 4), (4, 4)})
+    )
+
+
+def layouts(model, driver_branch, names):
+    """Every legal multiset of these profiles to which none can be added, sorted."""
+    gpu = TABLE[KEYS[model]]
+    places = [
+        (profile["name"], place["start"])
+        for profile in gpu["gi_profiles"]
+        if profile["name"] in names
+        for place in profile["placements"]
+    ]
+    found = set()
+    for size in range(1, gpu["compute_slices"] + 1):
+        legal = {
+            tuple(sorted(name for name, _ in each))
+            for each in combinations(places, size)
+            if is_legal(model, driver_branch, each)
+        }
+        found = {old for old in found if not any(Counter(old) <= Counter(new) for new in legal)} | legal
+    return found
+
+
+def read_profile(path):
+    with Path(path).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def admitted(service, row, margin=0.0):
+    """The throughput to plan with of a row, or 0 if its latency or memory does not allow it."""
+    latency = float(row.get("latency_p99_ms") or row["latency_mean_ms"] or math.inf)
+    if latency >= service["latency_share"] * service["objective_ms"]:
+        return 0.0
+    key = KEYS[row["gpu_model"]]
+    profile = next((each for each in TABLE[key]["gi_profiles"] if each["name"] == row["instance_profile"]), None)
+    capacity = (profile or {"memory_mib": None})["memory_mib"] or math.inf
+    return 0.0 if float(row.get("memory_mib") or 0) > capacity else float(row["throughput_per_s"]) * (1 - margin)
+
+
+def faults(plan, services, rows, limits=None, margin=0.0):
+    """What is wrong with a plan, as its JSON: empty if nothing is.
+
+    Args:
+        plan: as `serve --json` prints it.
+        services: name, rate_per_s, objective_ms and latency_share of each.
+        rows: of the profile, as `read_profile` gives them.
+        limits: as in the file of the services.
+        margin: share of the throughput that must not be counted on.
+    """
+    found = []
+    limits = limits or {}
+    by_name = {service["name"]: service for service in services}
+    given = Counter()
+    for number, gpu in enumerate(plan["gpus"]):
+        instances = gpu["instances"]
+        if not instances:
+            found.append(f"GPU {number} is empty")
+        if gpu["mode"] == "mig":
+            placed = [(each["profile"], each["start"]) for each in instances]
+            if not is_legal(gpu["model"], gpu["driver_branch"], placed):
+                found.append(f"GPU {number}: {placed} is not legal")
+        for each in instances:
+            asked = (gpu["model"], each["profile"] or "", each["processes"], each["batch"], each["service"])
+            row = next((row for row in rows if cell(row) == asked), None)
+            if row is None:
+                found.append(f"GPU {number}: {asked} has no row")
+                continue
+            throughput = admitted(by_name[each["service"]], row, margin)
+            if not throughput:
+                found.append(f"GPU {number}: {asked} breaks latency or memory")
+            given[each["service"]] += throughput
+        here = {each["service"] for each in instances}
+        if len(here) > limits.get("services_per_gpu", math.inf):
+            found.append(f"GPU {number}: {len(here)} services")
+        found += [f"GPU {number}: {group} together" for group in limits.get("apart", []) if len(here & set(group)) > 1]
+    models = Counter(gpu["model"] for gpu in plan["gpus"])
+    found += [f"{models[name]} of {name}" for name, most in limits.get("gpus", {}).items() if models[name] > most]
+    found += [
+        f"{name} gets {given[name]} of {service['rate_per_s']}"
+        for name, service in by_name.items()
+        if given[name] < service["rate_per_s"] * (1 - 1e-9)
+    ]
+    if plan["num_gpus"] != len(plan["gpus"]) or (plan["bound"] or 0) > plan["num_gpus"]:
+        found.append(f"num_gpus {plan['num_gpus']}, bound {plan['bound']}, {len(plan['gpus'])} GPUs")
+    return found
+
+
+def cell(row):
+    batch = int(row["batch"]) if row.get("batch") else None
+    return row["gpu_model"], row["instance_profile"], int(row["processes"]), batch, row["workload"]
+
+
+def fewest(services, rows, models, limits=None, most=4, margin=0.0):
+    """The fewest GPUs by trying everything, `None` if more than `most`; for small problems.
+
+    Args:
+        services, rows, limits, margin: as of `faults`.
+        models: of GPUs, each with its driver's branch or `None`.
+        most: how many GPUs are tried.
+    """
+    limits = limits or {}
+    vectors = set()
+    for model, branch in models.items():
+        vectors |= {(model, shares) for shares in _shares(services, rows, model, branch, limits, margin)}
+    useful = [one for one in vectors if not any(_is_better(other, one) for other in vectors)]
+    for count in range(1, most + 1):
+        for chosen in combinations_with_replacement(useful, count):
+            used = Counter(model for model, _ in chosen)
+            if any(used[name] > limit for name, limit in limits.get("gpus", {}).items()):
+                continue
+            if all(sum(column) >= 1 - 1e-9 for column in zip(*(shares for _, shares in chosen), strict=True)):
+                return count
+    return None
+
+
+def _shares(services, rows, model, branch, limits, margin):
+    """What one GPU can give each service, as a share of its rate, however it is divided and whoever is on it."""
+    names = [service["name"] for service in services]
+    best = Counter()
+    for number, service in enumerate(services):
+        for row in rows:
+            if row["workload"] == service["name"] and row["gpu_model"] == model:
+                key = number, row["instance_profile"]
+                best[key] = max(best[key], admitted(service, row, margin) / service["rate_per_s"])
+    profiles = {profile for _, profile in best if profile}
+    undivided = [("",)] if any(not profile for _, profile in best) else []
+    for layout in [*layouts(model, branch, profiles), *undivided]:
+        # A slot is left free only where a limit may ask for it.
+        for who in product(range(-1 if limits else 0, len(names)), repeat=len(layout)):
+            here = {names[each] for each in who if each >= 0}
+            is_apart = all(len(here & set(group)) < 2 for group in limits.get("apart", []))
+            if is_apart and len(here) <= limits.get("services_per_gpu", math.inf):
+                total = Counter()
+                for each, profile in zip(who, layout, strict=True):
+                    total[each] += best[each, profile]
+                yield tuple(min(1.0, round(total[number], 12)) for number in range(len(names)))
+
+
+def _is_better(one, other):
+    return one != other and one[0] == other[0] and all(a >= b for a, b in zip(one[1], other[1], strict=True))

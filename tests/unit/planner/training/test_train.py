@@ -1,0 +1,282 @@
+"""Training plans: speeds that are measured or marked, groups that run as their jobs do, schedules as good as any."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.planner import __main__, profile
+from pipeline.planner.export.experiment import groups_of
+from pipeline.planner.profile import Profile, Row
+from pipeline.planner.results.against import check
+from pipeline.planner.serving.problem import Model
+from pipeline.planner.training import as_plan, schedule
+from pipeline.planner.training import jobs as training
+from pipeline.planner.training.jobs import Group, Job, Problem
+from pipeline.planner.training.schedule import Schedule
+from pipeline.planner.training.speed import Place, Speeds, fitted
+from pipeline.prepare.mig import profiles
+from tests.report_rows import job, params, study
+from tests.report_rows import row as report_row
+
+H100 = Model(name="h100_80gb", mig=profiles.load_model("h100_80gb"))
+
+
+def row(mode: str, processes: int, rate: float, workload: str = "a", **changes: Any) -> Row:
+    """Of `processes` at `rate` each."""
+    values: dict[str, Any] = {"workload": workload, "gpu_model": "h100_80gb", "sharing_mode": mode, "batch": 32}
+    return Row(**values | {"processes": processes, "throughput_per_s": processes * rate} | changes)
+
+
+def speeds_of(*rows: Row) -> Speeds:
+    return Speeds(model=H100, rows=rows)
+
+
+def problem_of(jobs: list[Job], rows: list[Row], num_gpus: int = 1, memory_mib: float | None = None) -> Problem:
+    programs = tuple((job.workload or job.name, 32) for job in jobs)
+    return Problem(
+        jobs=tuple(jobs),
+        programs=programs,
+        num_gpus=num_gpus,
+        model=H100,
+        speeds=speeds_of(*rows),
+        memory_mib=memory_mib,
+    )
+
+
+A = ("a", 32)
+
+
+def test_what_takes_a_plus_b_over_its_share_is_predicted_exactly() -> None:
+    assert fitted([(x, 1 / (0.002 + 0.001 / x)) for x in (1.0, 0.5, 0.2)]) == pytest.approx((0.002, 0.001))
+    assert fitted([(1.0, 100.0), (0.5, 100.0)]) == pytest.approx((0.01, 0.0))  # no profit from more
+    rows = [row("serial", 1, 1 / 0.003), *(row("mps", k, 1 / (0.002 + 0.001 * k)) for k in (2, 3, 7))]
+    speeds = speeds_of(*rows)
+    five = speeds.at(A, Place(mode="mps", processes=5))
+    assert five is not None and five.is_predicted
+    assert five.rate_per_s == pytest.approx(1 / 0.007) and five.error_ratio == pytest.approx(0, abs=1e-9)
+    assert len(speeds.left_out) == 3  # of the three that share, each from the others
+    two = speeds.at(A, Place(mode="mps", processes=2))
+    assert two is not None and not two.is_predicted and two.error_ratio is None
+
+
+def test_the_error_of_a_prediction_is_that_of_measured_cells_left_out() -> None:
+    # A straight line through (1, 100) and (1/2, 50) gives 33.3 for a third; 40 was measured.
+    speeds = speeds_of(row("serial", 1, 100.0), row("mps", 2, 50.0), row("mps", 3, 40.0))
+    errors = {each.row.processes: each.error_ratio for each in speeds.left_out}
+    assert errors[3] == pytest.approx(1 - (100 / 3) / 40)
+    four = speeds.at(A, Place(mode="mps", processes=4))
+    assert four is not None and four.error_ratio == pytest.approx(sum(errors.values()) / 2)
+    mixed = speeds.at(A, Place(mode="mps", processes=3), is_mixed=True)
+    assert mixed is not None and mixed.is_predicted and mixed.error_ratio is None  # no mix was measured
+
+
+def test_mig_is_predicted_from_shares_and_multiprocessors_but_no_way_of_sharing_from_another() -> None:
+    share = {"share_percent": 50.0}
+    speeds = speeds_of(row("serial", 1, 100.0), row("mps_percent", 2, 60.0, **share), row("naive", 2, 45.0))
+    three = speeds.at(A, Place(mode="mig", instance_profile="3g.40gb"))
+    assert three is not None and three.is_predicted and three.error_ratio is None
+    a, b = fitted([(1.0, 100.0), (0.5, 60.0)]) or (0, 0)
+    assert three.rate_per_s == pytest.approx(1 / (a + b * 132 / 60))
+    assert speeds.at(A, Place(mode="mps", processes=2)) is None
+    assert speeds.at(A, Place(mode="naive", processes=3)) is not None
+    alone = speeds.at(A, Place(mode="naive", processes=1))
+    assert alone is not None and (alone.rate_per_s, alone.is_predicted) == (100.0, False)
+    assert speeds.at(("b", 32), Place(mode="serial")) is None
+
+
+def test_jobs_that_stay_speed_up_when_others_end_and_memory_must_fit() -> None:
+    rows = [row("serial", 1, 100.0, memory_mib=30.0, energy_per_item_j=2.0)]
+    rows += [row("mps", 2, 60.0, memory_mib=60.0, energy_per_item_j=1.5)]
+    jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=1600)]
+    (group,) = training.groups_of(problem_of(jobs, rows, memory_mib=60), (1, 1), ["mps"])
+    assert [run.end_s for run in group.runs] == [10.0, 20.0]  # 10 s at 60, then 1,000 items at 100
+    assert group.duration_s == 20 and group.ends_s == 30
+    assert group.energy_j == pytest.approx(1200 * 1.5 + 1000 * 2.0)
+    assert [run.is_predicted for run in group.runs] == [False, False]  # of one program
+    assert not [*training.groups_of(problem_of(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
+
+
+def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None:
+    rows = [
+        row("serial", 1, 100.0),
+        row("mig", 1, 70.0, instance_profile="4g.40gb"),
+        row("mig", 1, 60.0, instance_profile="3g.40gb"),
+    ]
+    rows += [row("mig", 1, 25.0, instance_profile="1g.10gb", memory_mib=9000)]
+    jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=900)]
+    found = {group.instances: group for group in training.groups_of(problem_of(jobs, rows), (1, 1), ["mig"])}
+    both = found["4g.40gb", "3g.40gb"]
+    assert {problem_of(jobs, rows).jobs[run.kind].name: run.place.instance_profile for run in both.runs} == {
+        "long": "4g.40gb",
+        "short": "3g.40gb",
+    }
+    assert not any(run.is_predicted for run in both.runs)
+    assert all(any(run.is_predicted for run in group.runs) for names, group in found.items() if "2g.20gb" in names)
+    several = [*training.groups_of(problem_of([Job(name="a", work=100, count=9)], rows), (9,), ["mig_mps"])]
+    assert several and all(group.mode == "mig_mps" and len(group.runs) == 9 for group in several)
+
+
+def best_by_trying(problem: Problem, groups: dict[Any, Group], objective: Any) -> float:
+    """The best value of all schedules: every way to make groups, every GPU for each, every order."""
+    jobs = [kind for kind, job in enumerate(problem.jobs) for _ in range(job.count)]
+    best = float("inf")
+    for labels in itertools.product(range(len(jobs)), repeat=len(jobs)):
+        if any(label > max(labels[:place], default=-1) + 1 for place, label in enumerate(labels)):
+            continue  # the same groups by other names
+        made = []
+        for label in range(max(labels) + 1):
+            mine = [kind for kind, other in zip(jobs, labels, strict=True) if other == label]
+            made.append(groups.get(tuple(mine.count(kind) for kind in range(len(problem.jobs)))))
+        if None in made:
+            continue
+        for places in itertools.product(range(problem.num_gpus), repeat=len(made)):
+            gpus = [
+                [g for g, place in zip(made, places, strict=True) if place == number]
+                for number in range(problem.num_gpus)
+            ]
+            ordered = tuple(tuple(sorted(gpu, key=lambda g: g.duration_s / len(g.runs))) for gpu in gpus)
+            value = Schedule(gpus=ordered).value(objective)
+            best = best if value is None else min(best, value)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = []
+    for name in "ab":
+        alone, gain = rng.uniform(50, 150), rng.uniform(1.0, 1.9)
+        rows.append(row("serial", 1, alone, name, energy_per_item_j=rng.uniform(1, 2)))
+        rows += [row("mps", k, alone * gain / k, name, energy_per_item_j=rng.uniform(0.5, 2)) for k in (2, 3)]
+    jobs = [Job(name="a", work=rng.uniform(500, 2000), count=3), Job(name="b", work=rng.uniform(500, 2000), count=2)]
+    problem = problem_of(jobs, rows, num_gpus=2)
+    for objective in ("makespan", "completion", "energy"):
+        groups = training.cheapest(problem, objective, ["serial", "mps"])
+        found = schedule.solve(problem, groups, objective, seed=0, time_limit_s=5.0)
+        assert found is not None
+        counts = [sum(g.composition[kind] for gpu in found.gpus for g in gpu) for kind in range(2)]
+        assert counts == [3, 2]
+        value = found.value(objective)
+        assert value == pytest.approx(best_by_trying(problem, dict(groups), objective), rel=1e-5)
+        if objective != "completion":
+            assert found.bound == pytest.approx(value, rel=1e-5)
+
+
+def test_only_measured_speeds_where_that_is_asked_for() -> None:
+    rows = [row("serial", 1, 100.0), row("mps", 2, 90.0), row("mps", 3, 80.0)]
+    problem = problem_of([Job(name="a", work=100, count=4)], rows)
+    assert any(group.runs[0].is_predicted for group in training.cheapest(problem, "makespan").values())
+    measured = training.cheapest(problem, "makespan", is_measured_only=True)
+    assert set(measured) == {(1,), (2,), (3,)}
+
+
+def run(tmp_path: Path, jobs: str, rows: list[Row], *options: str) -> int:
+    profile.write(tmp_path / "p.csv", Profile(rows=tuple(rows)))
+    (tmp_path / "jobs.yaml").write_text(jobs)
+    return __main__.main(["train", str(tmp_path / "jobs.yaml"), "--profile", str(tmp_path / "p.csv"), *options])
+
+
+ROWS = [row("serial", 1, 100.0, memory_mib=1000), row("mps", 2, 90.0, memory_mib=2000), row("mps", 3, 80.0)]
+
+
+def test_the_command_prints_and_writes_the_plan_and_marks_predictions(tmp_path: Path, capsys) -> None:
+    jobs = "jobs: [{name: one, workload: a, work: 900, count: 2}]"
+    assert run(tmp_path, jobs, ROWS, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
+    out = capsys.readouterr().out
+    assert "makespan 10 s on 1 GPU (proved)" in out and "every figure was measured as such" in out
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["makespan_s"], plan["status"], plan["with_one_mode_beside_serial"]["serial"]) == (
+        10.0,
+        "optimal",
+        18.0,
+    )
+    assert plan["profile_digest"] == profile.read(tmp_path / "p.csv").digest
+    (group,) = plan["gpus"][0]["groups"]
+    assert group["mode"] == "mps" and [each["is_predicted"] for each in group["jobs"]] == [False, False]
+    assert run(tmp_path, jobs.replace("2", "5"), ROWS, "--modes", "mps", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert any(each["is_predicted"] for gpu in data["gpus"] for g in gpu["groups"] for each in g["jobs"])
+    assert data["prediction_error_ratio"]["mps"]["num_cells"] == 2
+
+
+@pytest.mark.parametrize(
+    ("jobs", "options", "status", "said"),
+    [
+        ("jobs: []", [], 2, "jobs.yaml: jobs is empty"),
+        ("jobs: [{name: a, work: 0}]", [], 2, "jobs[0] a, work: must be above 0"),
+        ("jobs: [{name: a, work: 5}, {name: a, work: 6}]", [], 2, "a is there twice"),
+        ("jobs: [{name: b, work: 5}]", [], 2, "the profile has no row of b on h100_80gb; it has a"),
+        ("jobs: [{name: a, work: 5, batch: 64}]", [], 2, "the profile has no row of a at 64"),
+        ("jobs: [{name: a, work: .nan}]", [], 2, "jobs[0].work must be finite"),
+        ("jobs: [{name: a, works: 5}]", [], 2, "unknown key 'works'"),
+        ("jobs: [", [], 2, "jobs.yaml row 2: no YAML"),
+        ("gpus: 0\njobs: [{name: a, work: 5}]", [], 2, "gpus: 0: at least 1"),
+        ("jobs: [{name: a, work: 5}]", ["--gpu", "simulated_a100_80gb"], 2, "no row of a on a100_80gb"),
+        ("jobs: [{name: a, work: 5}]", ["--modes", "mpss"], 2, "there is no mode mpss"),
+        ("jobs: [{name: a, work: 5}]", ["--objective", "energy"], 1, "no plan: a: the profile has no energy of a"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys, jobs, options, status, said) -> None:
+    assert run(tmp_path, jobs, ROWS, *options, "--out", str(tmp_path / "plan.json")) == status
+    printed = capsys.readouterr()
+    assert said in (printed.err if status == 2 else printed.out)
+    assert (printed.err if status == 2 else printed.out).count("\n") == 1
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_job_that_fits_nowhere_is_named(tmp_path: Path, capsys) -> None:
+    assert run(tmp_path, "jobs: [{name: a, work: 5}]", [row("serial", 1, 100.0, memory_mib=99_000.0)]) == 1
+    assert "no plan: a: it does not fit into the" in capsys.readouterr().out
+
+
+def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) -> None:
+    rows = [
+        *ROWS,
+        row("serial", 1, 50.0, "b"),
+        row("mps", 2, 30.0, "b"),
+        row("mig", 1, 60.0, instance_profile="3g.40gb"),
+    ]
+    jobs = "jobs: [{name: one, workload: a, work: 900, count: 2}, {name: two, workload: b, work: 450}]"
+    assert run(tmp_path, jobs, rows, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
+    plan, is_training = as_plan.read(tmp_path / "plan.json")
+    assert is_training and all(gpu.mode in ("mps", "naive") for gpu in plan.deployment.gpus)
+    groups = groups_of(plan)
+    assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
+    ran = []
+    for group in groups:
+        made = tuple(job(n, params(size), 20.0 + n, size=size) for n, size in enumerate(group.sizes))
+        ran.append(report_row(group.scenario, made))
+    found = check(plan, study(*ran), None, "plan.json", by_group=True)
+    assert found.holds
+    throughput = {each.service: each for each in found.compared if each.quantity == "throughput_per_s"}
+    assert len(throughput) == sum(len(gpu.instances) for gpu in plan.deployment.gpus)
+    for number, gpu in enumerate(plan.deployment.gpus):
+        for instance in gpu.instances:
+            mine = throughput[f"{instance.service} (group {number + 1})"]
+            assert mine.predicted == instance.throughput_per_s and mine.measured is not None
+
+
+def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path: Path) -> None:
+    rows = [row("serial", 1, 100.0), row("mig", 1, 80.0, instance_profile="3g.40gb"), row("serial", 1, 50.0, "b")]
+    rows += [row("mig", 1, 45.0, "b", instance_profile="4g.40gb"), row("mig", 1, 45.0, "b", instance_profile="3g.40gb")]
+    jobs = "jobs: [{name: a, work: 900}, {name: b, work: 450}]"
+    assert run(tmp_path, jobs, rows, "--modes", "mig", "--measured-only", "--out", str(tmp_path / "plan.json")) == 0
+    plan, _ = as_plan.read(tmp_path / "plan.json")
+    (gpu,) = plan.deployment.gpus
+    assert gpu.mode == "mig" and {each.service for each in gpu.instances} == {"a", "b"}
+    content = json.loads((tmp_path / "plan.json").read_text())
+    group = content["gpus"][0]["groups"][0]
+    group["jobs"][1]["instance"] = group["jobs"][0]["instance"]
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"plan.json: gpus\[0\].groups\[0\]: instance \d has (a, b|no job)"):
+        as_plan.read(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text(json.dumps(content | {"version": 2}))
+    with pytest.raises(ConfigError, match="version is 2, but this program reads version 1"):
+        as_plan.read(tmp_path / "plan.json")

@@ -1,0 +1,278 @@
+"""Transitions between random deployments hold what they promise, in every order of their steps and after failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
+from pipeline.planner.transition import plan as planning
+from pipeline.planner.transition import progress, proof
+from pipeline.planner.transition.plan import NoTransitionError, Terms
+from pipeline.planner.transition.steps import Step, Transition
+from tests.unit.planner.transition.deployments import random_plan, same_rates
+
+MODELS = (("a30_24gb", None), ("a100_40gb", 470), ("a100_80gb", None), ("h100_80gb", None), ("rtxpro6000_96gb", None))
+DURATIONS_S = {"create": 30.0, "delete": 5.0, "migrate": 35.0, "repartition": 2.0}
+A100 = "a100_80gb"
+
+
+def drawn(seed: int) -> tuple[Plan, Plan]:
+    chance = random.Random(seed)
+    model, branch = MODELS[seed % len(MODELS)]
+    num_gpus, num_services = chance.randint(1, 4), chance.randint(1, 6)
+    one, other = (random_plan(chance, model, num_gpus, num_services, branch) for _ in range(2))
+    return same_rates(one, other) if seed % 2 else (one, other)
+
+
+def transition(seed: int) -> Transition:
+    return planning.plan(*drawn(seed), 1, DURATIONS_S)
+
+
+def run_at_random(planned: Transition, seed: int, fails_at: int | None = None) -> tuple[set[str], Step | None]:
+    """Begin and end steps in a random order that the graph allows, looking after the services at every moment.
+
+    Returns the steps that have ended, and the one that failed. A throughput is counted as the steps say: of who starts
+    from the end of its step, of who ends up to its beginning.
+    """
+    chance, done, running = random.Random(seed), set[str](), set[str]()
+    has: Counter[str] = Counter()
+    for gpu in planned.today.gpus:
+        for instance in gpu.instances:
+            has[instance.service] += round(1000 * (instance.throughput_per_s or 0))
+    old, new = planned.old_rates_per_s, planned.new_rates_per_s
+    failed = None
+    while True:
+        for service in old.keys() & new.keys():
+            assert has[service] >= 1000 * min(old[service], new[service]) - 1, service
+        ready = [s for s in planned.steps if s.id not in done | running and done >= set(s.after) and failed is None]
+        choices = [*ready, *(s for s in planned.steps if s.id in running)]
+        if not choices:
+            return done, failed
+        step = chance.choice(choices)
+        if step.id in running:
+            running.remove(step.id)
+            if fails_at == len(done) and step.kind != "delete":
+                failed, fails_at = step, None
+                continue
+            done.add(step.id)
+            if step.kind == "create" and step.instance is not None:
+                has[step.instance.service] += round(1000 * (step.instance.throughput_per_s or 0))
+        else:
+            running.add(step.id)
+            if step.kind == "delete" and step.instance is not None:
+                has[step.instance.service] -= round(1000 * (step.instance.throughput_per_s or 0))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_between_random_deployments_every_order_of_steps_keeps_every_service(seed: int) -> None:
+    planned = transition(seed)
+    assert proof.check(planned).broken == ()
+    for run in range(3):
+        done, _ = run_at_random(planned, run)
+        assert done == {step.id for step in planned.steps}
+    reached = progress.after(planned, {step.id for step in planned.steps})
+    assert sum(bool(each.there) for each in reached.values()) == len(drawn(seed)[1].deployment.gpus)
+    assert all(not each.idle for each in reached.values())
+    assert planned.makespan_s == max((step.ends_s or 0 for step in planned.steps), default=0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_after_a_step_that_fails_the_rest_is_planned_anew_around_its_gpu(seed: int) -> None:
+    """Only where the GPU that is lost is not needed: every one is given two that are."""
+    today, tomorrow = drawn(seed)
+    planned = planning.plan(today, tomorrow, 3, DURATIONS_S)
+    done, failed = run_at_random(planned, seed, fails_at=seed % (len(planned.steps) or 1))
+    if failed is None:  # it was to be a step that only takes away
+        return
+    begin = progress.onward_from(progress.after(planned, done), {failed.gpu})
+    terms = Terms(
+        old_rates_per_s=planned.old_rates_per_s,
+        new_rates_per_s=planned.new_rates_per_s,
+        spare=3,
+        durations_s=DURATIONS_S,
+    )
+    most = planning.most_gpus(planned.today.gpus, planned.tomorrow.gpus, 3)
+    again = planning.onward(begin, planned.tomorrow.gpus, terms, most)
+    assert proof.check(again).broken == ()
+    assert failed.gpu not in {step.gpu for step in again.steps} | {step.source_gpu for step in again.steps}
+    run_at_random(again, seed)
+
+
+def lowest_by_trying(planned: Transition, service: str) -> float:
+    """The least that a service has, over every set of steps that may have begun."""
+    first = sum(
+        instance.throughput_per_s or 0
+        for gpu in planned.today.gpus
+        for instance in gpu.instances
+        if instance.service == service
+    )
+    least = first
+    for chosen in itertools.chain.from_iterable(
+        itertools.combinations(planned.steps, count) for count in range(1, len(planned.steps) + 1)
+    ):
+        names = {step.id for step in chosen}
+        if all(set(step.after) <= names for step in chosen):
+            total = first
+            for step in chosen:
+                if step.instance is not None and step.instance.service == service and step.kind != "migrate":
+                    total += (step.instance.throughput_per_s or 0) * (1 if step.kind == "create" else -1)
+            least = min(least, total)
+    return least
+
+
+def test_the_least_that_a_service_has_is_what_trying_every_set_of_steps_finds() -> None:
+    looked_at = 0
+    for seed in range(60):
+        planned = transition(seed)
+        if not 4 <= len(planned.steps) <= 12:
+            continue
+        # Some that do not hold as well: without the arrows between services.
+        for shorn in (planned, dataclasses.replace(planned, steps=tuple(map(without_credit(planned), planned.steps)))):
+            found = proof.check(shorn)
+            for service, lowest in found.lowest_per_s.items():
+                assert lowest == pytest.approx(lowest_by_trying(shorn, service)), (seed, service)
+                looked_at += 1
+    assert looked_at > 20
+
+
+def without_credit(planned: Transition):
+    kinds = {step.id: step.kind for step in planned.steps}
+
+    def shorn(step: Step) -> Step:
+        if step.kind != "delete":
+            return step
+        return dataclasses.replace(
+            step, after=tuple(name for name in step.after if kinds[name] == "repartition"), begins_s=None
+        )
+
+    return shorn
+
+
+def on(profile: str, start: int, service: str, throughput: float = 10.0) -> Instance:
+    return Instance(profile=profile, start=start, service=service, throughput_per_s=throughput)
+
+
+def plan_of(*gpus: tuple[Instance, ...], rates: dict[str, float], mode: str = "mig") -> Plan:
+    deployment = Deployment(gpus=tuple(Gpu(model=A100, instances=instances, mode=mode) for instances in gpus))  # type: ignore[arg-type]
+    return Plan(deployment=deployment, services=tuple(Service(name=n, rate_per_s=r) for n, r in rates.items()))
+
+
+def test_what_is_the_same_stays_where_it_is_and_the_rest_goes_around_it() -> None:
+    today = plan_of((on("3g.40gb", 4, "a"), on("2g.20gb", 0, "b")), rates={"a": 10, "b": 5})
+    tomorrow = plan_of((on("3g.40gb", 0, "a"), on("4g.40gb", 4, "c")), rates={"a": 10, "c": 5})
+    assert planning.plan(today, today, 0, {}).steps == ()
+    # 4g can be at 0 only, so the plan is as it would be made by hand: a stays at 4.
+    tomorrow = plan_of(
+        (on("3g.40gb", 4, "a"), on("1g.10gb", 0, "a", 1), on("1g.10gb", 1, "c")), rates={"a": 10, "c": 5}
+    )
+    moved = planning.plan(today, tomorrow, 0, {})
+    assert {step.kind for step in moved.steps} == {"repartition", "create", "delete"}
+    assert moved.reached.gpus[0].instances[-1] == on("3g.40gb", 4, "a")
+    turned = plan_of((on("2g.20gb", 2, "b"), on("3g.40gb", 4, "a")), rates={"a": 10, "b": 5})
+    assert planning.plan(today, turned, 0, {}).steps == ()
+
+
+def test_a_service_that_needs_all_it_has_waits_for_its_new_instance_on_a_spare_gpu() -> None:
+    today = plan_of((on("7g.80gb", 0, "a", 70),), rates={"a": 60})
+    tomorrow = plan_of((on("4g.40gb", 0, "a", 40), on("3g.40gb", 4, "a", 30)), rates={"a": 60})
+    with pytest.raises(NoTransitionError, match="no transition was found with 0 spare GPUs"):
+        planning.plan(today, tomorrow, 0, {})
+    planned = planning.plan(today, tomorrow, 1, DURATIONS_S)
+    assert [step.kind for step in planned.steps] == ["repartition", "create", "create", "delete", "repartition"]
+    assert (planned.spare_used, planned.makespan_s, planned.longest_chain) == (1, 39, 4)
+    assert proof.check(planned).lowest_per_s == {"a": 70}
+    assert planned.steps[3].after == ("s2", "s3")
+
+
+def test_who_cannot_be_kept_is_named() -> None:
+    today = plan_of((on("7g.80gb", 0, "a", 70),), rates={"a": 80})
+    with pytest.raises(NoTransitionError, match=r"^a must keep 80/s, .* today's deployment gives it 70/s$"):
+        planning.plan(today, plan_of((on("4g.40gb", 0, "a", 90),), rates={"a": 90}), 1, {})
+
+
+@pytest.mark.parametrize("modes", [("naive", "mig"), ("mig", "mps"), ("naive", "mps")])
+def test_a_gpu_is_emptied_before_it_is_divided_or_made_whole(modes: tuple[str, str]) -> None:
+    whole = Instance(profile=None, start=None, service="a", throughput_per_s=50)
+    plans = [
+        plan_of(
+            (on("3g.40gb", 0, "a", 30), on("3g.40gb", 4, "a", 30)) if mode == "mig" else (whole,),
+            rates={"a": 45},
+            mode=mode,
+        )
+        for mode in modes
+    ]
+    planned = planning.plan(*plans, 1, DURATIONS_S)
+    assert proof.check(planned).broken == ()
+    assert planned.reached.gpus[0].mode == modes[1]
+    assert planned.reached.gpus[0].id == "1"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gpus_of_several_models_and_undivided_ones_change_together(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def mixed() -> Plan:
+        parts = [random_plan(chance, model, 2, 3, branch) for model, branch in MODELS[:3]]
+        gpus = [gpu for part in parts for gpu in part.deployment.gpus]
+        whole = Instance(profile=None, start=None, service=f"s{chance.randrange(3)}", throughput_per_s=20)
+        gpus.append(Gpu(model=chance.choice(["NVIDIA A10", A100]), mode="mps", instances=(whole, whole)))
+        chance.shuffle(gpus)
+        deployment = Deployment(gpus=tuple(gpus))
+        totals = deployment.throughput_per_s().items()
+        services = tuple(Service(name=name, rate_per_s=total * chance.uniform(0.9, 1)) for name, total in totals)
+        return Plan(deployment=deployment, services=services)
+
+    today, tomorrow = mixed(), mixed()
+    planned = planning.plan(today, tomorrow, 1, DURATIONS_S)
+    assert proof.check(planned).broken == ()
+    run_at_random(planned, seed)
+    assert Counter(gpu.model for gpu in planned.reached.gpus) == Counter(gpu.model for gpu in planned.tomorrow.gpus)
+
+
+def swapped() -> Transition:
+    today = plan_of((on("4g.40gb", 0, "a", 40), on("3g.40gb", 4, "b", 30)), rates={"a": 40, "b": 30})
+    tomorrow = plan_of((on("4g.40gb", 0, "b", 40), on("3g.40gb", 4, "a", 40)), rates={"a": 40, "b": 30})
+    return planning.plan(today, tomorrow, 1, DURATIONS_S)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("delete", {"after": ()}, "must keep"),
+        ("create", {"after": ()}, "neither waits for the other"),
+        ("repartition", {"mode": "mps"}, "is not in MIG mode"),
+        ("repartition", {"made": ()}, "there is no"),
+        ("delete", {"gpu": "9"}, "there is no GPU 9"),
+        ("delete", {"after": ("s77",)}, "s77, which is no step"),
+        ("create", {"begins_s": -1.0}, "begins before"),
+        ("create", {"instance": None}, "does not say whose"),
+    ],
+)
+def test_a_transition_that_was_tampered_with_is_found_out(kind: str, change: dict[str, object], said: str) -> None:
+    planned = swapped()
+    assert proof.check(planned).broken == ()
+    position = next(number for number, step in enumerate(planned.steps) if step.kind == kind)
+    steps = list(planned.steps)
+    steps[position] = dataclasses.replace(steps[position], **change)  # type: ignore[arg-type]
+    broken = proof.check(dataclasses.replace(planned, steps=tuple(steps))).broken
+    assert any(said in each for each in broken), broken
+
+
+def test_without_its_last_steps_a_transition_does_not_end_as_it_should() -> None:
+    planned = swapped()
+    for count in range(1, len(planned.steps)):
+        assert proof.check(dataclasses.replace(planned, steps=planned.steps[:-count])).broken
+    circle = [dataclasses.replace(planned.steps[0], after=(planned.steps[-1].id,)), *planned.steps[1:]]
+    assert proof.check(dataclasses.replace(planned, steps=tuple(circle))).broken == (
+        "steps wait for each other in a circle",
+    )
+    assert proof.check(dataclasses.replace(planned, spare=0)).broken == (
+        f"2 GPUs of model {A100} are used, more than 1",
+    )
+    aside = dataclasses.replace(planned, set_aside=(planned.steps[0].gpu,))
+    assert "is set aside" in proof.check(aside).broken[0]
