@@ -1,0 +1,129 @@
+"""What MIG costs, how its profiles scale, and what neighbours take: one job on each, by its throughput."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.modes import MIG, SERIAL
+from pipeline.report.evaluate.cells import Case, Cell, ratios
+from pipeline.report.evaluate.publication import WHOLE_GPU, publications
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.read import labels
+
+_FURTHER = (("7g", "3g"), ("4g", "2g"))
+"""Compared although a profile may lie between them."""
+
+_NEARLY_WHOLE = 1.2
+"""A profile has nearly all of the GPU if that has less than so many times as many multiprocessors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One job on more of the GPU against the same job on less.
+
+    Attributes:
+        larger, smaller: MIG profiles, or `WHOLE_GPU`.
+        ratio: of the throughputs.
+        ideal: of the multiprocessors; `None` if they are not known.
+        published: the same ratio in publications, in words.
+    """
+
+    case: Case
+    larger: str
+    smaller: str
+    ratio: Estimate
+    ideal: float | None
+    published: str
+
+    @property
+    def loss_pct(self) -> float | None:
+        """What MIG takes: what a job lacks on a profile that has nearly all of the GPU; `None` of any other step."""
+        is_cost = self.larger == WHOLE_GPU and self.ideal is not None and self.ideal < _NEARLY_WHOLE
+        return 100 * (1 - 1 / self.ratio.median) if is_cost else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Jobs beside neighbours against the same jobs in the same mode without: the share of the throughput they keep."""
+
+    cell: Cell
+    kept: Estimate
+
+
+def steps(cells: Sequence[Cell]) -> Iterator[Step]:
+    """The whole GPU against the largest profile, each profile against the next, 7g against 3g and 4g against 2g."""
+    places: dict[Case, dict[str, Cell]] = defaultdict(dict)
+    for cell in cells:
+        is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
+        if is_one and cell.is_ranked and cell.throughput in cell.values and (place := place_of(cell)) is not None:
+            places[cell.case][place] = cell
+    for case, here in places.items():
+        profiles = sorted((p for p in here if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
+        if not profiles:
+            continue
+        in_order = [WHOLE_GPU] * (WHOLE_GPU in here) + profiles
+        further = [
+            (larger, smaller)
+            for larger, smaller in itertools.combinations(profiles, 2)
+            if (slices_of(larger), slices_of(smaller)) in _FURTHER
+        ]
+        for larger, smaller in dict.fromkeys([*itertools.pairwise(in_order), *further]):
+            if found := ratios(here[larger], here[smaller], here[smaller].throughput):
+                yield Step(
+                    case=case,
+                    larger=larger,
+                    smaller=smaller,
+                    ratio=here[smaller].estimate(found),
+                    ideal=_ideal(here[larger], here[smaller]),
+                    published=_published(case.params[0], slices_of(larger), slices_of(smaller)),
+                )
+
+
+def besides(cells: Sequence[Cell]) -> Iterator[Beside]:
+    """Each cell with neighbours of which the same was measured without."""
+    alone = {_same(cell): cell for cell in cells if not cell.neighbours and cell.is_ranked}
+    for cell in cells:
+        other = alone.get(_same(cell)) if cell.neighbours and cell.is_ranked else None
+        if other is not None and (found := ratios(cell, other, cell.throughput)):
+            yield Beside(cell=cell, kept=cell.estimate(found))
+
+
+def place_of(cell: Cell) -> str | None:
+    """The MIG profile that a job had, `WHOLE_GPU` of a job alone on it, and `None` elsewhere."""
+    if cell.sharing == SERIAL:
+        return WHOLE_GPU
+    return cell.profiles[0] if cell.sharing == MIG and cell.profiles else None
+
+
+def slices_of(place: str) -> str:
+    """`3g` of `3g.20gb`."""
+    return place.partition(".")[0]
+
+
+def _same(cell: Cell) -> tuple[object, ...]:
+    mode = (cell.sharing, cell.profiles) if cell.sharing == MIG else (cell.sharing, cell.detail)
+    return (cell.case.workloads, cell.case.is_mix, cell.degree, cell.device, cell.window, *mode)
+
+
+def _ideal(larger: Cell, smaller: Cell) -> float | None:
+    if larger.multiprocessors is None or smaller.multiprocessors is None:
+        return None
+    return larger.multiprocessors / smaller.multiprocessors
+
+
+def _published(params: Mapping[str, str], larger: str, smaller: str) -> str:
+    """`2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
+    said = []
+    for publication in publications():
+        program = publication.program(params)
+        for finding in publication.findings:
+            is_meant = program is not None and program.name in finding.workloads
+            is_step = (finding.larger, finding.smaller) == (larger, smaller)
+            if is_meant and is_step and not publication.differences(finding, params, is_mix=False):
+                low, high = min(finding.ratios), max(finding.ratios)
+                words = f"{low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
+                said.append(f"{words} ({'; '.join([publication.gpu, *finding.slips])})")
+    return "; ".join(said)

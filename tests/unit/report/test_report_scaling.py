@@ -1,0 +1,121 @@
+"""MIG's cost and scaling, and what neighbours leave, of studies whose truth is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pipeline.base.records import NEIGHBOURS
+from pipeline.report.evaluate import paper, scaling
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.paper import Agreement
+from pipeline.report.evaluate.publication import publications
+from pipeline.report.page.answer import answer
+from pipeline.report.page.scaling import neighbour_table, scaling_table
+from pipeline.report.read.records import Row
+from tests.report_rows import job, params, row, study
+
+MULTIPROCESSORS = {"full": 108, "7g.40gb": 98, "4g.20gb": 56, "3g.20gb": 42, "2g.10gb": 28, "1g.5gb": 14}
+SETTINGS = (("device", "A100"), ("window", "steady, 5 s after 1 s"), ("seed", "0"), ("pinned CPUs", "false"))
+
+
+def on(place: str, rate: float, block: int, workload: str = "micro_fp32_cuda", neighbours: str = "") -> Row:
+    """One job on the whole GPU or a profile."""
+    own = {key: value for key, value in params(workload).items() if key not in ("batch_size", "job.samples_per_epoch")}
+    where: dict[str, Any] = {}
+    if place != "full":
+        where = {"gi_id": "1", "mig_profile": place, "mig_multiprocessors": str(MULTIPROCESSORS[place])}
+    return row(
+        "serial" if place == "full" else "mig",
+        (job(0, own, rate, place=where),),
+        block,
+        settings=(*SETTINGS, (NEIGHBOURS, neighbours)),
+        options={} if place == "full" else {"profile": place},
+        device="NVIDIA A100-SXM4-40GB",
+        facts={"multiprocessors": "108"},
+    )
+
+
+def scaled(**rates: float) -> list[Row]:
+    """Five blocks of each place, which hardly differ."""
+    names = {place.partition(".")[0]: place for place in MULTIPROCESSORS}
+    return [
+        on(names["full" if key == "full" else key[1:]], rate * (1 + block / 10_000), block)
+        for block in range(1, 6)
+        for key, rate in rates.items()
+    ]
+
+
+def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal():
+    cells = cells_of(study(*scaled(full=16.8, _7g=15.3, _4g=8.9, _3g=6.7, _2g=4.4, _1g=2.1)))
+    found = {(step.larger.partition(".")[0], step.smaller.partition(".")[0]): step for step in scaling.steps(cells)}
+    assert list(found) == [
+        ("full", "7g"),
+        ("7g", "4g"),
+        ("4g", "3g"),
+        ("3g", "2g"),
+        ("2g", "1g"),
+        ("7g", "3g"),
+        ("4g", "2g"),
+    ]
+    assert found["full", "7g"].ratio.median == pytest.approx(16.8 / 15.3)
+    assert found["full", "7g"].ideal == pytest.approx(108 / 98)
+    assert found["4g", "2g"].ideal == 2
+    assert found["7g", "3g"].published == "2.292 (A100-SXM4-40GB)"
+    assert found["4g", "3g"].published == ""
+    table = scaling_table(cells)
+    loss = dict(zip(table.columns, table.rows[0], strict=True))["loss (%)"]
+    assert loss == pytest.approx(100 * (1 - 15.3 / 16.8))
+
+
+def test_neighbours_are_another_case_and_what_they_leave_is_told_by_profile():
+    rows = scaled(full=16.8, _1g=2.0)
+    rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, neighbours="6x micro_fp32_cuda") for b in range(1, 6)]
+    cells = cells_of(study(*rows))
+    (beside,) = scaling.besides(cells)
+    assert (beside.cell.mode, round(beside.kept.median, 3)) == ("MIG 1g.5gb", 0.75)
+    assert "neighbours 6x micro_fp32_cuda" in beside.cell.case.label
+    assert len(list(scaling.steps(cells))) == 1, "the whole GPU against 1g, both without neighbours"
+
+
+def test_cerns_rows_agree_with_ratios_that_are_near():
+    cells = cells_of(study(*scaled(full=16.8, _7g=15.3, _3g=5.1)))
+    found = {check.finding.text: check for check in paper.compare(cells, [])}
+    assert found["fp32 on CUDA cores, the full GPU over 7g"].agreement is Agreement.AGREES
+    other = found["fp32 on CUDA cores, 7g over 3g"]
+    assert (other.agreement, other.difference) == (Agreement.DIFFERS, "27 % higher")
+    assert found["fp64 on CUDA cores, 7g over 3g"].agreement is Agreement.NOT_MEASURED
+
+
+def test_the_slips_of_cerns_tables_are_left_out_and_said():
+    (cern,) = [publication for publication in publications() if publication.table == "cern"]
+    slips = {finding.text: finding for finding in cern.findings if finding.slips}
+    assert len(slips) == 2 and all(len(each.ratios) == len(each.rows) - 1 for each in slips.values())
+    copied = slips["fine-tuning at batch 24, 7g over 3g"]
+    figures = {name: rest for name, *rest in copied.rows}
+    assert figures["5,000 samples"] == figures["10,000 samples"] and copied.left_out == ("5,000 samples",)
+    too_long = {name: time for name, time, _ in slips["fine-tuning at batch 48, the full GPU over 7g"].rows}
+    assert too_long["15,000 samples"] / too_long["10,000 samples"] == pytest.approx(2, abs=0.02)
+
+
+def test_the_answer_says_what_mig_and_neighbours_take():
+    rows = scaled(full=16.8, _7g=15.3, _3g=7.0)
+    rows += [on("3g.20gb", 6.3 * (1 + b / 10_000), b, neighbours="1x micro_fp32_cuda") for b in range(1, 6)]
+    found = study(*rows)
+    (said,) = answer(found, cells_of(found), [])
+    assert "on 7g.40gb a job is slower than on the whole GPU by 8.9 % (micro_fp32_cuda)" in said
+    assert "it keeps 0.90 times (0.90 to 0.90) its throughput at least" in said
+    (row,) = neighbour_table(cells_of(found)).rows
+    assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
+
+
+def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
+    plan = {"multiprocessors": "108", "plan": "later"}
+    later = [on("1g.5gb", 1.5, block, neighbours="6x micro_fp32_cuda") for block in range(1, 6)]
+    later = [dataclasses.replace(each, facts=plan, start_ms=each.start_ms + 10**9) for each in later]
+    found = study(*scaled(_1g=2.0), *later)
+    assert not found.left_out
+    (beside,) = scaling.besides(cells_of(found))
+    assert beside.kept.median == pytest.approx(0.75, abs=0.01)

@@ -1,0 +1,80 @@
+"""Tracks particles through the magnets of an accelerator: `python workloads/particles.py --help`.
+
+A simulation that computes and hardly touches memory, as a job or by hand. Standard output is a log: one line an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from workloads import client, program
+from workloads.program import positive
+
+_RECORDED = ("dimensions", "precision")
+PARTICLES = {"cuda": 5_000_000, "cpu": 2_000}
+"""By type of device, as the next two: how many there are, the turns of a call, and the calls of a step."""
+TURNS = {"cuda": 100, "cpu": 5}
+CALLS = {"cuda": 4, "cpu": 2}
+_MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
+"""From the CPU's fp64 after the first call, relative to the amplitudes."""
+
+_log = logging.getLogger(__name__)
+
+
+def build_parser() -> program.Parser:
+    """Return the parser of the command line."""
+    parser = program.Parser(description="Track particles through an accelerator.")
+    flag = parser.add_argument
+    flag("--dimensions", type=int, default=6, choices=[4, 6], help="4: without motion along the bunch")
+    flag("--precision", default="fp64", choices=["fp32", "fp64"])
+    flag("--particles", type=positive, help="default: by the device")
+    flag("--turns", type=positive, help="turns a call (default: by the device)")
+    program.repeating_flags(parser)
+    return parser
+
+
+def main() -> None:
+    """Track as the command line says."""
+    program.run_program(build_parser().parse_args(), build_parser(), run)
+
+
+def run(args: argparse.Namespace, job: client.NullJob) -> None:
+    """Set up, compare with the CPU, warm up, wait for the group, track.
+
+    Raises:
+        UsageError: this machine lacks the device.
+    """
+    job.phase("import")
+    import torch
+
+    from workloads.rates import loop
+    from workloads.rates.tracking import Tracking
+
+    job.phase("build")
+    device = program.device_of(args, build_parser())
+    program.need_triton(device, build_parser())
+    program.set_arithmetic(args, "fp32")
+    particles, turns, calls = (
+        by_device[device.type] if given is None else given
+        for by_device, given in ((PARTICLES, args.particles), (TURNS, args.turns), (CALLS, args.calls))
+    )
+    dtype = torch.float32 if args.precision == "fp32" else torch.float64
+    tracking = Tracking(particles, turns, dtype, device, is_6d=args.dimensions == 6)
+    job.phase("canary")
+    if not (difference := tracking.difference()) <= _MOST_DIFFERENT[args.precision]:
+        what = f"particles are {difference:.3g} of their amplitude away from where the CPU tracks them"
+        _log.warning("wrong result: %s", what)
+        job.wrong(what)
+    facts = program.recorded(args, _RECORDED) | {"particles": particles, "turns": turns} | program.facts_of(device)
+    loop.measure(args, job, tracking, device, calls, "the tracking", facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The loop of a microbenchmark: one operation again and again, its results looked at after every step."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from workloads import client, program
+from workloads.training.steps import StepClock
+
+_log = logging.getLogger(__name__)
+
+
+class Operation(Protocol):
+    """What is measured. Everything is issued to the device, and nothing waits for it.
+
+    Attributes:
+        work: of one call, in the unit of the workload.
+    """
+
+    work: float
+
+    def begin(self) -> None:
+        """Make everything as at the start: called before each epoch."""
+
+    def call(self) -> None:
+        """Do it once."""
+
+    def count_wrong(self) -> torch.Tensor:
+        """Return how many of the results looked at are wrong [], and spoil them: the next look sees newer ones only."""
+
+
+def measure(
+    args: argparse.Namespace,
+    job: client.NullJob,
+    operation: Operation,
+    device: torch.device,
+    calls: int,
+    name: str,
+    facts: Mapping[str, object],
+) -> None:
+    """Warm up, wait for the group, and repeat an operation for the epochs of the command line, or until told to stop.
+
+    Args:
+        args: the command line, with the flags that all such programs have.
+        job: that is told.
+        operation: what is measured.
+        device: that it runs on.
+        calls: of a step.
+        name: of the operation, in words.
+        facts: to be recorded of it; what is `None` is left out.
+    """
+    every = {**facts, "calls": calls, **program.recorded(args, ("steps", "warmup_steps", "seed"))}
+    job.param(**{name: value for name, value in every.items() if value is not None})
+    job.phase("warmup")
+    num_wrong = torch.zeros((), dtype=torch.int64, device=device)
+    operation.begin()
+    for _ in range(args.warmup_steps):
+        _step(operation, calls, num_wrong)
+    _finish(device)
+    job.ready()
+    job.phase("measure")
+    clock = StepClock(job.step, runs_ahead=device.type == "cuda")
+    done = 0
+    while not job.stopping and (args.epochs == 0 or done < args.epochs):
+        operation.begin()
+        _finish(device)
+        began_ns, num_steps = time.monotonic_ns(), 0
+        for _ in job.until_stop(range(args.steps)):
+            _step(operation, calls, num_wrong)
+            clock.issued(calls * operation.work, done + 1)
+            num_steps += 1
+        clock.drain()
+        if num_steps < args.steps:
+            break
+        done += 1
+        seconds = (clock.last_ns - began_ns) / 1e9
+        job.epoch(done, seconds)
+        _log.info("epoch %d: %.3f s, %.6g a second", done, seconds, num_steps * calls * operation.work / seconds)
+    if wrong := int(num_wrong.item()):
+        what = f"{wrong} results of {name} are not what they must be"
+        _log.warning("wrong result: %s", what)
+        job.wrong(what)
+    if device.type == "cuda":
+        job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+
+
+def _step(operation: Operation, calls: int, num_wrong: torch.Tensor) -> None:
+    for _ in range(calls):
+        operation.call()
+    num_wrong += operation.count_wrong()
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

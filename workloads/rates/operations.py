@@ -1,0 +1,238 @@
+"""The operations of `workloads/micro.py`: arithmetic by format, memory, transfers and launches.
+
+On a GPU, chains of multiply-adds on CUDA cores are Triton's, products on tensor cores those of torch's libraries. On
+CPUs torch does the same with less of it. What is looked at after each step lands where NaN was written before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workloads.rates.loop import Operation
+
+_FACTOR, _SUMMAND = -1.0, 1.0
+"""x becomes 1 - x and x again, without rounding: every x is a multiple of 1/1024 below 1, which fp16 holds as well."""
+
+_BLOCK, _UNROLLED, _NUM_WARPS = 1024, 32, 4
+_LOOKED_AT = 4096
+_TOLERANCE = 0.05
+"""Of a product of random numbers, in standard deviations of its elements; fp16 and bf16 round by 0.02 at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much a call does: `multiply_add` elements and rounds, rows of a square product, MiB of an array."""
+
+    elements: int
+    rounds: int
+    rows: int
+    array_mib: int
+    transfer_mib: int
+
+
+SIZES = {
+    "cuda": Size(elements=1 << 26, rounds=32, rows=8192, array_mib=512, transfer_mib=128),
+    "cpu": Size(elements=1 << 16, rounds=1, rows=192, array_mib=4, transfer_mib=4),
+}
+"""By type of device. Of a GPU they do not depend on its size, so that equal work is compared."""
+
+CALLS = {"fma": 4, "mm": 8, "copy": 20, "triad": 20, "to_device": 4, "to_host": 4, "launch": 2000}
+CALLS_CPU = {"launch": 1000}
+"""Calls a step, such that it takes some milliseconds of a large GPU; by kind of operation."""
+
+
+def build(name: str, device: torch.device, size: Size) -> Operation:
+    """Return the operation of this name: `fp32_cuda`, `bf16_tensor`, `copy`, ..."""
+    kind = kind_of(name)
+    if kind == "fma":
+        return MultiplyAdd(name.partition("_")[0], device, size)
+    if kind == "mm":
+        return Product(name.partition("_")[0], device, size.rows)
+    if kind in ("copy", "triad"):
+        return Stream(kind, device, size.array_mib)
+    if kind == "launch":
+        return Launch(device)
+    return Transfer(kind, device, size.transfer_mib)
+
+
+def kind_of(name: str) -> str:
+    """Return what an operation is, whatever the format of its numbers."""
+    return {"cuda": "fma", "tensor": "mm"}.get(name.partition("_")[2], name)
+
+
+def calls_of(name: str, device: torch.device) -> int:
+    """Return how many calls a step has."""
+    kind = kind_of(name)
+    return CALLS[kind] if device.type == "cuda" else CALLS_CPU.get(kind, 2)
+
+
+class MultiplyAdd:
+    """Chains of fused multiply-adds that stay in registers. Work: TFLOP, two a multiply-add."""
+
+    def __init__(self, precision: str, device: torch.device, size: Size) -> None:
+        self._dtype = {"fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[precision]
+        self._rounds = size.rounds
+        self._out = torch.empty(size.elements, dtype=self._dtype, device=device)
+        steps = size.rounds * _UNROLLED + 1
+        assert steps % 2, "the result must not be what it was computed from"
+        self.work = 2 * steps * size.elements / 1e12
+        index = torch.arange(size.elements - _LOOKED_AT, size.elements, device=device)
+        self._must_be = 1 - (index % 1024 / 1024).to(self._dtype)
+        self._apply = self._on_gpu if device.type == "cuda" else self._on_cpu
+
+    def begin(self) -> None:
+        self._out.fill_(torch.nan)
+
+    def call(self) -> None:
+        self._apply()
+
+    def count_wrong(self) -> Tensor:
+        looked_at = self._out[-_LOOKED_AT:]
+        wrong = (looked_at != self._must_be).sum()
+        looked_at.fill_(torch.nan)
+        return wrong
+
+    def _on_gpu(self) -> None:
+        import triton.language as tl
+
+        from workloads.rates import kernels
+
+        dtype = {torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64}[self._dtype]
+        kernels.multiply_add[(len(self._out) // _BLOCK,)](
+            self._out,
+            _FACTOR,
+            _SUMMAND,
+            self._rounds,
+            dtype=dtype,
+            packed=self._dtype == torch.float16,
+            block=_BLOCK,
+            unrolled=_UNROLLED,
+            num_warps=_NUM_WARPS,
+        )
+
+    def _on_cpu(self) -> None:
+        x = (torch.arange(len(self._out)) % 1024 / 1024).to(self._dtype)
+        summand = torch.full_like(x, _SUMMAND)
+        for _ in range(self._rounds * _UNROLLED + 1):
+            x = torch.add(summand, x, alpha=_FACTOR)
+        self._out.copy_(x)
+
+
+class Product:
+    """Square matrix products of random numbers, on tensor cores where there are any. Work: TFLOP."""
+
+    def __init__(self, precision: str, device: torch.device, rows: int) -> None:
+        self._is_fp8 = precision == "fp8"
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp8": torch.float8_e4m3fn}
+        left, right = (torch.randn(rows, rows, device=device).to(dtype[precision]) for _ in range(2))
+        # The scaled product of fp8 takes the right factor by columns.
+        self._left, self._right = left, right.t() if self._is_fp8 else right
+        self._one = torch.ones((), device=device)
+        self._out = torch.empty(rows, rows, dtype=torch.bfloat16 if self._is_fp8 else dtype[precision], device=device)
+        self.work = 2 * rows**3 / 1e12
+        # Elements from all over the product, so that every block of it is likely to be looked at.
+        self._at = slice(None, None, max(1, rows // 64)), slice(None, None, max(1, rows // 64))
+        host = self._left[self._at[0]].cpu().double() @ self._right[:, self._at[1]].cpu().double()
+        self._must_be, self._scale = host.float().to(device), rows**0.5
+
+    def begin(self) -> None:
+        self._out.fill_(torch.nan)
+
+    def call(self) -> None:
+        if not self._is_fp8:
+            torch.mm(self._left, self._right, out=self._out)
+        elif self._out.is_cuda:
+            factors, one = (self._left, self._right), self._one  # its one way to fp8 is private to torch
+            torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=self._out)
+        else:
+            self._out.copy_(self._left.float() @ self._right.float())
+
+    def count_wrong(self) -> Tensor:
+        looked_at = self._out[self._at]
+        is_right = (looked_at.float() - self._must_be).abs() <= _TOLERANCE * self._scale
+        looked_at.fill_(torch.nan)
+        wrong: Tensor = ~is_right  # NaN is not right
+        return wrong.sum()
+
+
+class Stream:
+    """A copy, or a = b + 3 c, of arrays in the memory of the device. Work: GB read and written."""
+
+    def __init__(self, kind: str, device: torch.device, array_mib: int) -> None:
+        num = array_mib * 2**20 // 4
+        # Small whole numbers: what comes out is exact.
+        count = 2 if kind == "triad" else 1
+        arrays = [torch.randint(1000, (num,), device=device, dtype=torch.float32) for _ in range(count)]
+        self._from, self._more = arrays[0], arrays[1] if kind == "triad" else None
+        self._to = torch.empty(num, device=device)
+        self.work = (2 if self._more is None else 3) * 4 * num / 1e9
+
+    def begin(self) -> None:
+        self._to.fill_(torch.nan)
+
+    def call(self) -> None:
+        if self._more is None:
+            self._to.copy_(self._from)
+        else:
+            torch.add(self._from, self._more, alpha=3, out=self._to)
+
+    def count_wrong(self) -> Tensor:
+        at = slice(None, None, max(1, len(self._to) // _LOOKED_AT))
+        must_be = self._from[at] if self._more is None else self._from[at] + 3 * self._more[at]
+        wrong = (self._to[at] != must_be).sum()
+        self._to[at] = torch.nan
+        return wrong
+
+
+class Transfer:
+    """Copies between pinned memory of the host and that of the device. Work: GB."""
+
+    def __init__(self, kind: str, device: torch.device, array_mib: int) -> None:
+        num = array_mib * 2**20 // 4
+        self._device = device
+        self._host = torch.randint(1000, (num,), dtype=torch.float32)
+        if device.type == "cuda":
+            self._host = self._host.pin_memory()
+        self._there = self._host.to(device, copy=True)
+        self._must_be = self._there[-_LOOKED_AT:].clone()
+        self._from, self._to = (self._host, self._there) if kind == "to_device" else (self._there, self._host)
+        self._nothing = torch.full_like(self._must_be, torch.nan)
+        self.work = 4 * num / 1e9
+
+    def begin(self) -> None:
+        self._to[-_LOOKED_AT:].copy_(self._nothing, non_blocking=True)
+
+    def call(self) -> None:
+        self._to.copy_(self._from, non_blocking=True)
+
+    def count_wrong(self) -> Tensor:
+        # In the order of the stream, so that nobody reads the host's memory before the copy has arrived.
+        looked_at = self._to[-_LOOKED_AT:].to(self._device, non_blocking=True)
+        wrong = (looked_at != self._must_be).sum()
+        self.begin()
+        return wrong
+
+
+class Launch:
+    """Kernels that do next to nothing, one after another: what a launch costs. Work: launches."""
+
+    work = 1.0
+
+    def __init__(self, device: torch.device) -> None:
+        self._counter = torch.zeros((), dtype=torch.int64, device=device)
+        self._num = 0
+
+    def begin(self) -> None:
+        self._counter.zero_()
+        self._num = 0
+
+    def call(self) -> None:
+        self._counter.add_(1)
+        self._num += 1
+
+    def count_wrong(self) -> Tensor:
+        wrong: Tensor = self._counter != self._num
+        return wrong.sum()
