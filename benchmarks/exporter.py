@@ -1,0 +1,103 @@
+"""What live metrics cost: a study that is scraped, in turn with one that has no exporter.
+
+    python -m benchmarks.exporter                      # 7 jobs on instances of a simulated GPU; any machine
+    python -m benchmarks.exporter --every-s 0.05       # scraped so often that the cost of a scrape stands out
+    python -m benchmarks.exporter --rounds 10 --gpu nvidia --override scenario=mps workload=resnet26_cifar10
+
+CPU time is that of the orchestrator and its helpers in the measured window; memory is the orchestrator's alone, the
+most that it had resident.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.record.store import results
+
+EXPERIMENT = "exporter"
+SIDES = ("none", "prometheus")
+PORT = 9477
+
+
+def run(root: Path, exporter: str, overrides: Sequence[str], every_s: float) -> dict[str, float]:
+    """One study; what was resident of its orchestrator, and of its scrapes how many there were, how long and large."""
+    argv = [sys.executable, str(PROJECT_DIR / "run.py"), *overrides, f"exporter={exporter}", "baseline=never"]
+    argv += [f"tracking.root={root}", f"tracking.experiment={EXPERIMENT}-{exporter}"]
+    argv += [f"exporter.port={PORT}"] if exporter == "prometheus" else []
+    peak_kib, scrape_ms, num_series = 0, [], 0
+    with (root.parent / "log").open("w") as log, subprocess.Popen(argv, stdout=log, stderr=log) as process:
+        while process.poll() is None:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak_kib = max([peak_kib, *(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)])
+            if exporter == "prometheus":
+                began = time.perf_counter()
+                if found := scrape():
+                    scrape_ms.append((time.perf_counter() - began) * 1e3)
+                    num_series = max(num_series, found)
+            time.sleep(every_s)
+    if process.returncode != 0:
+        raise RuntimeError((root.parent / "log").read_text())
+    median_ms = statistics.median(scrape_ms) if scrape_ms else 0.0
+    return {"peak MiB": peak_kib / 1024, "series": num_series, "scrapes": len(scrape_ms), "scrape, ms": median_ms}
+
+
+def scrape() -> int:
+    """How many series the study shows; 0 between groups, and while it is not there."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10) as answer:
+            return sum(not line.startswith(b"#") for line in answer)
+    except OSError:
+        return 0
+
+
+def table(root: Path, rounds: int, overrides: Sequence[str], every_s: float) -> list[str]:
+    """Both sides in turn; medians with the least and the most, and the ratio of throughputs in pairs."""
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES if number % 2 else reversed(SIDES):
+            figures = run(root, side, overrides, every_s)
+            found[side].append(figures)
+            sys.stderr.write(f"round {number + 1}, {side}: {figures}\n")
+    lines = ["| exporter | own CPU, % of a core | peak memory, MiB | samples/s |", "|---|---|---|---|"]
+    rates = {}
+    for side in SIDES:
+        rows = results.load_groups(root, f"{EXPERIMENT}-{side}").sort_values("start_time")
+        rates[side] = list(rows["metrics.throughput_total_samples_per_s"])
+        columns = (list(rows["metrics.orchestrator_cpu_pct"]), [each["peak MiB"] for each in found[side]], rates[side])
+        lines.append(f"| {side} | {' | '.join(map(spread, columns))} |")
+    ratios = [mine / without for without, mine in zip(*rates.values(), strict=True)]
+    scraped = found["prometheus"]
+    lines += ["", f"throughput with / without, in pairs: {spread(ratios)}"]
+    lines.append(f"series: {scraped[-1]['series']:.0f}; scrape, ms: {spread([each['scrape, ms'] for each in scraped])}")
+    return lines
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and most."""
+    return f"{statistics.median(values):.4g} ({min(values):.4g} - {max(values):.4g})"
+
+
+def main() -> None:
+    """What the arguments ask for, as a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpu", default="simulated_h100_80gb")
+    parser.add_argument("--override", nargs="*", default=["scenario=mig"])
+    parser.add_argument("--every-s", type=float, default=1.0, help="from the end of a scrape to the next")
+    options = parser.parse_args()
+    overrides = ["degree=7", "window.seconds=20", f"gpu={options.gpu}", *options.override]
+    with tempfile.TemporaryDirectory(prefix="colloc-benchmark-") as folder:
+        print("\n".join(table(Path(folder) / "mlruns", options.rounds, overrides, options.every_s)))
+
+
+if __name__ == "__main__":
+    main()

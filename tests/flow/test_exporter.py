@@ -1,0 +1,123 @@
+"""A study as Prometheus sees it, with the real program; and what is refused before anything begins."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import time
+import urllib.request
+
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.observe.exporters.prometheus import PrometheusExporter
+from tests import live_groups, prometheus_server
+from tests.run_cases import SHORT, TOY
+from tests.servers import refuse_or_skip
+from tests.tracking_cases import wait_for
+
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+DASHBOARD = json.loads((PROJECT_DIR / "docs/grafana_dashboard.json").read_text(encoding="utf-8"))
+STUDY = [*TOY, *SHORT[1:], "window.seconds=2", "degree=2", "baseline=always", "listeners=[host]"]
+
+needs_client = pytest.mark.skipif(
+    importlib.util.find_spec("prometheus_client") is None, reason="prometheus_client is not installed"
+)
+needs_server = refuse_or_skip(prometheus_server.missing())
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    """A server that scrapes two ports."""
+    with prometheus_server.running(tmp_path_factory.mktemp("prometheus"), 2) as found:
+        yield found
+
+
+@needs_client
+def test_a_port_that_is_taken_is_refused_before_anything_is_touched(start, run, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, out, err = run(*STUDY, "exporter=prometheus", f"exporter.port={port}")
+    assert (status, out, sorted(tmp_path.rglob("*"))) == (2, "", before)
+    assert err == (
+        f"error: exporter=prometheus cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another exporter.port or exporter.address\n"
+    )
+
+
+@needs_server
+@needs_client
+def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group(start, prometheus):
+    port = prometheus.targets[0]
+    process = start(*STUDY, "exporter=prometheus", f"exporter.port={port}")
+    groups, exported, arrived = [], set(), set()
+    while process.poll() is None:
+        shown = prometheus.series_of(port)
+        if names := {dict(each)["group"] for each in shown}:
+            assert len(names) == 1  # no series of a group is there when the next one has begun
+            groups += names - set(groups)
+            exported |= without_phase(scraped(port))
+            arrived |= without_phase(shown)
+        time.sleep(0.1)
+    ended = prometheus.num_scrapes(port)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    wait_for(lambda: prometheus.num_scrapes(port) >= ended + 2)
+    assert prometheus.series_of(port) == set()
+    assert sorted(groups) == ["naive-2x-toy", "serial-1x-toy"]
+    assert {dict(each)["__name__"] for each in exported} >= {
+        *("collocation_group_info", "collocation_job_work_total", "collocation_job_work_per_s"),
+        *("collocation_host_cpu_pct", "collocation_host_cpu_machine_pct"),
+    }
+    assert exported <= arrived
+
+
+def without_phase(series):
+    """A job may be in its last phase for less than a scrape takes."""
+    return {frozenset((label, value) for label, value in each if label != "phase") for each in series}
+
+
+def scraped(port):
+    """The labels of every series that is exported now; none once the study is over."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return set()
+    return {
+        frozenset({"__name__": sample.name, **{k: v for k, v in sample.labels.items() if v}}.items())
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@needs_server
+@needs_client
+def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheus, tmp_path):
+    """The group is made by hand: only GPUs of several generations give all that the listeners know."""
+    port = prometheus.targets[1]
+    targets = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    asked = {each.replace("$experiment", ".*").replace("$group", ".*") for each in targets}
+    live, total = live_groups.watched(tmp_path), 10
+
+    def have_data():
+        nonlocal total
+        total += 1
+        live.samples.extend(live_groups.every_quantity())
+        live_groups.step(tmp_path, 0, total)
+        empty.difference_update({each for each in empty if prometheus.query(each)})
+        return not empty
+
+    with PrometheusExporter(port, "127.0.0.1").serving() as showing:
+        empty = set(asked)
+        with showing(live_groups.mig_group(), live):
+            wait_for(have_data)
+            assert len(prometheus.series_of(port)) > 60
+        ended = prometheus.num_scrapes(port)
+        wait_for(lambda: prometheus.num_scrapes(port) >= ended + 2)
+        assert prometheus.series_of(port) == set()
+        assert [each for each in asked if prometheus.query(each)] == []

@@ -1,0 +1,64 @@
+"""A group that runs, made by hand: jobs on GPU instances, and a value of every quantity of every listener."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+from pipeline.base.records import Group, ListenerSpec, Required, Slot, Spec
+from pipeline.base.samples import Sample
+from pipeline.observe.observation import Watched
+from tests.conftest import GPU
+from tests.rows import FIELDS, group
+
+# Quantities that listeners give of each job, and of each GPU instance.
+_OF_JOB = {"process_memory_mib", "cpu_pct", "rss_mib"}
+_OF_INSTANCE = {"instance_memory_used_mib"}
+
+
+class Processes:
+    """Two jobs that are alive."""
+
+    def pids(self) -> dict[int, int]:
+        return {0: 1000, 1: 1001}
+
+
+def mig_group(**changes: object) -> Group:
+    """Two jobs, with all listeners."""
+    specs = [
+        ListenerSpec(name=table.source, build=Spec(target="none"), interval_ms=1000, required=Required.YES)
+        for table in FIELDS.tables
+    ]
+    return dataclasses.replace(group("a", "b", scenario="mig", name="mig-a+b"), listeners=tuple(specs), **changes)
+
+
+def watched(folder: Path) -> Watched:
+    """What is seen of it: the jobs have made a step, and nothing was sampled yet."""
+    for index in range(2):
+        events = folder / f"jobs/{index}/events.jsonl"
+        events.parent.mkdir(parents=True)
+        step(folder, index, 10)
+    slots = [Slot(visible_devices="MIG", gpu_uuid=GPU.uuid, gi_id=gi_id) for gi_id in (3, 5)]
+    return Watched(GPU, slots, folder, [], FIELDS, running=Processes())  # type: ignore[arg-type]
+
+
+def step(folder: Path, index: int, total: float) -> None:
+    """A step of a job, now."""
+    event = {"event": "step", "t_ns": time.monotonic_ns(), "total": total, "epoch": 1}
+    with (folder / f"jobs/{index}/events.jsonl").open("a") as out:
+        out.write(json.dumps(event) + "\n")
+
+
+def every_quantity() -> list[Sample]:
+    """A reading of all that listeners know, as of now; 1.5 each."""
+    t_ns, found = time.monotonic_ns(), []
+    for source, field in FIELDS:
+        values = {field.name: 1.5}
+        jobs = (0, 1) if field.name in _OF_JOB else (None,)
+        instances = (3, 5) if field.name in _OF_INSTANCE else (None,)
+        found += [
+            Sample(source=source, t_ns=t_ns, values=values, job=job, gi_id=gi_id) for job in jobs for gi_id in instances
+        ]
+    return found

@@ -1,0 +1,86 @@
+"""A Prometheus of its own on loopback, and what it has of what it scraped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.slurm_cluster import free_ports
+from tests.tracking_cases import wait_for
+
+_CONF = """\
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+scrape_configs: [{{job_name: studies, static_configs: [{{targets: {targets}}}]}}]
+"""
+
+
+def missing() -> str:
+    """Why there can be none here, in words; empty if there can."""
+    return "" if shutil.which("prometheus") else "there is no prometheus on PATH"
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A server that runs.
+
+    Attributes:
+        targets: ports that it scrapes, whether anybody listens there or not.
+    """
+
+    address: str
+    targets: Sequence[int]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series of an expression, each with `metric` (its labels) and `value`, as of now."""
+        words = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"{self.address}/api/v1/query?{words}", timeout=10) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result
+
+    def num_scrapes(self, port: int) -> int:
+        """How often it has tried one of its targets."""
+        found = self.query(f'count_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
+        return int(found[0]["value"][1]) if found else 0
+
+    def series_of(self, port: int) -> set[frozenset[tuple[str, str]]]:
+        """The labels of what it has of a target now, without its own two."""
+        found = self.query(f'{{__name__=~"collocation_.+",instance="127.0.0.1:{port}"}}')
+        return {frozenset((k, v) for k, v in one["metric"].items() if k not in ("instance", "job")) for one in found}
+
+
+@contextmanager
+def running(folder: Path, num_targets: int) -> Iterator[Prometheus]:
+    """Start one that scrapes so many ports of this host twice a second; end it with the context."""
+    own, *targets = free_ports(1 + num_targets)
+    configuration = folder / "prometheus.yml"
+    configuration.write_text(_CONF.format(targets=json.dumps([f"127.0.0.1:{port}" for port in targets])))
+    argv = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*argv, f"--web.listen-address=127.0.0.1:{own}"], stdout=log, stderr=log)
+    server = Prometheus(f"http://127.0.0.1:{own}", targets)
+
+    def is_up() -> bool:
+        assert process.poll() is None, (folder / "log").read_text()
+        try:
+            return server.num_scrapes(targets[-1]) > 0
+        except OSError:
+            return False
+
+    try:
+        wait_for(is_up, 30)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
