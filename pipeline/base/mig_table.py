@@ -111,7 +111,9 @@ def models() -> dict[str, Model]:
 
 @cache
 def find(name: str) -> Model:
-    """The model with this name, as `h100_80gb` or the table's own `H100-80GB-SXM`; `simulated_` may precede it.
+    """The model with this name; `simulated_` may precede it.
+
+    Names are what users say, as `h100_80gb`, the table's own `H100-80GB-SXM`, and what the driver calls a GPU.
 
     Raises:
         ConfigError: no model has this name, or its placements are not known.
@@ -126,11 +128,24 @@ def find(name: str) -> Model:
     raise ConfigError(f"no GPU model is called '{name}'; {choice}")
 
 
+def model_called(text: str) -> str:
+    """The name of the model that a name, an alias or the driver's name of a GPU means; the text if none is known."""
+    return _names().get(_plain(text.removeprefix("simulated_")), text)
+
+
+@cache
+def _names() -> dict[str, str]:
+    """The name of each model by everything that it is called."""
+    return {name: model.name for model, names in _rows() for name in names}
+
+
 @cache
 def _rows() -> tuple[tuple[Model, tuple[str, ...]], ...]:
     """Each model, and all its names in lower case with `_`."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
-    return tuple((_model(key, row), (_plain(key), *row["aliases"])) for key, row in table.items())
+    return tuple(
+        (_model(key, row), (_plain(key), *row["aliases"], *map(_plain, row["product"]))) for key, row in table.items()
+    )
 
 
 def _plain(name: str) -> str:

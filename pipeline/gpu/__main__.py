@@ -12,12 +12,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.base import interrupts, mig_table, words
+from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, ConfigError
-from pipeline.gpu.answer import Answer
 from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.mig import partitions, profiles
+
+if TYPE_CHECKING:
+    from pipeline.gpu import by_hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +29,20 @@ class Command:
     """One question. `answer` gets the parsed arguments; every command has `gpu` among them.
 
     Attributes:
-        is_about_all: whether it is about every GPU unless one is named, and about what studies left on them.
+        is_about_all: whether it is about every GPU unless one is named.
+        has_journals: whether it is about what studies, or a user by hand, did to a GPU.
         flags: of its own, each with its help.
+        options: of its own that have a value, each with the name of that and its help.
+        positional: its one argument beside these, with its help.
     """
 
     answer: Callable[[argparse.Namespace], Answer]
     about: str
     is_about_all: bool = False
+    has_journals: bool = False
     flags: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    positional: tuple[str, str] | None = None
 
 
 def show_profiles(arguments: argparse.Namespace) -> Answer:
@@ -95,16 +105,61 @@ def clean_up(arguments: argparse.Namespace) -> Answer:
     return clean.clean(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
+def create(arguments: argparse.Namespace) -> Answer:
+    """Make MIG instances that stay until `destroy`."""
+    from pipeline.gpu import by_hand
+
+    return by_hand.create(arguments.layout, _asked(arguments))
+
+
+def destroy(arguments: argparse.Namespace) -> Answer:
+    """Undo what `create` did; 1 if something could not be undone."""
+    from pipeline.gpu import by_hand
+
+    return by_hand.destroy(_asked(arguments))
+
+
+def _asked(arguments: argparse.Namespace) -> by_hand.Asked:
+    from pipeline.gpu import by_hand
+
+    return by_hand.Asked(
+        gpu=arguments.gpu,
+        folder=Path(arguments.lock_dir),
+        machine=arguments.machine,
+        admin=None if arguments.admin is None else tuple(filter(None, arguments.admin.split(","))),
+        is_dry=arguments.dry_run,
+    )
+
+
+_DRY_RUN = {"--dry-run": "show what would be done, and change nothing"}
+_ADMIN = {"--admin": ("WORDS", "put before commands that need an administrator, with commas: sudo,-n (gpu.admin)")}
 COMMANDS = {
     "status": Command(
         answer=show_status,
         about="state of each GPU, its processes, and the steps left to undo (exit status 1 if any)",
         is_about_all=True,
+        has_journals=True,
     ),
     "clean": Command(
         answer=clean_up,
         about="undo the changes of killed studies, nothing else (exit status 1 if any remain)",
         is_about_all=True,
+        has_journals=True,
+    ),
+    "create": Command(
+        answer=create,
+        about="make MIG instances that stay until they are destroyed (exit status 2 if nothing was touched)",
+        has_journals=True,
+        flags=_DRY_RUN,
+        options=_ADMIN,
+        positional=("layout", "profiles of the instances: 3g,2g,1g"),
+    ),
+    "destroy": Command(
+        answer=destroy,
+        about="undo what `create` did, nothing else (exit status 1 if any remains)",
+        has_journals=True,
+        flags=_DRY_RUN,
+        options=_ADMIN,
     ),
     "profiles": Command(answer=show_profiles, about="the MIG profiles of a GPU, with placements and SMs"),
     "partitions": Command(
@@ -121,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answer = COMMANDS[arguments.command].answer(arguments)
     except CollocationError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]) + "\n")
         return 2 if isinstance(error, ConfigError) else 1
     sys.stdout.write((json.dumps(answer.data) if arguments.json else answer.text) + "\n")
     return answer.status
@@ -130,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.gpu",
-        description="Show what a GPU offers and its state; clean up after killed studies.",
+        description="Show what a GPU offers and its state; divide it by hand; clean up after killed studies.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
@@ -140,12 +195,16 @@ def _parser() -> argparse.ArgumentParser:
         )
         default, which = (None, "all GPUs if not given; ") if command.is_about_all else ("0", "")
         each.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
-        if command.is_about_all:
+        if command.has_journals:
             each.add_argument("--lock-dir", default=GpuConfig().lock_dir, help="gpu.lock_dir of the studies")
             each.add_argument("--machine", metavar="FILE", help="a kept simulated machine (gpu.machine)")
         each.add_argument("--json", action="store_true", help="print JSON")
         for flag, about in command.flags.items():
             each.add_argument(flag, action="store_true", help=about)
+        for option, (value, about) in command.options.items():
+            each.add_argument(option, metavar=value, help=about)
+        if command.positional is not None:
+            each.add_argument(command.positional[0], help=command.positional[1])
     return parser
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
+from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError
 from pipeline.base.paths import expanded
 from pipeline.base.programs import Programs
 from pipeline.base.records import Device
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import Journal
-from pipeline.gpu.answer import Answer
 from pipeline.gpu.status import driver, in_words, is_there, printable, targets
 from pipeline.prepare.device import lease
 from pipeline.simulation.machine.state import StateFile, goes_with_its_study

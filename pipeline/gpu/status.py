@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, ConfigError, SharingError
 from pipeline.base.host import boot_id
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device
 from pipeline.clean import journal, leftovers
-from pipeline.clean.journal import Journal, Step
-from pipeline.gpu.answer import Answer
+from pipeline.clean.journal import BY_HAND, Journal, Step
 from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.mig import profiles
-from pipeline.prepare.mig.state import MigState, read_state
+from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.state import StateFile, goes_with_its_study
 
@@ -70,7 +70,10 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device
         there = {device.uuid for device in found}
         known = (each for each in journal.find(folder) if each.is_ours or not goes_with_its_study(each.device_uuid))
         absent = dict.fromkeys(each.device_uuid for each in known)
-        found += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in absent if uuid not in there]
+        parts = {part.uuid: part for device in found for part in nvml.list_mig_devices(device)}
+        found += [
+            parts.get(uuid, Device(kind="nvidia", uuid=uuid, name=ABSENT)) for uuid in absent if uuid not in there
+        ]
     return found if selector is None else [choose("--gpu", selector, found)]
 
 
@@ -78,6 +81,13 @@ def in_words(step: Step) -> str:
     """What undoing a step does, or that a restart has done it."""
     is_gone = step.arguments.get("boot", boot_id()) != boot_id()
     return f"{journal.in_words(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
+
+
+def is_of(step: Step, instance: GpuInstance) -> bool:
+    """Whether a step undoes the making of an instance that is there."""
+    said = step.arguments
+    is_place = (said.get("profile_id"), said.get("start")) == (instance.profile_id, instance.start)
+    return is_place and said.get("gi_id") in (None, instance.gi_id) and said.get("boot") == boot_id()
 
 
 def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
@@ -94,14 +104,16 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
     lines += [_left_line(path, pids) for path, pids in left.items()]
     is_left = bool(left) or any(not each["is_clean"] and each["holder"] is None for each in gpus)
     in_use = "not clean: a study is running and undoes this itself"
-    lines.append("clean" if is_clean else f"not clean: {_clean_command(folder, machine)}" if is_left else in_use)
+    lines.append("clean" if is_clean else f"not clean: {command('clean', folder, machine)}" if is_left else in_use)
     data = {"gpus": gpus, "abandoned": left, "is_clean": is_clean}
     return Answer(data=data, text="\n".join(map(printable, lines)), status=int(not is_clean))
 
 
-def _clean_command(folder: Path, machine: str | None) -> str:
-    """The command that clears what was shown."""
-    words = ["python", "-m", "pipeline.gpu", "clean"]
+def command(name: str, folder: Path, machine: str | None, gpu: str | None = None) -> str:
+    """A command of `pipeline.gpu` about the same GPU, machine and folder."""
+    words = ["python", "-m", "pipeline.gpu", name]
+    if gpu is not None:
+        words += ["--gpu", gpu]
     if machine is not None:
         words += ["--machine", machine]
     if folder != Path(GpuConfig().lock_dir):
@@ -116,6 +128,7 @@ def printable(text: str) -> str:
 
 def _gpu(device: Device, folder: Path) -> dict[str, Any]:
     steps, trouble = _journal(device.uuid, folder)
+    by_hand, by_others = _by_hand(device.uuid, folder)
     holder = lease.holder(device.uuid, folder)
     data: dict[str, Any] = {
         "uuid": device.uuid,
@@ -124,14 +137,16 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
         "is_there": is_there(device),
         "holder": holder and asdict(holder),
         "held_by": holder and str(holder),
-        "steps": [{"kind": step.kind, "undoing": in_words(step), "arguments": step.arguments} for step in steps],
+        "steps": [_step(step) for step in steps],
+        "made_by_hand": [_step(step) for step in by_hand],
+        "made_by_hand_by_others": by_others,
         "journal_trouble": trouble,
         "is_clean": not steps and not trouble,
         "error": None,
     }
     if is_there(device):
         try:
-            data |= _reading(device)
+            data |= _reading(device, by_hand)
         except CollocationError as error:
             data["error"] = str(error)  # what the journal says is told all the same
     return data
@@ -147,26 +162,40 @@ def _journal(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
         return (), [str(error), *trouble]
 
 
-def _reading(device: Device) -> dict[str, Any]:
+def _by_hand(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
+    """What `create` made and `destroy` will undo, and what is not ours, or cannot be read."""
+    made = Journal(folder, uuid, suffix=BY_HAND)
+    others = [f"by user {found.owner}, who can undo it" for found in made.others()]
+    try:
+        return made.steps(), others
+    except CollocationError as error:
+        return (), [str(error), *others]
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {"kind": step.kind, "undoing": in_words(step), "arguments": step.arguments}
+
+
+def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
     details = dict(device.details)
     with nvml.session():
-        used_bytes = nvml.GpuReader(device.uuid).quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
+        used_bytes = nvml.GpuReader(device.gpu_uuid).quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
         processes = nvml.processes(device.uuid)
         mig: MigState | None = None
         with suppress(SharingError):  # it has no MIG
-            mig = read_state(device.uuid)
+            mig = read_state(device.gpu_uuid)
     told = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
     return {key: details.get(key) for key in told} | {
         "memory_mib": device.memory_mib,
         "memory_used_mib": None if used_bytes is None else used_bytes / _MIB,
-        "gpu_instances": None if mig is None or mig.instances is None else _instances(device, mig),
+        "gpu_instances": None if mig is None or mig.instances is None else _instances(device, mig, by_hand),
         "mig_devices": [] if mig is None else [{"uuid": d.uuid, "gi": d.gi_id, "ci": d.ci_id} for d in mig.devices],
         "hidden": ["gpu_instances"] if mig is not None and mig.instances is None else [],
         "processes": [asdict(process) for process in processes],
     }
 
 
-def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
+def _instances(device: Device, state: MigState, by_hand: Sequence[Step]) -> list[dict[str, Any]]:
     try:
         known = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
     except ConfigError:
@@ -179,6 +208,7 @@ def _instances(device: Device, state: MigState) -> list[dict[str, Any]]:
             "start": instance.start,
             "size": profile and profile.memory_slices,
             "compute_instances": [{"id": d.ci_id, "uuid": d.uuid} for d in state.devices if d.gi_id == instance.gi_id],
+            "is_made_by_hand": any(is_of(step, instance) for step in by_hand),
         }
         for instance in state.instances or ()
     ]
@@ -193,6 +223,8 @@ def _lines(gpu: dict[str, Any]) -> list[str]:
         lines.append(f"   does not answer: {gpu['error']}")
     elif gpu["is_there"]:
         lines += [f"   {line}" for line in (*_settings(gpu), *_mig_lines(gpu), *_process_lines(gpu))]
+    lines += [f"   by hand:   `destroy` will undo: {step['undoing']}" for step in gpu["made_by_hand"]]
+    lines += [f"   by hand:   {whose}" for whose in gpu["made_by_hand_by_others"]]
     lines.append(f"   held by:   {gpu['held_by'] or 'nobody'}")
     whose = "the running study will undo" if gpu["held_by"] else "left to undo"
     lines += [f"   journal:   {whose}: {step['undoing']}" for step in gpu["steps"]]
@@ -223,7 +255,8 @@ def _mig_lines(gpu: dict[str, Any]) -> list[str]:
         profile = instance["profile"] or f"profile {instance['profile_id']}"
         place = f"{instance['start']}:{instance['size'] or '?'}"
         inside = ", ".join(f"CI {each['id']} {each['uuid']}" for each in instance["compute_instances"])
-        lines.append(f"instance:  GI {instance['id']} {profile} at {place}: {inside or 'no compute instance'}")
+        mark = ", made by hand" if instance["is_made_by_hand"] else ""
+        lines.append(f"instance:  GI {instance['id']} {profile} at {place}: {inside or 'no compute instance'}{mark}")
     return lines
 
 

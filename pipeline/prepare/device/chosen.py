@@ -30,7 +30,7 @@ def find_device(config: GpuConfig) -> Device:
         raise ConfigError(f"gpu=nvidia, but {key}={selector!r} grants no GPU; ask for one, or name it with gpu.device")
     devices = nvml.list_devices()
     if devices:
-        return choose(key, selector, devices)
+        return choose(key, selector, with_mig_devices(selector, devices))
     if may_be_cpu:
         return cpu_device()
     asked = f"gpu.device={config.device!r} names a GPU" if is_named else "gpu=nvidia"
@@ -48,23 +48,29 @@ def granted() -> tuple[str, str]:
     return "gpu.device", "0"
 
 
+def with_mig_devices(selector: str, devices: Sequence[Device]) -> Sequence[Device]:
+    """What a selector may mean: of a MIG device the MIG devices of these GPUs, else these."""
+    if not selector.startswith(nvml.MIG_PREFIX):
+        return devices
+    return [each for device in devices for each in nvml.list_mig_devices(device)]
+
+
 def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
     """The device selected by its index, its UUID or how only its UUID begins; ConfigError if that is not one.
 
     `key` is that of the configuration or environment, for the error, and `remedy` its end.
     """
-    if selector.startswith("MIG-"):
-        raise ConfigError(
-            f"{key}={selector} is a MIG device, and a study divides a whole GPU itself; choose a whole GPU with "
-            "gpu.device, or ask for an allocation of one"
-        )
+    is_mig = selector.startswith(nvml.MIG_PREFIX)
+    if is_mig and devices and not any(device.parent for device in devices):
+        raise ConfigError(f"{key}={selector} names a MIG device, and what is needed here is a whole GPU{remedy}")
     if selector.isdecimal():
         matches = [device for device in devices if device.index == int(selector)]
     else:
         matches = [device for device in devices if selector and device.uuid.startswith(selector)]
     if len(matches) != 1:
         each = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
+        what = "MIG devices" if is_mig else "GPUs"
         raise ConfigError(
-            f"{key}={selector!r} matches {len(matches)} GPUs, not one. There are {'; '.join(each) or 'none'}{remedy}"
+            f"{key}={selector!r} matches {len(matches)} {what}, not one. There are {'; '.join(each) or 'none'}{remedy}"
         )
     return matches[0]

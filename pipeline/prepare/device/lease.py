@@ -12,7 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,12 +43,23 @@ class Holder:
 def hold(device: Device, folder: Path) -> Iterator[None]:
     """Hold the device for this process. The folder is the same for all users, or they would not see each other.
 
+    Of a MIG device, the GPU is held as well, with others who hold MIG devices of it: nobody holds it alone meanwhile.
+
     Raises:
         InUseError: another orchestrator holds the device.
         GpuBusyError: the lock file cannot be used.
     """
     _check_folder(folder)
-    descriptor = _lock(_path(folder, device.uuid), device)
+    with ExitStack() as stack:
+        if device.parent is not None:
+            stack.callback(os.close, _lock(_path(folder, device.parent), device, is_shared=True))
+        stack.enter_context(_held_alone(_path(folder, device.uuid), device))
+        yield
+
+
+@contextmanager
+def _held_alone(path: Path, device: Device) -> Iterator[None]:
+    descriptor = _lock(path, device)
     try:
         holder = {"pid": os.getpid(), "user": host.user_name(), "folder": str(Path.cwd())}
         os.ftruncate(descriptor, 0)
@@ -61,15 +72,7 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
 
 def holder(device_uuid: str, folder: Path) -> Holder | None:
     """Who holds a device now; `None` if nobody does. Holds nothing itself."""
-    try:
-        # Not to be kept waiting by a pipe in its place.
-        descriptor = os.open(_path(folder, device_uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return None if locks.try_take(descriptor, is_shared=True) else _read_holder(descriptor)
-    finally:
-        os.close(descriptor)
+    return _in_the_way(_path(folder, device_uuid), is_shared=True)
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
@@ -104,11 +107,11 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _lock(path: Path, device: Device) -> int:
+def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         descriptor = _open(path, device)
-        if not locks.try_take(descriptor):
+        if not locks.try_take(descriptor, is_shared=is_shared):
             other = _read_holder(descriptor)
             os.close(descriptor)
             if time.monotonic() < deadline:
@@ -118,7 +121,7 @@ def _lock(path: Path, device: Device) -> int:
                 f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
                 "wait for it with wait=true, or choose another device with gpu.device",
                 f"{device.name} ({device.uuid}), which is held by {other}",
-                lambda: holder(device.uuid, path.parent) is None,
+                lambda: _in_the_way(path, is_shared=is_shared) is None,
             )
         try:
             if os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -127,6 +130,19 @@ def _lock(path: Path, device: Device) -> int:
         except FileNotFoundError:
             pass
         os.close(descriptor)  # removed between open and lock: the lock on it protects nothing
+
+
+def _in_the_way(path: Path, *, is_shared: bool) -> Holder | None:
+    """Who keeps others from taking a lock, alone or shared; `None` if nobody does."""
+    try:
+        # Not to be kept waiting by a pipe in its place.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return None if locks.try_take(descriptor, is_shared=is_shared) else _read_holder(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read_holder(descriptor: int) -> Holder:

@@ -7,6 +7,7 @@ a machine without a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import logging
@@ -23,6 +24,8 @@ from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.base.records import Device
 
 _log = logging.getLogger(__name__)
+MIG_PREFIX = "MIG-"
+"""How the UUID of a MIG device begins."""
 _MIB = 2**20
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"  # Source: PCI ID repository
@@ -118,6 +121,14 @@ def list_devices() -> tuple[Device, ...]:
         pynvml.nvmlShutdown()
 
 
+def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
+    """The MIG devices of a GPU, each as a device of its own; in NVML's order. None unless MIG mode is on."""
+    if not gpu.mig_enabled:
+        return ()
+    with session(), asking(f"the MIG devices of {gpu.uuid}"):
+        return tuple(_mig_device(gpu, handle) for handle in mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
+
+
 def processes(uuid: str) -> tuple[GpuProcess, ...]:
     """Every process with a context on the GPU or, under MIG, on one of its MIG devices; in the order of PIDs.
 
@@ -153,12 +164,16 @@ def compute_mode(uuid: str) -> str:
 
 
 class GpuReader:
-    """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation."""
+    """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
+
+    Of a MIG device, processes alone can be read.
+    """
 
     def __init__(self, uuid: str) -> None:
         handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        self._process_handles = _process_handles(handle)
-        self._instances = _instances(handle)
+        is_mig_device = uuid.startswith(MIG_PREFIX)
+        self._process_handles = [handle] if is_mig_device else _process_handles(handle)
+        self._instances = {} if is_mig_device else _instances(handle)
         self._quantities: dict[str, Callable[[], Any]] = {
             "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
             "nvmlDeviceGetUtilizationRates": partial(pynvml.nvmlDeviceGetUtilizationRates, handle),
@@ -339,6 +354,27 @@ def _device(index: int, handle: object) -> Device:
         memory_mib=None if memory is None else memory.total // _MIB,
         mig_enabled=mode is not None and mode[0] == 1,
         details=tuple((key, text) for key, text in _details(handle, mode).items() if text is not None),
+    )
+
+
+def _mig_device(gpu: Device, handle: object) -> Device:
+    found = pynvml.nvmlDeviceGetAttributes_v2(handle)
+    name = pynvml.nvmlDeviceGetName(handle)
+    if " MIG " not in name:  # not every driver says more than the GPU's
+        name = f"{gpu.name} MIG {found.gpuInstanceSliceCount}g, {found.memorySizeMB} MiB"
+    details = {key: value for key, value in gpu.details if key != "multiprocessors"}
+    if found.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value:
+        details["multiprocessors"] = str(found.multiprocessorCount)
+    return dataclasses.replace(
+        gpu,
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=name,
+        memory_mib=int(found.memorySizeMB),
+        mig_enabled=False,
+        details=tuple(details.items()),
+        parent=gpu.uuid,
+        gi_id=pynvml.nvmlDeviceGetGpuInstanceId(handle),
+        ci_id=pynvml.nvmlDeviceGetComputeInstanceId(handle),
     )
 
 

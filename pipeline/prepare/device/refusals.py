@@ -47,5 +47,5 @@ def refuse_mig(group: Group) -> None:
         raise ConfigError(
             f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
             f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0; if a killed run left it "
-            "on: python -m pipeline.gpu clean"
+            "on: python -m pipeline.gpu clean; if `create` switched it on: python -m pipeline.gpu destroy"
         )

@@ -72,7 +72,7 @@ class Smi:
         if "permission" in completed.said.lower() or is_refused:
             raise SharingError(
                 f"no permission for `{' '.join(words)}`: {completed.said}. An administrator must allow it, for example "
-                "in sudoers; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
+                "in sudoers; then say how it is run: 'gpu.admin=[sudo,-n]', or --admin sudo,-n by hand"
             )
         return completed
 

@@ -22,7 +22,7 @@ from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
 _RETRY_LIMIT_S = 10.0
 _RETRY_S = 0.5
 _IN_USE = "in use"
-_CLEAN = "python -m pipeline.gpu clean"
+_CLEAN = "python -m pipeline.gpu clean (destroy, for what was made by hand)"
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
 
@@ -98,7 +98,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str]) -> None:
         if state.instances:
             raise SharingError(
                 f"MIG mode of {uuid} stays on: it has {len(state.instances)} GPU instances that are not ours or could "
-                "not be destroyed; when they are gone: python -m pipeline.gpu clean"
+                f"not be destroyed; when they are gone: {_CLEAN}"
             )
         return not state.is_on and state.is_settled
 

@@ -8,6 +8,7 @@ Source of the limits: NVIDIA MIG User Guide (concepts, supported profiles) and n
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from pipeline.prepare.mig.profiles import MigGpu, Profile
 AUTO = "auto"
 SIZE_PROFILE: Mapping[str, str] = MappingProxyType({"S": "1g", "M": "2g", "L": "3g"})
 
-_Placed = tuple[tuple[Profile, int], ...]
+# Instances of a GPU with their first memory slices.
+Placed = tuple[tuple[Profile, int], ...]
 # Before this branch, a 4-slice and a 3-slice instance of four memory slices each could not coexist.
 # Source: NVIDIA MIG User Guide, concepts; seen to work with driver 550.54.14 on an A100-80GB.
 _HALVES_COEXIST_BRANCH = 510
@@ -101,20 +103,27 @@ def choose_profiles(
     Raises:
         ConfigError: the lists do not match, a size has no profile, or the GPU has no such profile.
     """
+    asked = requests(sizes, profiles=profiles, profile=profile, size_profile=size_profile)
+    if None in asked:
+        return (auto_profile(gpu, len(sizes)),) * len(sizes)
+    return tuple(resolve(gpu, str(request)) for request in asked)
+
+
+def requests(
+    sizes: Sequence[str | None], *, profiles: Sequence[str], profile: str, size_profile: Mapping[str, str]
+) -> list[str | None]:
+    """What each job asks for, as in `choose_profiles`; `None` for each of equal jobs to which anything is left."""
     if profiles:
         if len(profiles) != len(sizes):
             raise ConfigError(f"{len(profiles)} MIG profiles, {', '.join(profiles)}, are given for {len(sizes)} jobs")
-        requests = list(profiles)
-    elif profile != AUTO:
-        requests = [profile] * len(sizes)
-    elif all(size is None for size in sizes):
-        return (auto_profile(gpu, len(sizes)),) * len(sizes)
-    else:
-        unknown = sorted({str(size) for size in sizes} - set(size_profile))
-        if unknown:
-            raise ConfigError(f"no MIG profile is given for size {', '.join(unknown)}; add it to scenario.size_profile")
-        requests = [size_profile[str(size)] for size in sizes]
-    return tuple(resolve(gpu, request) for request in requests)
+        return list(profiles)
+    if profile != AUTO:
+        return [profile] * len(sizes)
+    if all(size is None for size in sizes):
+        return [None] * len(sizes)
+    if unknown := sorted({str(size) for size in sizes} - set(size_profile)):
+        raise ConfigError(f"no MIG profile is given for size {', '.join(unknown)}; add it to scenario.size_profile")
+    return [size_profile[str(size)] for size in sizes]
 
 
 def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
@@ -127,11 +136,21 @@ def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
     return layout
 
 
-def place(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout | None:
-    """A legal layout of exactly these instances on an empty GPU, the same every time; `None` if there is none."""
-    if _broken_limit(gpu, profiles) is not None:
+def place(gpu: MigGpu, profiles: Sequence[Profile], around: Placed = ()) -> Layout | None:
+    """A legal layout of exactly these instances, the same every time; `None` if there is none.
+
+    Args:
+        gpu: what is divided.
+        profiles: of the instances to place, one a job.
+        around: instances that are there and stay, each with its start; the layout is of the new ones alone.
+    """
+    if _broken_limit(gpu, [*(profile for profile, _ in around), *profiles]) is not None:
         return None
-    placed = _first_placements(gpu, tuple(sorted(set(profiles), key=_largest_first))).get(_names(profiles))
+    placed: Placed | None
+    if around:
+        placed = _beside(gpu, tuple(sorted(profiles, key=_largest_first)), tuple(around))
+    else:
+        placed = _first_placements(gpu, tuple(sorted(set(profiles), key=_largest_first))).get(_names(profiles))
     if placed is None:
         return None
     starts = {profile: deque(start for other, start in placed if other == profile) for profile in profiles}
@@ -152,6 +171,21 @@ def why_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
         for profile in sorted(set(profiles), key=_largest_first)
     )
     return f"there is no place for all on the {gpu.memory_slices} memory slices ({possible})"
+
+
+def why_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
+    """The limit that instances at these starts break, in words; `None` if the driver would make them there."""
+    limit = _broken_limit(gpu, [profile for profile, _ in placed])
+    if limit is not None:
+        return limit
+    for profile, start in placed:
+        if start not in profile.starts:
+            possible = ", ".join(map(str, profile.starts))
+            return f"{profile.name} cannot begin at memory slice {start}, only at {possible}"
+    for (one, start), (other, next_start) in itertools.pairwise(sorted(placed, key=lambda instance: instance[1])):
+        if start + one.memory_slices > next_start:
+            return f"{one.name} at memory slice {start} reaches into {other.name} at {next_start}"
+    return None
 
 
 def nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[tuple[str, ...], ...]:
@@ -193,7 +227,7 @@ def maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None)
     )
 
 
-def maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[_Placed, ...]:
+def maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[Placed, ...]:
     """Every arrangement of profiles and starts that leaves no place for one more.
 
     The same combination counts once for each way to place it, and one that a better arrangement could extend counts
@@ -207,23 +241,45 @@ def maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> t
     return tuple(sorted(rows, key=lambda row: [(start, profile.name) for profile, start in row]))
 
 
+@functools.lru_cache(maxsize=4096)
+def _beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) -> Placed | None:
+    """The first arrangement of instances, equal ones next to each other, in the room that others leave."""
+    occupied = {slice_ for profile, start in around for slice_ in range(start, start + profile.memory_slices)}
+
+    def extend(placed: Placed, taken: frozenset[int]) -> Placed | None:
+        if len(placed) == len(profiles):
+            return placed
+        profile = profiles[len(placed)]
+        # Equal instances are put down in rising order: another order would be the same arrangement.
+        lowest = placed[-1][1] if placed and placed[-1][0] == profile else -1
+        for start in profile.starts:
+            slices = frozenset(range(start, start + profile.memory_slices))
+            if start > lowest and not slices & taken:
+                found = extend((*placed, (profile, start)), taken | slices)
+                if found is not None:
+                    return found
+        return None
+
+    return extend((), frozenset(occupied))
+
+
 @functools.lru_cache(maxsize=128)
-def _first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple[str, ...], _Placed]:
+def _first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple[str, ...], Placed]:
     """Each legal combination of the pool, by its sorted names, with the first arrangement that holds it."""
-    first: dict[tuple[str, ...], _Placed] = {}
+    first: dict[tuple[str, ...], Placed] = {}
     for placed in _arrangements(gpu, pool):
         first.setdefault(_names([profile for profile, _ in placed]), placed)
     return first
 
 
-def _arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[_Placed]:
+def _arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[Placed]:
     """Every legal arrangement once, the empty one included: instances are put down from the lowest slice upwards."""
     options = sorted(
         ((start, profile) for profile in pool for start in profile.starts),
         key=lambda option: (option[0], _largest_first(option[1])),
     )
 
-    def extend(placed: _Placed, end: int) -> Iterator[_Placed]:
+    def extend(placed: Placed, end: int) -> Iterator[Placed]:
         yield placed
         for start, profile in options:
             if start >= end and _broken_limit(gpu, [*(other for other, _ in placed), profile]) is None:

@@ -16,7 +16,6 @@ from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Device
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.device.nvml import pynvml
 
 SIMULATED = "simulated_"
@@ -105,23 +104,40 @@ def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
 
 def find_gpu(selector: str) -> MigGpu:
     """A model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID; it must have MIG."""
-    if selector.startswith(SIMULATED):
-        return load_model(selector)
+    return load_model(selector) if selector.startswith(SIMULATED) else read_gpu(_chosen(selector))
+
+
+def look_up(selector: str) -> tuple[str, MigGpu | None]:
+    """Name of a GPU of this machine, by index or UUID, and how MIG divides it; `None` if it cannot be divided."""
+    device = _chosen(selector)
+    return device.name, _read(device)
+
+
+def _chosen(selector: str) -> Device:
+    from pipeline.prepare.device.chosen import choose  # which imports Hydra; a model can be looked at without it
+
     devices = nvml.list_devices()
     if not devices:
         raise ConfigError(
             "there is no NVIDIA GPU on this machine, or no driver for it; a model can be looked at without one: "
             f"--gpu {SIMULATED}a100_40gb"
         )
-    return read_gpu(choose("--gpu", selector, devices))
+    return choose("--gpu", selector, devices)
 
 
 def read_gpu(device: Device) -> MigGpu:
     """The profiles of a GPU of this machine, as NVML lists it; MIG mode may be off. ConfigError if it shows none."""
+    found = _read(device)
+    if found is None:
+        raise ConfigError(f"{device.name} ({device.uuid}) cannot be divided: the driver names no MIG profile for it")
+    return found
+
+
+def _read(device: Device) -> MigGpu | None:
     with nvml.session():
         profiles = _in_order(_read_profiles(device))
     if not profiles:
-        raise ConfigError(f"{device.name} ({device.uuid}) cannot be divided: the driver names no MIG profile for it")
+        return None
     details = dict(device.details)
     count = details.get("multiprocessors")
     return MigGpu(

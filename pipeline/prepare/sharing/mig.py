@@ -1,4 +1,4 @@
-"""MIG: each job has a GPU instance of its own, made for the group and destroyed after it.
+"""MIG: each job has a GPU instance of its own, made for the group and destroyed after it, or one that is there.
 
 What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
 """
@@ -6,24 +6,26 @@ What somebody else made on the GPU is never touched: a GPU that is not as empty 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.host import boot_id
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import Programs, of_group
 from pipeline.base.protocols import Slots
 from pipeline.base.records import Commands, Device, Group, Job, Slot
 from pipeline.clean.journal import Journal
 from pipeline.clean.processes import tree_of
-from pipeline.prepare.device import compute_mode, nvml, refusals
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.device import compute_mode, refusals
+from pipeline.prepare.mig import division, existing, partitions, profiles
 from pipeline.prepare.mig.control import Control
 from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
 from pipeline.prepare.mig.state import GpuInstance, MigState, processes_on
+
+_EXISTING = "existing"
+"""`scenario.layout`: the instances that are there are used, none is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +66,22 @@ class Mig:
         profiles: Sequence[str] | None = None,
         size_profile: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         program: str | None = None,
+        layout: str | None = None,
     ) -> None:
+        if layout not in (None, _EXISTING):
+            raise ConfigError(f"scenario.layout={layout}: existing, or nothing for instances that are made")
+        self._uses_existing = layout == _EXISTING
         self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
         self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
         self._program = program
 
     def check(self, group: Group) -> None:
         self._check_request(group)
-        if group.device.details:  # else it was not read: what it can do is not known before it is
+        if not group.device.details:  # it was not read: what it can do is not known before it is
+            return
+        if self._uses_existing:
+            self._existing(group)
+        else:
             self._layout(group)
 
     def _check_request(self, group: Group) -> None:
@@ -81,9 +91,15 @@ class Mig:
                 f"{what} needs an NVIDIA GPU with MIG, not {device.name}: choose another scenario, or rehearse on a "
                 "simulated GPU"
             )
+        if device.parent is not None:
+            raise ConfigError(
+                f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
+                f"scenario=serial, naive and mps run on it; for all MIG devices of its GPU: gpu.device={device.parent} "
+                "scenario=mig scenario.layout=existing"
+            )
         compute_mode.refuse(group, "cannot use it: no compute mode but the default is possible under MIG")
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
-        if group.gpu.admin is None:
+        if group.gpu.admin is None and not self._uses_existing:
             raise ConfigError(
                 f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "
                 "allows it to root, gpu.admin=[sudo,-n] to others"
@@ -94,7 +110,7 @@ class Mig:
             )
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        if not group.device.details:
+        if not group.device.details or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
         used = sum(instance.profile.compute_slices for instance in self._layout_on(gpu, group).instances)
@@ -103,20 +119,16 @@ class Mig:
         return (f"{gpu.compute_slices - used} of {gpu.compute_slices} compute slices of {gpu.name} are unused",)
 
     def privileged(self, group: Group) -> Commands:
+        if self._uses_existing:
+            return Commands()
         device = group.device
         control = Control.found(self._programs(group), device.uuid)
         made = self._layout(group).in_creation_order if device.details else ()
-        instances = Commands(
-            do=tuple(control.creation(each.profile.profile_id, each.start) for each in made),
-            undo=(control.destruction("<GI>", "<CI>"), control.destruction("<GI>")) * len(made),
-        )
-        if device.mig_enabled:
-            return instances
-        return Commands(do=(control.mode(is_on=True),), undo=(control.mode(is_on=False),)).around(instances)
+        return division.commands(control, made, is_on=bool(device.mig_enabled))
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        with self.divided(device, group) as places:
+        with nullcontext(self._existing(group)) if self._uses_existing else self.divided(device, group) as places:
             environ = refusals.without_mps(scratch)
             slots = tuple(dataclasses.replace(place, environ=environ) for place in places)
             yield MigSlots(slots=slots, jobs=group.jobs, device=device)
@@ -136,15 +148,22 @@ class Mig:
         programs = self._programs(group)
         control = Control.found(programs, device.uuid)
         before = control.read()
-        _refuse_what_is_not_ours(device, before)
+        division.refuse_what_is_not_ours(device, before)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as last, UndoStack() as stack:
             last.callback(_compare, control, before)
-            if not before.is_on:
-                stack.enter_context(journal.undoing("mig_mode", **control.recorded()))
-                control.switch_on()
-            made = _make(control, layout, journal, stack)
+            made = division.divide(control, before, layout, journal, stack)
             yield _places(control, made, layout)
+
+    def _existing(self, group: Group) -> tuple[Slot, ...]:
+        """The MIG devices that are there, as `divided` gives those that it makes."""
+        asked = partitions.requests(
+            self.sizes(group), profiles=self._profiles, profile=self._profile, size_profile=self._size_profile
+        )
+        found = existing.assigned(group.device, asked)
+        return tuple(
+            dataclasses.replace(Slot.on(each), facts=(("mig_profile", existing.profile_of(each)),)) for each in found
+        )
 
     def sizes(self, group: Group) -> Sequence[str | None]:
         """The mix letter for each instance, or `None`: here, an instance a job."""
@@ -165,49 +184,6 @@ class Mig:
             size_profile=self._size_profile,
         )
         return partitions.plan_layout(gpu, chosen)
-
-
-def _refuse_what_is_not_ours(device: Device, state: MigState) -> None:
-    which = f"{device.name} ({device.uuid})"
-    if not state.is_settled:
-        wanted, there = ("on", "off") if state.is_pending_on else ("off", "on")
-        raise SharingError(
-            f"MIG mode of {which} is {there} and waits to be switched {wanted} by a reset, which somebody else asked "
-            f"for; an administrator can reset it: nvidia-smi -i {device.uuid} --gpu-reset"
-        )
-    if state.instances:
-        ids = ", ".join(str(instance.gi_id) for instance in state.instances)
-        raise SharingError(
-            f"{which} has the GPU instances {ids}, which this run did not make: choose another GPU with gpu.device, or "
-            "let their owner destroy them; those of an earlier run that was killed: python -m pipeline.gpu clean"
-        )
-    if clients := nvml.staying_processes(device.uuid, lambda process: True):
-        listed = ", ".join(map(str, clients))
-        raise SharingError(
-            f"{which} cannot be divided while it is in use by {listed}: end them, gpu.tolerate does not help here; or "
-            "choose another GPU with gpu.device"
-        )
-
-
-def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
-    """Make the instances, larger first, each in the journal before it is made; gives them in the order of the jobs."""
-    made: dict[int, GpuInstance] = {}
-    for instance in layout.in_creation_order:
-        place = {"profile_id": instance.profile.profile_id, "start": instance.start}
-        step = stack.enter_context(journal.undoing("mig_instance", **control.recorded(), **place, boot=boot_id()))
-        made[instance.job] = control.create(**place)
-        journal.amend(step, gi_id=made[instance.job].gi_id)
-    there = set(control.read().instances or ())
-    if there != set(made.values()):
-        raise SharingError(
-            f"{control.uuid} was divided into the instances {_listed(made.values())}, but NVML lists {_listed(there)}: "
-            "somebody else changes it at the same time"
-        )
-    return [made[job] for job in sorted(made)]
-
-
-def _listed(instances: Iterable[GpuInstance]) -> str:
-    return ", ".join(map(str, sorted(instances, key=lambda each: each.start))) or "none"
 
 
 def _places(control: Control, made: Sequence[GpuInstance], layout: Layout) -> tuple[Slot, ...]:
@@ -235,7 +211,7 @@ def _facts(instance: Instance) -> tuple[tuple[str, str], ...]:
 
 def _told(state: MigState) -> str:
     hidden = "instances that only administrators see"
-    instances = hidden if state.instances is None else f"instances {_listed(state.instances)}"
+    instances = hidden if state.instances is None else f"instances {division.listed(state.instances)}"
     pending = "" if state.is_on == state.is_pending_on else f", {_switched(state.is_pending_on)} after a reset"
     return f"MIG mode {_switched(state.is_on)}{pending}, {instances}, {len(state.devices)} MIG devices"
 

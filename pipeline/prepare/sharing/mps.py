@@ -49,6 +49,10 @@ class Mps:
         refusals.refuse_mig(group)
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
+        if gpu.exclusive_process and device.parent is not None:
+            raise ConfigError(
+                "gpu.exclusive_process is for a whole GPU: no compute mode but the default is possible under MIG"
+            )
         if gpu.exclusive_process and gpu.admin is None:
             raise ConfigError("gpu.exclusive_process changes a setting of the GPU, which gpu.admin=null forbids")
         for position in range(group.degree):
@@ -73,7 +77,7 @@ class Mps:
             if group.gpu.exclusive_process:
                 stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
             server = stack.enter_context(daemon(device.uuid, scratch / "mps", program, journal))
-            places = [Slot(visible_devices=device.uuid, gpu_uuid=device.uuid) for _ in group.jobs]
+            places = [Slot.on(device)] * group.degree
             with self.clients(places, [server] * group.degree, group) as slots:
                 yield slots
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,5 +46,5 @@ class Naive:
         if not device.is_gpu:
             yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs), device)
             return
-        slot = Slot(visible_devices=device.uuid, environ=refusals.without_mps(scratch), gpu_uuid=device.uuid)
+        slot = dataclasses.replace(Slot.on(device), environ=refusals.without_mps(scratch))
         yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)

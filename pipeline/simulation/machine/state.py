@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import mig_table
+from pipeline.base import mig_table, regular_files
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import read_process
 from pipeline.simulation.machine.codes import DriverError
@@ -165,7 +165,7 @@ class StateFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path = path.resolve()
         self._lock = self.path.with_name(self.path.name + ".lock")
 
     def read(self) -> State:
@@ -180,9 +180,10 @@ class StateFile:
         """What the file holds, the dead as well."""
         # Files are replaced as a whole, so a reader needs no lock.
         try:
-            return _from_json(self.path.read_text(encoding="utf-8"))
+            return _from_json(regular_files.read_text(self.path))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self.path} does not hold a simulated machine: {error!r}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{self.path} does not hold a simulated machine: {why}") from error
 
     @contextmanager
     def changing(self) -> Iterator[Cell]:

@@ -24,6 +24,15 @@ class MigCalls(Calls):
         fill(current, int(gpu.mig_current))
         fill(pending, int(gpu.mig_pending))
 
+    @answers("nvmlDeviceGetAttributes_v2")
+    def _attributes(self, handle: Any, found: Any) -> None:
+        gpu, instance, ci = self.mig_device(handle)
+        profile, target = queries.profile_of(gpu, instance), pointee(found)
+        part = queries.find_ci_profile(profile, ci.profile_id)
+        target.multiprocessorCount = known(part.num_multiprocessors)
+        target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, part.compute_slices
+        target.memorySizeMB = profile.capacity_mib
+
     @answers("nvmlDeviceGetGpuInstanceProfileInfo")
     def _profile_info(self, handle: Any, enum: Any, info: Any) -> None:
         _fill_profile(pointee(info), self._profile_of_enum(handle, number(enum)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -33,6 +34,16 @@ def test_a_second_orchestrator_is_refused_and_told_who_holds_the_device(tmp_path
         pytest.fail("two orchestrators on one device")
     with lease.hold(GPU, tmp_path):
         pass  # free again
+
+
+def test_mig_devices_of_a_gpu_are_held_side_by_side_and_the_gpu_by_nobody_meanwhile(tmp_path):
+    first, second = (dataclasses.replace(GPU, uuid=f"MIG-{number}", parent=GPU.uuid) for number in (1, 2))
+    with lease.hold(first, tmp_path), lease.hold(second, tmp_path):
+        for device in (GPU, first):
+            with pytest.raises(GpuBusyError), lease.hold(device, tmp_path):
+                pytest.fail("held twice")
+    with lease.hold(GPU, tmp_path), pytest.raises(GpuBusyError), lease.hold(first, tmp_path):
+        pytest.fail("a part of what is held")
 
 
 def test_a_killed_holder_leaves_no_lock_even_if_its_children_live(tmp_path):

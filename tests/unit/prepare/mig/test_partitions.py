@@ -263,3 +263,37 @@ def test_the_command_counts_double_memory_when_asked(capsys: pytest.CaptureFixtu
         assert lines[-1].startswith(f"{len(lines) - 2} combinations")
         counts.append(len(lines) - 2)
     assert counts == [12, 28]
+
+
+@pytest.mark.parametrize("name", ["a30_24gb", "a100_40gb", "rtxpro6000_96gb"])
+def test_instances_are_placed_around_those_that_stay_wherever_there_is_room(name: str) -> None:
+    """Every choice of what stays of an arrangement, against all arrangements of one profile more."""
+    gpu = profiles.load_model(name)
+    pool = partitions.slice_profiles(gpu)
+    every = {frozenset(placed) for placed in partitions._arrangements(gpu, pool)}
+    asked = 0
+    for placed in every:
+        for new in pool:
+            fits = {start for start in new.starts if (new, start) not in placed and placed | {(new, start)} in every}
+            layout = partitions.place(gpu, [new], tuple(placed))
+            assert (layout is not None) == bool(fits), (placed, new)
+            assert layout is None or layout.instances[0].start in fits
+            asked += layout is None
+    assert asked > 10
+    for placed in every:
+        for stays in itertools.chain.from_iterable(itertools.combinations(placed, n) for n in range(1, len(placed))):
+            rest = placed - set(stays)
+            layout = partitions.place(gpu, [profile for profile, _ in rest], tuple(stays))
+            assert layout is not None
+            assert partitions.why_misplaced(gpu, (*stays, *((i.profile, i.start) for i in layout.instances))) is None
+
+
+@pytest.mark.parametrize("name", ["a30_24gb", "a100_40gb", "rtxpro6000_96gb"])
+def test_instances_at_starts_are_legal_exactly_where_an_arrangement_has_them(name: str) -> None:
+    gpu = profiles.load_model(name)
+    pool = partitions.slice_profiles(gpu)
+    every = {frozenset(placed) for placed in partitions._arrangements(gpu, pool)}
+    options = [(profile, start) for profile in pool for start in range(gpu.memory_slices)]
+    for count in (1, 2, 3):
+        for chosen in itertools.combinations(options, count):
+            assert (partitions.why_misplaced(gpu, chosen) is None) == (frozenset(chosen) in every), chosen

@@ -18,11 +18,15 @@ import pytest
 from pipeline.base import host, mig_table
 from pipeline.base.errors import CollocationError, ConfigError, SharingError
 from pipeline.base.host import cpu_device
-from pipeline.base.records import Group, Job
+from pipeline.base.records import Commands, Device, Group, Job
+from pipeline.clean import held_folder
 from pipeline.clean.journal import replay
-from pipeline.prepare.device import nvml
+from pipeline.plan.schema import GpuConfig
+from pipeline.prepare.device import chosen, nvml
 from pipeline.prepare.mig import control
 from pipeline.prepare.sharing.mig import Mig, MigSlots
+from pipeline.prepare.sharing.mps import Mps
+from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
@@ -432,3 +436,71 @@ def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> N
         replay(h100.journal)
         assert late.poll() == 0
     assert h100.gpu.instances == ()
+
+
+@pytest.fixture
+def divided(a100: Machine) -> Machine:
+    """A GPU that somebody else divided into 3g, 2g and 1g."""
+    a100.driver.set_mig_mode(0, is_on=True)
+    for profile, start in ((9, 4), (14, 0), (19, 2)):
+        instance = a100.driver.create_gpu_instance(0, profile, start).id
+        a100.driver.create_compute_instance(0, instance, None)
+    device = nvml.list_devices()[0]
+    return dataclasses.replace(a100, device=device)
+
+
+def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The device of a study to which an allocation grants this one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
+    return chosen.find_device(GpuConfig())
+
+
+def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:
+    first = nvml.list_mig_devices(divided.device)[0]
+    device = granted(first.uuid, monkeypatch)
+    assert device.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+    assert (device.gpu_uuid, device.memory_mib) == (divided.device.uuid, 19968)
+    assert dict(device.details)["multiprocessors"] == "42"
+    before = divided.gpu
+    for sharing in (Naive(), Mps(program=divided.programs["nvidia-cuda-mps-control"])):
+        group = divided.group(None, None, device=device, admin=None)
+        sharing.check(group)
+        assert sharing.privileged(group) == Commands()
+        with (
+            held_folder.held(Path("/tmp"), "colloc-") as scratch,
+            sharing.prepare(device, group, scratch) as slots,
+        ):
+            for slot in slots.slots:
+                assert (slot.visible_devices, slot.gpu_uuid) == (device.uuid, divided.device.uuid)
+                assert (slot.gi_id, slot.ci_id) == (device.gi_id, 0)
+    assert divided.gpu == before
+
+
+def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, monkeypatch) -> None:
+    device = granted(nvml.list_mig_devices(divided.device)[1].uuid, monkeypatch)
+    for options in ({}, {"layout": "existing"}):
+        with pytest.raises(ConfigError, match=f"divides a whole GPU.* gpu.device={divided.device.uuid} scenario=mig"):
+            Mig(**options).check(divided.group(None, device=device))
+    exclusive = gpu_settings(lock_dir=divided.folder, exclusive_process=True)
+    with pytest.raises(ConfigError, match="exclusive_process is for a whole GPU"):
+        Mps().check(divided.group(None, device=device, gpu=exclusive))
+
+
+def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: Machine) -> None:
+    before = divided.gpu
+
+    def places(*sizes: str | None, **options: Any) -> list[str]:
+        with divided.shared(*sizes, admin=None, program="none", layout="existing", **options) as slots:
+            assert {slot.gpu_uuid for slot in slots.slots} == {divided.device.uuid}
+            assert len({slot.visible_devices for slot in slots.slots}) == len(sizes)
+            return [dict(slot.facts)["mig_profile"] for slot in slots.slots]
+
+    assert places(None, None) == ["3g.20gb", "2g.10gb"]
+    assert places("S", "L", "M") == ["1g.5gb", "3g.20gb", "2g.10gb"]
+    assert places(None, None, profiles=["2g", "1g.5gb"]) == ["2g.10gb", "1g.5gb"]
+    with pytest.raises(ConfigError, match=r"no MIG device of 2g is left for job 1 .* it has 3g.20gb, 2g.10gb, 1g.5gb"):
+        places(None, None, profile="2g")
+    with pytest.raises(ConfigError, match=r"no MIG device is left for job 3"):
+        places(None, None, None, None)
+    assert divided.gpu == before
+    assert not divided.journal.path.exists()

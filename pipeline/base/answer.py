@@ -1,4 +1,4 @@
-"""What a command about GPUs found."""
+"""What a command found that answers a question."""
 
 from __future__ import annotations
 

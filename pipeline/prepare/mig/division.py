@@ -1,0 +1,89 @@
+"""Divides a GPU into the instances of a layout, each change in the journal before it is made.
+
+What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipeline.base.errors import SharingError
+from pipeline.base.host import boot_id
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.records import Commands, Device
+from pipeline.clean.journal import Journal
+from pipeline.prepare.device import nvml
+from pipeline.prepare.mig.control import Control
+from pipeline.prepare.mig.partitions import Instance, Layout
+from pipeline.prepare.mig.state import GpuInstance, MigState
+
+
+def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
+    """Raise SharingError if a GPU is between two modes, divided already, or in use."""
+    which = f"{device.name} ({device.uuid})"
+    if not state.is_settled:
+        wanted, there = ("on", "off") if state.is_pending_on else ("off", "on")
+        raise SharingError(
+            f"MIG mode of {which} is {there} and waits to be switched {wanted} by a reset, which somebody else asked "
+            f"for; an administrator can reset it: nvidia-smi -i {device.uuid} --gpu-reset"
+        )
+    if state.instances:
+        ids = ", ".join(str(instance.gi_id) for instance in state.instances)
+        raise SharingError(
+            f"{which} has the GPU instances {ids}, which this run did not make: use them with scenario=mig "
+            "scenario.layout=existing, choose another GPU, or let their owner destroy them; those made by hand: "
+            "python -m pipeline.gpu destroy; those of an earlier run that was killed: python -m pipeline.gpu clean"
+        )
+    if clients := nvml.staying_processes(device.uuid, lambda process: True):
+        whom = ", ".join(map(str, clients))
+        raise SharingError(
+            f"{which} cannot be divided while it is in use by {whom}: end them, gpu.tolerate does not help here; or "
+            "choose another GPU"
+        )
+
+
+def commands(control: Control, instances: Sequence[Instance], *, is_on: bool) -> Commands:
+    """What `divide` runs on a GPU whose MIG mode is on or off, and what undoes it."""
+    made = Commands(
+        do=tuple(control.creation(each.profile.profile_id, each.start) for each in instances),
+        undo=(control.destruction("<GI>", "<CI>"), control.destruction("<GI>")) * len(instances),
+    )
+    if is_on:
+        return made
+    return Commands(do=(control.mode(is_on=True),), undo=(control.mode(is_on=False),)).around(made)
+
+
+def divide(control: Control, before: MigState, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
+    """Switch MIG mode on if it was off, and make the instances; the stack undoes what was done, also after an error.
+
+    Gives the instances in the order of the jobs.
+
+    Raises:
+        SharingError: it does not become what was asked for, or we have no permission.
+    """
+    if not before.is_on:
+        stack.enter_context(journal.undoing("mig_mode", **control.recorded()))
+        control.switch_on()
+    return _make(control, layout, journal, stack)
+
+
+def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
+    """Make the instances, larger first, each in the journal before it is made; gives them in the order of the jobs."""
+    made: dict[int, GpuInstance] = {}
+    for instance in layout.in_creation_order:
+        place = {"profile_id": instance.profile.profile_id, "start": instance.start}
+        step = stack.enter_context(journal.undoing("mig_instance", **control.recorded(), **place, boot=boot_id()))
+        made[instance.job] = control.create(**place)
+        journal.amend(step, gi_id=made[instance.job].gi_id)
+    there = set(control.read().instances or ())
+    if there != set(made.values()):
+        raise SharingError(
+            f"{control.uuid} was divided into the instances {listed(made.values())}, but NVML lists {listed(there)}: "
+            "somebody else changes it at the same time"
+        )
+    return [made[job] for job in sorted(made)]
+
+
+def listed(instances: Iterable[GpuInstance]) -> str:
+    """GPU instances in words, by their starts."""
+    return ", ".join(map(str, sorted(instances, key=lambda each: each.start))) or "none"

@@ -1,0 +1,301 @@
+"""`python -m pipeline.gpu create` and `destroy`: what is made stays, is used, and is all that is taken away again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.records import Device
+from pipeline.clean.journal import BY_HAND, Journal
+from pipeline.gpu.__main__ import main
+from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.mig import control as mig_control
+from pipeline.prepare.mig import existing
+from pipeline.simulation.install import installed
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.state import Fault
+from pipeline.simulation.mps.control import write_executable
+from tests import fast_programs, simulated
+
+PROFILE_2G = 14
+Ask = Callable[..., tuple[int, Any]]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Kept(simulated.Machine):
+    """A simulated machine on which commands are run: `run` gives exit status and text, `told` what JSON says."""
+
+    run: Ask
+
+    @property
+    def made(self) -> Journal:
+        return Journal(self.locks, self.gpu.uuid, suffix=BY_HAND)
+
+    def told(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json")[1])
+
+    def gpu_told(self) -> Any:
+        return self.told("status", "--gpu", "0")["gpus"][0]
+
+    def places(self) -> list[tuple[int, int]]:
+        """Profile id and start of each instance."""
+        return sorted((each.profile_id, each.start) for each in self.gpu.instances)
+
+    def foreign(self) -> int:
+        """An instance of two slices that somebody else makes; its id."""
+        made = self.driver.create_gpu_instance(0, PROFILE_2G, 4)
+        self.driver.create_compute_instance(0, made.id)
+        return made.id
+
+    def fail(self, function: str, code: int, **of: Any) -> None:
+        simulated.set_faults(self.file, Fault(function=function, code=code, **of))
+
+
+@pytest.fixture
+def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Kept:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+
+    def run(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        status = main([*arguments, "--machine", str(tmp_path / "machine.json"), "--lock-dir", str(locks)])
+        out, err = capsys.readouterr()
+        return status, out + err
+
+    def programs(_: object) -> dict[str, Path]:
+        return {name: Path(path) for name, path in kept.programs.items()}
+
+    kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run)
+    fast_programs.use_in(tmp_path / "bin", kept.file.path)
+    monkeypatch.setattr("pipeline.rehearsal.programs_beside", programs)
+    monkeypatch.setattr(nvml, "_STARTS_WITHIN_S", 0.05)
+    return kept
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def gpu_of(kept: Kept) -> Device:
+    with installed(kept.file.path):
+        return nvml.list_devices()[0]
+
+
+def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) -> None:
+    before = a100.gpu
+    made = a100.told("create", "1g,3g,2g")
+    assert [(each["profile"], each["start"]) for each in made["instances"]] == [
+        ("1g.5gb", 6),
+        ("3g.20gb", 0),
+        ("2g.10gb", 4),
+    ]
+    assert (made["has_switched_mode"], made["is_simulated"]) == (True, True)
+    assert not a100.journal.path.exists()
+    told = a100.gpu_told()
+    assert told["is_clean"]
+    assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [True] * 3
+    assert [each["kind"] for each in told["made_by_hand"]] == ["mig_mode", *["mig_instance"] * 3]
+    there = a100.gpu
+    assert a100.run("clean") == (0, "nothing to clean\n")
+    assert a100.gpu == there
+    uuids = [each["uuid"] for each in made["instances"]]
+    with installed(a100.file.path):
+        found = existing.assigned(gpu_of(a100), ["3g", "1g"])
+    assert [each.uuid for each in found] == [uuids[1], uuids[0]]
+    told = a100.told("destroy")
+    assert (told["undone"][-1], told["failed"]) == ("switch MIG mode off", [])
+    assert a100.gpu == before
+    assert not a100.made.path.exists()
+    status, text = a100.run("destroy")
+    assert (status, "nothing was made by hand" in text) == (0, True)
+
+
+def test_a_mode_that_was_on_stays_on(a100: Kept) -> None:
+    a100.driver.set_mig_mode(0, is_on=True)
+    before = a100.gpu
+    a100.run("create", "7g")
+    assert a100.run("destroy")[0] == 0
+    assert a100.gpu == before
+
+
+def test_a_dry_run_shows_the_commands_and_changes_nothing(a100: Kept) -> None:
+    before = a100.gpu
+    shown = a100.told("create", "3g,1g", "--dry-run", "--admin", "sudo,-n")["commands"]
+    assert [each[-2:] for each in shown] == [["-mig", "1"], ["9:0", "-C"], ["19:4", "-C"]]
+    assert all(each[:2] == ["sudo", "-n"] for each in shown)
+    assert (a100.gpu, list(a100.locks.iterdir())) == (before, [])
+    a100.run("create", "3g")
+    there = a100.gpu
+    steps = a100.told("destroy", "--dry-run")["would_undo"]
+    assert steps == ["destroy the GPU instance of profile 9 at slice 0", "switch MIG mode off"]
+    assert a100.gpu == there
+
+
+def test_a_model_only_shows(a100: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["create", "3g", "--gpu", "simulated_h100_80gb", "--lock-dir", str(a100.locks)]
+    assert main([*command, "--dry-run"]) == 0
+    assert "would run: nvidia-smi -i GPU-" in capsys.readouterr().out
+    assert main(command) == 2
+    assert "is a model: add --dry-run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [("3g,3g,1g", "9 memory slices, but there are 8. Nearest: ["), ("5g", "has no MIG profile '5g'"), ("", "''")],
+)
+def test_a_layout_that_is_not_legal_is_refused(a100: Kept, layout: str, why: str) -> None:
+    before = a100.gpu
+    status, text = a100.run("create", layout)
+    assert (status, why in text, text.count("\n"), a100.gpu) == (2, True, 1, before)
+
+
+def refused(kept: Kept, *arguments: str) -> str:
+    """What a command says that is refused in one line before it has touched anything, also when it is dry."""
+    before = kept.file.read(), kept.journal.path.exists(), kept.made.path.exists()
+    dry_status, dry = kept.run(*arguments, "--dry-run")
+    status, text = kept.run(*arguments)
+    assert (status, dry_status, text.count("\n")) == (2, 2, 1)
+    assert dry == text
+    assert (kept.file.read(), kept.journal.path.exists(), kept.made.path.exists()) == before
+    return text
+
+
+def test_who_holds_the_gpu_is_named_and_left_alone(a100: Kept, sleeper: int) -> None:
+    with lease.hold(gpu_of(a100), a100.locks):
+        assert f"held by {myself()}" in refused(a100, "create", "1g")
+    Clients(a100.file).hold(a100.gpu.uuid, sleeper, "train", 100)
+    assert f"in use by train (pid {sleeper})" in refused(a100, "create", "1g")
+
+
+def myself() -> str:
+    return str(lease.Holder(pid=os.getpid(), user=lease.host.user_name(), folder=str(Path.cwd())))
+
+
+def test_instances_of_others_are_never_touched(a100: Kept) -> None:
+    a100.driver.set_mig_mode(0, is_on=True)
+    gi_id = a100.foreign()
+    assert f"has the GPU instances {gi_id}, which this run did not make" in refused(a100, "create", "1g")
+    assert a100.run("destroy")[0] == 0
+    assert a100.places() == [(PROFILE_2G, 4)]
+    assert [each["is_made_by_hand"] for each in a100.gpu_told()["gpu_instances"]] == [False]
+
+
+def test_instances_that_came_later_keep_the_mode_until_they_are_gone(a100: Kept) -> None:
+    before = a100.gpu
+    a100.run("create", "3g")
+    gi_id = a100.foreign()
+    status, text = a100.run("destroy")
+    assert (status, a100.places()) == (1, [(PROFILE_2G, 4)])
+    assert "MIG mode of" in text
+    assert "destroy, for what was made by hand" in text
+    assert [step.kind for step in a100.made.steps()] == ["mig_mode"]
+    assert a100.gpu_told()["is_clean"]  # no study has to be refused for it
+    a100.driver.destroy_compute_instance(0, gi_id, 0)
+    a100.driver.destroy_gpu_instance(0, gi_id)
+    assert a100.run("destroy")[0] == 0
+    assert a100.gpu == before
+
+
+def test_instances_in_use_are_not_taken(a100: Kept, sleeper: int) -> None:
+    (made,) = a100.told("create", "3g")["instances"]
+    Clients(a100.file).hold(made["uuid"], sleeper, "train", 100)
+    assert f"{made['uuid']} of NVIDIA A100" in (text := refused(a100, "destroy"))
+    assert f"in use by train (pid {sleeper})" in text
+    with lease.hold(gpu_of(a100), a100.locks):
+        assert "which is held by" in refused(a100, "destroy")
+
+
+def test_a_second_layout_needs_the_first_to_go(a100: Kept) -> None:
+    a100.run("create", "3g")
+    first = f"python -m pipeline.gpu destroy --machine {a100.file.path} --lock-dir {a100.locks}, or use"
+    assert f"was divided by hand before (2 steps to undo): first {first}" in refused(a100, "create", "1g")
+
+
+def test_what_another_user_made_by_hand_is_named_and_left(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    a100.run("create", "3g")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 4242)
+        assert "was divided by hand by user" in refused(a100, "create", "1g")
+        assert "was divided by hand by user" in refused(a100, "destroy")
+        assert a100.gpu_told()["made_by_hand_by_others"]
+    assert a100.places() == [(9, 0)]
+
+
+def test_after_a_restart_nothing_of_it_is_taken_for_ours(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    a100.driver.set_mig_mode(0, is_on=True)
+    a100.run("create", "3g")
+    for module in ("pipeline.gpu.status", "pipeline.prepare.mig.control"):
+        monkeypatch.setattr(f"{module}.boot_id", lambda: "another")
+    told = a100.gpu_told()
+    assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [False]
+    assert "(gone with a restart of the machine)" in told["made_by_hand"][0]["undoing"]
+    assert a100.run("destroy")[0] == 0
+    assert a100.places() == [(9, 0)]
+
+
+def test_without_permission_it_is_said_how_to_name_an_administrator(a100: Kept) -> None:
+    before = a100.gpu
+    a100.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION)
+    status, text = a100.run("create", "3g")
+    assert (status, a100.gpu, a100.journal.steps()) == (1, before, ())
+    assert "no permission for `" in text
+    assert "--admin sudo,-n" in text
+
+
+def test_the_administrator_of_create_destroys_and_lists_what_only_such_a_one_sees(
+    a100: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, program = a100.gpu, Path(a100.programs["nvidia-smi"])
+    real = program.rename(program.with_name("real"))
+    write_executable(program, f'[ "$IS_ADMIN" ] || {{ echo Insufficient Permissions; exit 4; }}; exec {real}')
+    write_executable(a100.folder / "become", "export IS_ADMIN=1; exec")
+    monkeypatch.setenv("PATH", f"{a100.folder}:{os.environ['PATH']}")
+    a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
+    assert a100.run("create", "3g")[0] == 1
+    assert a100.run("create", "3g", "--admin", "become")[0] == 0
+    assert a100.run("destroy")[0] == 0
+    assert a100.gpu == before
+
+
+def test_half_a_layout_is_taken_back(a100: Kept) -> None:
+    before = a100.gpu
+    a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
+    status, text = a100.run("create", "3g,2g")
+    assert (status, a100.gpu, a100.journal.steps()) == (1, before, ())
+    assert "There is no room for it" in text
+    assert not a100.made.path.exists()
+
+
+def test_what_cannot_be_taken_back_is_said_and_done_by_the_next_start(
+    a100: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mig_control, "_RETRY_LIMIT_S", 0.0)
+    before = a100.gpu
+    create, destroy = (
+        Fault(function=name, code=code, skip=1, times=None)
+        for name, code in (
+            ("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES),
+            ("nvmlGpuInstanceDestroy", codes.IN_USE),
+        )
+    )
+    simulated.set_faults(a100.file, create, dataclasses.replace(destroy, skip=0))
+    status, text = a100.run("create", "3g,2g")
+    assert status == 1
+    assert "while cleaning up: SharingError: destroying the MIG instance" in text
+    assert [step.kind for step in a100.journal.steps()] == ["mig_mode", "mig_instance"]
+    simulated.set_faults(a100.file)
+    assert a100.run("create", "2g")[0] == 0  # which undoes that first
+    assert a100.places() == [(PROFILE_2G, 0)]
+    a100.run("destroy")
+    assert a100.gpu == before
