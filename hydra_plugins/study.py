@@ -6,7 +6,8 @@ one knowing how long is left. An experiment file may give `hydra.sweeper.blocks`
 with the grid of the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
 command line: so `+rehearse=tiny` makes small what any experiment asks for, with workloads of the same kinds in the
 places of its own (`hydra.sweeper.stand_ins`, `pipeline/plan/stand_ins.py`). `hydra/launcher=gpus` and `slurm` hand out
-the units of the study to workers. Launchers of others make every job a study of its own.
+the units of the study to workers, and `beside` measures what work on other GPUs costs. Launchers of others make every
+job a study of its own.
 """
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
@@ -158,6 +159,16 @@ class GpusLauncher(StudyLauncher):
         return study.execute(configs, is_sweep=True, engine=partial(gpus.run, wanted=self.devices))
 
 
+class BesideLauncher(GpusLauncher):
+    """Measures each unit of a study on one GPU of this host alone, and while the others work."""
+
+    def execute(self, configs: Sequence[DictConfig]) -> int:
+        from pipeline import study
+        from pipeline.scale import beside
+
+        return study.execute(configs, is_sweep=True, engine=partial(beside.run, wanted=self.devices))
+
+
 class SlurmLauncher(StudyLauncher):
     """Hands out the units of a study to the tasks of a Slurm job array."""
 
@@ -207,6 +218,13 @@ class GpusLauncherConf:
     devices: Any = "all"
 
 
+@dataclass
+class BesideLauncherConf(GpusLauncherConf):
+    """`hydra.launcher` with `hydra/launcher=beside`; `devices` has first the GPU that is measured."""
+
+    _target_: str = "hydra_plugins.study.BesideLauncher"
+
+
 @dataclass(kw_only=True)
 class SlurmLauncherConf(SlurmOptions):
     """`hydra.launcher` with `hydra/launcher=slurm`."""
@@ -218,4 +236,5 @@ class SlurmLauncherConf(SlurmOptions):
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="study", node=LauncherConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="gpus", node=GpusLauncherConf, provider="collocation")
+ConfigStore.instance().store(group="hydra/launcher", name="beside", node=BesideLauncherConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="collocation")

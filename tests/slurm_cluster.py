@@ -1,4 +1,4 @@
-"""A Slurm cluster of one node on loopback, with simulated GPUs to grant, in processes of its own. Needs root."""
+"""A Slurm cluster on loopback, a node a GPU, each in processes of its own; the GPUs are simulated ones. Needs root."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+import psutil
+
+from tests.tracking_cases import wait_for
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 _PLACES = "/usr/sbin:/usr/bin"
@@ -17,18 +21,18 @@ _CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={control_port}
-SlurmdPort={node_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 StateSaveLocation={folder}/control
-SlurmdSpoolDir={folder}/node
+SlurmdSpoolDir={folder}/%n
+SlurmdTimeout=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -43,9 +47,11 @@ SelectTypeParameters=CR_Core
 GresTypes=gpu
 MailProg=/bin/true
 KillWait=15
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
-PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP
+{nodes}
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} Gres=gpu:1 State=UNKNOWN"
+_LIMIT_S = 60.0
 
 
 def missing() -> str:
@@ -56,53 +62,142 @@ def missing() -> str:
     return f"{', '.join(absent)}: not installed (Debian: slurmctld slurmd slurm-client munge)" if absent else ""
 
 
-@contextmanager
-def cluster(folder: Path, gpus: int, limit_s: float = 60) -> Iterator[Mapping[str, str]]:
-    """Run the daemons in a folder with a short path; gives the variables by which Slurm's commands find them."""
-    host = socket.gethostname().partition(".")[0]
-    for name in ("control", "node", "dev"):
-        (folder / name).mkdir()
-    devices = [folder / f"dev/nvidia{number}" for number in range(gpus)]
-    for device in devices:
-        os.mknod(device, 0o20666, os.makedev(1, 3))  # each a /dev/null
-    key, conf = folder / "munge.key", folder / "slurm.conf"
-    key.write_bytes(os.urandom(64))
-    key.chmod(0o600)
-    ports = dict(zip(("control_port", "node_port"), _free_ports(2), strict=True))
-    conf.write_text(_CONF.format(folder=folder, host=host, cpus=os.cpu_count(), gpus=gpus, **ports))
-    (folder / "gres.conf").write_text(
-        f"AutoDetect=off\nNodeName={host} Name=gpu File={folder}/dev/nvidia[0-{gpus - 1}]\n"
-    )
-    environ = {"SLURM_CONF": str(conf), "PATH": f"{_PLACES}:{os.environ['PATH']}"}
-    munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]
-    munged += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
-    with ExitStack() as stack:
-        for argv in (munged, ["slurmctld", "-D"], ["slurmd", "-D", "-N", host]):
-            log = stack.enter_context((folder / f"{argv[0]}.out").open("wb"))
-            daemon = subprocess.Popen(argv, env=os.environ | environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            stack.callback(_end, daemon)
-        deadline = time.monotonic() + limit_s
-        while "idle" not in _state(environ):
-            assert time.monotonic() < deadline, (folder / "slurmctld.log").read_text()[-2000:]
-            time.sleep(0.1)
-        yield environ
+class Cluster:
+    """The daemons of a cluster whose configuration lies in a folder.
 
+    Attributes:
+        environ: the variables by which Slurm's commands find it.
+        nodes: their names, each with the GPU of its position.
+    """
 
-def _state(environ: Mapping[str, str]) -> str:
-    command = ["sinfo", "--noheader", "--format=%T"]
-    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False).stdout
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+        self.environ = {"SLURM_CONF": f"{folder}/slurm.conf", "PATH": f"{_PLACES}:{os.environ['PATH']}"}
+        self.nodes, self._folder = nodes, folder
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
+    def start(self) -> None:
+        """Start all that does not run, take nodes into service again, and wait until each takes jobs."""
+        files = (f"--{name}-file={self._folder}/munge.{name}" for name in ("key", "pid", "log", "seed"))
+        self._start("munged", "--foreground", "--force", f"--socket={self._folder}/munge.socket", *files)
+        self._start("slurmctld", "-D")
+        for node in self.nodes:
+            self._start("slurmd", "-D", "-N", node, name=node)
+        wait_for(self._is_in_service, _LIMIT_S)
 
-def _end(daemon: subprocess.Popen[bytes]) -> None:
-    daemon.terminate()
-    try:
-        daemon.wait(20)
-    except subprocess.TimeoutExpired:
+    def kill(self, node: str, *, is_with_jobs: bool = False) -> None:
+        """Kill the slurmd of a node: alone, and its jobs run on, or with all that they started."""
+        daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait()
+        if is_with_jobs:
+            members = [process for process in psutil.process_iter() if self._is_of(process, node)]
+            steps = [process.parent() for process in members]
+            for process in [*filter(_is_step, steps), *members]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    def restart_control(self) -> None:
+        """End slurmctld and start it again."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.terminate()
+        daemon.wait(30)
+        self._start("slurmctld", "-D")
+
+    def give_up(self) -> None:
+        """Take all nodes for dead: as Slurm does half a minute after a slurmd was killed, if not told before."""
+        self.tell("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=down", "reason=test")
+
+    def end(self) -> None:
+        """End all daemons."""
+        for daemon in reversed(self._daemons.values()):
+            daemon.terminate()
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def ask(self, *command: str) -> str:
+        """What a command of Slurm says; empty if it fails."""
+        argv = [shutil.which(command[0], path=_PLACES) or command[0], *command[1:]]
+        done = subprocess.run(argv, env=os.environ | self.environ, capture_output=True, text=True, check=False)
+        return done.stdout if done.returncode == 0 else ""
+
+    def tell(self, *command: str) -> None:
+        """Run a command of Slurm that must not fail."""
+        subprocess.run(command, env=os.environ | self.environ, check=True)
+
+    def states(self) -> set[str]:
+        """Of the nodes; `down*` of one that does not answer."""
+        return set(self.ask("sinfo", "--noheader", "--Node", "--format=%T").split())
+
+    def _is_in_service(self) -> bool:
+        """Whether each node takes jobs; asks for those that do not. One that returns by itself is not resumed."""
+        states = self.states()
+        if any(state.startswith("down") for state in states):
+            self.ask("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume")
+        time.sleep(0.1)
+        return bool(states) and states <= {"idle", "mixed", "allocated"}
+
+    def _is_of(self, process: psutil.Process, node: str) -> bool:
+        """Whether a job on a node started it."""
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            return False
+        return (environ.get("SLURMD_NODENAME"), environ.get("SLURM_CONF")) == (node, self.environ["SLURM_CONF"])
+
+    def _start(self, program: str, *arguments: str, name: str = "") -> None:
+        if (name or program) in self._daemons:
+            return
+        with (self._folder / f"{name or program}.out").open("ab") as log:
+            self._daemons[name or program] = subprocess.Popen(
+                [program, *arguments],
+                env=os.environ | self.environ,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
-def _free_ports(number: int) -> list[int]:
+def _is_step(process: psutil.Process | None) -> bool:
+    try:
+        return process is not None and process.cmdline()[0].startswith("slurmstepd:")
+    except (psutil.Error, IndexError):
+        return False
+
+
+@contextmanager
+def cluster(folder: Path, gpus: int) -> Iterator[Cluster]:
+    """Run a cluster in a folder with a short path."""
+    names = [f"n{number}" for number in range(gpus)]
+    for name in ("control", "dev", *names):
+        (folder / name).mkdir()
+    for number in range(gpus):
+        os.mknod(folder / f"dev/nvidia{number}", 0o20666, os.makedev(1, 3))  # each a /dev/null
+    (folder / "munge.key").write_bytes(os.urandom(64))
+    (folder / "munge.key").chmod(0o600)
+    host = socket.gethostname().partition(".")[0]
+    control_port, *ports = free_ports(1 + gpus)
+    nodes = "\n".join(
+        _NODE.format(name=name, host=host, port=port, cpus=os.cpu_count())
+        for name, port in zip(names, ports, strict=True)
+    )
+    conf = _CONF.format(folder=folder, host=host, control_port=control_port, nodes=nodes)
+    (folder / "slurm.conf").write_text(conf)
+    gres = [f"NodeName={name} Name=gpu File={folder}/dev/nvidia{number}" for number, name in enumerate(names)]
+    (folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gres, ""]))
+    found = Cluster(folder, names)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.end()
+
+
+def free_ports(number: int) -> list[int]:
+    """So many different ports of loopback that nobody listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:

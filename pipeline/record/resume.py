@@ -17,8 +17,8 @@ def remaining(
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """The groups to run, and the rows of those that need not be.
 
-    A block is compared within itself, so it must come from one GPU and one boot of the machine: a block that was
-    begun before a reboot, or on another GPU, begins again; a block that is complete stays.
+    A unit is compared within itself, so it must come from one GPU and one boot of the machine: one that was begun
+    before a reboot, or on another GPU, begins again; one that is complete stays.
 
     Args:
         plan: the whole study.
@@ -41,15 +41,15 @@ def remaining(
         key = each.program_digest if accept_environment else each.digest
         if each.result.is_finding and key is not None:
             found.setdefault(key, {})[each.gpu_uuid, each.boot_id] = each
-    blocks: dict[tuple[int, str], list[str]] = {}
+    units: dict[tuple[int, str], list[str]] = {}
     for group in plan.groups:
-        blocks.setdefault((group.block, group.device.uuid), []).append(keys[group.digest])
+        units.setdefault((group.unit, group.device.uuid), []).append(keys[group.digest])
     done: dict[str, FinishedGroup] = {}
-    for (_, gpu_uuid), members in blocks.items():
+    for (_, gpu_uuid), members in units.items():
         here = (gpu_uuid, boot_id)
         origins = {origin for key in members for origin in found.get(key, {})}
         in_order = sorted(origins, key=lambda origin: (origin != here, repr(origin)))
-        # A complete block of any origin counts; of an incomplete one, only what was found here and since the boot.
+        # A complete unit of any origin counts; of an incomplete one, only what was found here and since the boot.
         complete = (origin for origin in in_order if all(origin in found.get(key, {}) for key in members))
         origin = next(complete, here)
         done |= {key: found[key][origin] for key in members if origin in found.get(key, {})}

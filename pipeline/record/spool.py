@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.base import layout, locks, secrets
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Group, Interpreter, Slot, Spec, Window, WindowKind
+from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Spec, Window, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.words import without_secrets
 from pipeline.clean import leftovers
@@ -213,6 +213,8 @@ def _new_record(
     common: dict[str, str] = {
         Tag.STUDY: study,
         Tag.BLOCK: str(group.block),
+        Tag.PLAN_UNIT: str(group.unit),
+        **({Tag.CASE: str(group.case)} if group.case else {}),
         Tag.SCENARIO: group.scenario,
         Tag.GPU_UUID: group.device.uuid,
         Tag.DEVICE: group.device.name,
@@ -255,7 +257,8 @@ def _new_record(
                 Tag.WORKLOAD_DIGEST: job.workload.digest,
                 Tag.PROGRAM_DIGEST: job.workload.program_digest,
             }
-            | ({Tag.SIZE: job.size} if job.size else {}),
+            | ({Tag.SIZE: job.size} if job.size else {})
+            | ({Tag.NEIGHBOUR: "true"} if job.is_neighbour else {}),
             index=job.index,
             gi_id=None,
             is_gpu=group.device.is_gpu,
@@ -276,8 +279,9 @@ def _ui_columns(facts: Mapping[str, str]) -> dict[str, str]:
 def _group_params(group: Group) -> dict[str, str]:
     params = {
         "scenario": group.scenario,
-        "degree": str(group.degree),
-        "jobs": "+".join(job.size or job.workload.name for job in group.jobs),
+        "degree": str(len(group.measured)),
+        "jobs": "+".join(job.size or job.workload.name for job in group.measured),
+        **({NEIGHBOURS: group.settings[NEIGHBOURS]} if group.has_neighbours else {}),
         **_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),
@@ -291,7 +295,7 @@ def _group_params(group: Group) -> dict[str, str]:
             if value is not None
         },
     }
-    shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.jobs))
+    shared = set(group.jobs[0].workload.params).intersection(*(job.workload.params for job in group.measured))
     return params | {key: value for key, value in shared if key not in params}
 
 

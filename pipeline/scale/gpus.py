@@ -16,11 +16,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline import outcome, study
-from pipeline.base import interrupts, layout, words
+from pipeline.base import factory, interrupts, layout, words
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import Interrupted, UndoStack
+from pipeline.base.protocols import Exporter
 from pipeline.base.records import Device
 from pipeline.base.words import counted
 from pipeline.plan import units
@@ -38,24 +40,33 @@ class Worker:
     """A run.py on one GPU.
 
     Attributes:
+        what: it runs, in words.
+        unit: that it was given; 0 for none.
+        has_begun: whether it has announced a group.
+        is_quiet: what it says is not passed on; `said_last` is the end of it.
         pending: of each of its outputs, what is no whole line yet.
         num_open: outputs that it has not closed.
     """
 
     device: Device
-    unit: int
+    what: str
     process: subprocess.Popen[bytes]
+    unit: int = 0
+    has_begun: bool = False
+    is_quiet: bool = False
+    said_last: str = ""
     pending: dict[str, bytes] = field(default_factory=dict)
     num_open: int = 2
 
     @property
     def name(self) -> str:
-        return f"GPU {self.device.index} unit {self.unit}"
+        return f"GPU {self.device.index} {self.what}"
 
 
 def run(asked: Asked, stack: UndoStack, wanted: str | Sequence[str]) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
-    devices = _free(asked, wanted)
+    devices = free(asked, wanted)
+    refuse_taken_ports(asked, devices)
     stamp = time.strftime("%Y%m%dT%H%M%S")
     for config in asked.configs:
         config.gpu.device, config.gpu.beside = devices[0].uuid, len(devices) - 1
@@ -78,7 +89,7 @@ def run(asked: Asked, stack: UndoStack, wanted: str | Sequence[str]) -> int:
     return max(fleet.worst, 0 if is_whole else 1)
 
 
-def _free(asked: Asked, wanted: str | Sequence[str]) -> list[Device]:
+def free(asked: Asked, wanted: str | Sequence[str]) -> list[Device]:
     """The GPUs that are wanted, of one model and free: of `all` those that are, else it is an error if one is not."""
     config = asked.config.gpu
     if config.kind is GpuKind.cpu:
@@ -143,11 +154,28 @@ def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     return ""
 
 
+def ports_of(exporter: Any, devices: Sequence[Device]) -> Mapping[str, int]:
+    """By UUID, the port of each GPU's exporter: from the one that was given on; empty if it takes none."""
+    first = getattr(exporter, "port", None)
+    return {} if first is None else {device.uuid: first + position for position, device in enumerate(devices)}
+
+
+def refuse_taken_ports(asked: Asked, devices: Sequence[Device]) -> None:
+    """Refuse by a ConfigError exporters of which a worker's could not listen; a dry run tries none."""
+    config = asked.config.exporter
+    for port in ports_of(config, devices).values():
+        spec = factory.spec_of(dataclasses.replace(config, port=port), without=frozenset({"name"}))
+        exporter: Exporter = factory.instance(spec)
+        if not asked.config.dry_run:
+            with exporter.serving():
+                """It could; the worker will."""
+
+
 class Fleet:
     """Workers on some GPUs, and the units that wait for one."""
 
     def __init__(self, asked: Asked, devices: Sequence[Device], waiting: deque[int]) -> None:
-        self.asked, self.waiting = asked, waiting
+        self.asked, self.devices, self.waiting = asked, devices, waiting
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
         self.idle = deque(devices[: len(waiting)])
         self.worst = 0
@@ -158,7 +186,7 @@ class Fleet:
         """Until no unit is left, or no GPU to run one on. After a signal the workers get it, and are waited for."""
         with selectors.DefaultSelector() as selector:
             try:
-                while self._start_more(selector):
+                while self.start_more(selector):
                     self._listen(selector)
             except Interrupted as interrupted:
                 with interrupts.held():
@@ -168,42 +196,58 @@ class Fleet:
                         self._listen(selector)
                 raise
 
-    def _start_more(self, selector: selectors.BaseSelector) -> bool:
+    def start_more(self, selector: selectors.BaseSelector) -> bool:
         """Give each idle GPU a unit; whether any worker runs."""
         while self.waiting and self.idle:
-            left_s = self._time_left_s()
-            if left_s is not None and left_s <= 0:
-                limit_s, num_left = self.asked.config.time_limit_s, counted(len(self.waiting), "unit")
-                words.say(f"time_limit_s={limit_s:g} is over: {num_left} left")
+            if self.is_late(len(self.waiting)):
                 self.waiting.clear()
-                self.worst = max(self.worst, 1)
                 break
             with interrupts.held():
-                worker = self._start(self.idle.popleft(), self.waiting.popleft(), left_s)
-                self.workers.append(worker)
-                outcome.has_started = True
-                for name in ("stdout", "stderr"):
-                    pipe = getattr(worker.process, name)
-                    selector.register(os.dup(pipe.fileno()), selectors.EVENT_READ, (worker, name))
-                    pipe.close()
+                device, unit = self.idle.popleft(), self.waiting.popleft()
+                config = self.asked.config
+                decided = {"unit": unit, "gpu.beside": config.gpu.beside, "plan_file": config.plan_file}
+                self.start(device, f"unit {unit}", decided | self.in_the_time_left(), selector).unit = unit
         return bool(self.workers)
+
+    def is_late(self, num_left: int) -> bool:
+        """Whether the time limit of the study is over; if so, says that so many units are left."""
+        limit_s, left_s = self.asked.config.time_limit_s, self._time_left_s()
+        if left_s is None or left_s > 0:
+            return False
+        words.say(f"time_limit_s={limit_s:g} is over: {counted(num_left, 'unit')} left")
+        self.worst = max(self.worst, 1)
+        return True
+
+    def in_the_time_left(self) -> dict[str, object]:
+        """What is decided for each worker that measures."""
+        left_s = self._time_left_s()
+        limit = {} if left_s is None else {"time_limit_s": f"{left_s:.1f}"}
+        return {"resume": self.asked.config.resume, **limit}
 
     def _time_left_s(self) -> float | None:
         limit_s = self.asked.config.time_limit_s
         return None if limit_s is None else limit_s - (time.monotonic() - self.begin_s)
 
-    def _start(self, device: Device, unit: int, left_s: float | None) -> Worker:
-        decided = {"unit": unit, "gpu.device": device.uuid, "gpu.beside": self.asked.config.gpu.beside}
-        decided |= {"resume": self.asked.config.resume, "plan_file": self.asked.config.plan_file}
-        if left_s is not None:
-            decided["time_limit_s"] = f"{left_s:.1f}"
-        argv = workers.command(outcome.command_line(), decided)
+    def start(
+        self, device: Device, what: str, decided: Mapping[str, object], selector: selectors.BaseSelector
+    ) -> Worker:
+        """Start a worker on a GPU, with these keys decided for it."""
+        ports = ports_of(self.asked.config.exporter, self.devices)
+        port = {"exporter.port": ports[device.uuid]} if ports else {}
+        argv = workers.command(outcome.command_line(), {**decided, **port, "gpu.device": device.uuid})
         with cpus.of_children(self.cpus[device.uuid]):
             process = subprocess.Popen(
                 [sys.executable, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C comes from here alone
             )  # fmt: skip
-        return Worker(device=device, unit=unit, process=process)
+        worker = Worker(device=device, what=what, process=process)
+        self.workers.append(worker)
+        outcome.has_started = True
+        for name in ("stdout", "stderr"):
+            pipe = getattr(worker.process, name)
+            selector.register(os.dup(pipe.fileno()), selectors.EVENT_READ, (worker, name))
+            pipe.close()
+        return worker
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
         """Pass on what the workers say, and take note of those that end."""
@@ -220,12 +264,12 @@ class Fleet:
                     os.close(key.fd)
                     worker.num_open -= 1
                     if worker.num_open == 0:
-                        self._ended(worker)
+                        status = worker.process.wait()
+                        self.workers.remove(worker)
+                        self.ended(worker, 128 - status if status < 0 else status)
 
-    def _ended(self, worker: Worker) -> None:
-        status = worker.process.wait()
-        self.workers.remove(worker)
-        status = 128 - status if status < 0 else status
+    def ended(self, worker: Worker, status: int) -> None:
+        """Take note of how a worker ended; its GPU gets the next unit."""
         words.say(f"{worker.name} | ended with exit status {status}")
         if status == _REFUSED:
             words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
@@ -238,4 +282,7 @@ class Fleet:
 def _relay(worker: Worker, name: str, line: bytes) -> None:
     """What a worker says while it runs; its tables are those of one unit and stay unsaid."""
     if name == "stderr":
-        words.say(f"{worker.name} | {line.decode(errors='replace')}")
+        worker.has_begun |= line.startswith(b"[")
+        worker.said_last = line.decode(errors="replace")
+        if not worker.is_quiet:
+            words.say(f"{worker.name} | {worker.said_last}")

@@ -22,9 +22,12 @@ from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
 from pipeline.base.interrupts import UndoStack
-from pipeline.base.records import Resume
+from pipeline.base.records import Device, Resume
 from pipeline.base.words import counted
-from pipeline.plan import user_command
+from pipeline.plan import schema, user_command
+from pipeline.plan.inventory import take
+from pipeline.plan.plan import build_plan
+from pipeline.plan.schema import UnitOf
 from pipeline.record import provenance
 from pipeline.record.store.overview import DONE, Overview, overview
 from pipeline.scale import workers
@@ -54,19 +57,24 @@ exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_
 def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     """Submit the units of a study; with `wait`, the exit status says whether each of them has its rows."""
     workers.refuse_what_is_decided(asked.configs, "slurm")
+    if (exporter := asked.config.exporter.name) != schema.NO_EXPORTER:
+        raise ConfigError(
+            f"hydra/launcher=slurm: tasks on one host would take the same port for exporter={exporter}; leave it out"
+        )
     uri, experiment = asked.config.tracking.uri, asked.config.tracking.experiment
     if uri is None:
         raise ConfigError(
             "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
             "machine; add tracking=server tracking.uri=http://HOST:PORT"
         )
-    all_units = range(1, max(config.repeats for config in asked.configs) + 1)
+    all_units = range(1, _num_units(asked) + 1)
     done = _done(uri, experiment) if asked.config.resume != Resume.NO else set[int]()
     units = [unit for unit in all_units if unit not in done]
     folder = Path(options.folder).absolute()
     script = script_of(options, units, asked.config.resume, asked.config.time_limit_s, folder)
     if asked.config.dry_run:
-        sys.stdout.write(f"{script}{counted(len(units), 'unit')}, a block each; the plan is made where the GPU is\n")
+        what = asked.config.unit_of.name
+        sys.stdout.write(f"{script}{counted(len(units), 'unit')}, a {what} each; the plan is made where the GPU is\n")
         return 0
     if not units:
         words.say(f"resume: all of {counted(len(all_units), 'unit')} are done")
@@ -127,6 +135,14 @@ def script_of(options: SlurmOptions, units: Sequence[int], resume: str, limit_s:
         before=shlex.join(before),
         after=shlex.join(theirs),
     )
+
+
+def _num_units(asked: Asked) -> int:
+    """How many units the study has; where the command is typed there may be no GPU."""
+    if asked.config.unit_of is UnitOf.block:
+        return max(config.repeats for config in asked.configs)
+    somewhere = Device(kind="nvidia", uuid="unknown", name="unknown")
+    return len(build_plan(asked.configs, take(asked.configs, lambda _: somewhere), is_sweep=True).unit_sizes)
 
 
 def _one_line(key: str, value: object) -> str:

@@ -25,7 +25,7 @@ _INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm"
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """The words of a command line, with what is decided in the place of what was typed."""
     ours, theirs = user_command.divided(typed)
-    kept = [word for word in ours if not _is_decided(word)]
+    kept = [word for word in ours if not _is_decided(word) and _key_of(word) not in decided]
     return [*kept, *(f"{key}={value}" for key, value in decided.items()), *theirs]
 
 
@@ -44,5 +44,9 @@ def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:
 
 
 def _is_decided(word: str) -> bool:
-    key = word.partition("=")[0].lstrip("+~")
+    key = _key_of(word)
     return "=" in word and any(key == each or key.startswith(f"{each}.") for each in _DECIDED)
+
+
+def _key_of(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
+from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows
 from tests import forks
 from tests.run_cases import SHORT, TOY
@@ -83,6 +84,22 @@ def test_a_worker_with_another_plan_is_refused(start, tmp_path):
     assert "measure another plan: its options differ" in err
 
 
+def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path):
+    process = start("hydra/launcher=beside", "repeats=1", "window.seconds=0.5")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert re.findall(r"^the GPU .*:$", out, re.MULTILINE) == ["the GPU alone:", "the GPU in company of 1 GPU:"]
+    found = rows.read([tmp_path / "mlruns"], "collocation")
+    assert found.num_planned == len(found.rows) == 4
+    assert len({row.gpu_uuid for row in found.rows}) == len(found.blocks) == 1
+    assert [(kept.mode, kept.beside, kept.num_blocks) for kept in other_gpus.kept(found)] == [
+        ("serial", 1, 1),
+        ("naive", 1, 1),
+    ]
+    (company,) = {row.gpu_uuid for row in rows.read([tmp_path / "mlruns"], "collocation_company").rows}
+    assert company != found.rows[0].gpu_uuid
+
+
 def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
     process = start("hydra/launcher=gpus", "window.seconds=60")
     waiting = {1, 2}
@@ -106,6 +123,10 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
         (["hydra.launcher.devices=[2]"], "hydra.launcher.devices='2' matches 0 GPUs"),
         (["gpu.device=1"], "gpu.device=1 and hydra/launcher=gpus both say where to run"),
         (["unit=1"], "unit and hydra/launcher=gpus exclude each other"),
+        (
+            ["hydra/launcher=beside", "hydra.launcher.devices=[1]"],
+            "while others work, and here is one free",
+        ),
         (["gpu.machine=null"], "needs a machine that all workers see: gpu.machine=FILE"),
     ],
 )

@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.record.store.overview import overview
+from pipeline.record.store.overview import RUNNING, overview
+from pipeline.report.read import rows
+from pipeline.simulation.machine.state import StateFile
 from tests import forks, slurm_cluster
 from tests.mlflow_server import start_server
-from tests.run_cases import SHORT, TOY
+from tests.run_cases import SHORT, TOY, groups
+from tests.servers import refuse_or_skip
 from tests.tracking_cases import wait_for
 
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]", *MACHINE]
 
-pytestmark = pytest.mark.skipif(bool(why := slurm_cluster.missing()), reason=why)
+pytestmark = refuse_or_skip(slurm_cluster.missing())
 
 
 @pytest.fixture(scope="module")
@@ -38,68 +42,137 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slurm():
-    """The variables of a cluster with two GPUs."""
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm_cluster.cluster(Path(folder), gpus=2) as environ:
-        yield environ
+    """A cluster of two nodes."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm_cluster.cluster(Path(folder), gpus=2) as found:
+        yield found
 
 
 @pytest.fixture
 def start(tmp_path, server, slurm):
     """Start a study on the cluster."""
+    # The nodes are one host with one GPU a node, and each calls its own the first.
+    setup = ["hydra.launcher.setup=['export CUDA_VISIBLE_DEVICES=`echo $SLURMD_NODENAME | tr -d n`']"]
 
     def begin(*arguments):
         tracking = ["tracking=server", f"tracking.uri={server}", f"tracking.experiment={tmp_path.name}"]
         launcher = ["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", f"hydra.launcher.folder={tmp_path}/slurm"]
-        argv = [PROJECT_DIR / "run.py", *STUDY, f"gpu.lock_dir={tmp_path}", *tracking, *launcher, *arguments]
-        return forks.start(*argv, cwd=tmp_path, env=os.environ | slurm)
+        argv = [PROJECT_DIR / "run.py", *STUDY, f"gpu.lock_dir={tmp_path}", *tracking, *launcher, *setup, *arguments]
+        return forks.start(*argv, cwd=tmp_path, env=os.environ | slurm.environ)
 
     return begin
 
 
-def said(process, words):
-    """The first line of a study that says this."""
-    return next(line for line in process.stderr if re.search(words, line))
+class Array:
+    """The job array of a study that was started."""
+
+    def __init__(self, process, slurm, folder, server):
+        said = next(found for line in process.stderr if (found := re.match(r"submitted .* as job array (\d+)", line)))
+        self.job, self.slurm, self.folder, self.server = said[1], slurm, folder, server
+
+    def log_of(self, unit):
+        path = self.folder / f"slurm/{self.job}_{unit}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_until_measured(self, *units):
+        """Until the server has a group of each task that runs."""
+
+        def are_measured():
+            begun = [bool(re.search(r"^\[1/2\]", self.log_of(unit), re.MULTILINE)) for unit in units]
+            time.sleep(0.2)
+            return all(begun) and all(self.overview().units[unit - 1].state == RUNNING for unit in units)
+
+        wait_for(are_measured, 120)
+
+    def overview(self):
+        return overview(self.server, self.folder.name)
+
+    def state_of(self, unit):
+        return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
+
+    def node_of(self, unit):
+        return self.slurm.ask("squeue", "--noheader", "--format=%N", f"--jobs={self.job}_{unit}").strip()
+
+    def start_now(self, *units):
+        """Once tasks are requeued: they may begin after two minutes only, if nobody says otherwise."""
+        wait_for(lambda: all(self.state_of(unit) == "PENDING" for unit in units), 120)
+        for unit in units:
+            self.update(unit, "starttime=now")
+
+    def update(self, unit, change):
+        self.slurm.tell("scontrol", "update", f"jobid={self.job}_{unit}", change)
 
 
 @pytest.mark.slow
-def test_a_task_that_is_cancelled_is_run_again_and_one_that_is_requeued_goes_on(start, tmp_path, server, slurm):
+def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp_path, server, slurm):
     process = start()
-    job = re.search(r"job array (\d+)", said(process, "^submitted 3 units of 3 as job array"))[1]
-    # Of a simulated GPU, what a task was granted is all that tells it which one to take.
-    logs = [tmp_path / f"slurm/{job}_{unit}.log" for unit in (1, 2)]
-    wait_for(lambda: all(log.exists() and re.search(r"^\[1/2\]", log.read_text(), re.MULTILINE) for log in logs), 60)
-    for command in (["scancel", f"{job}_2"], ["scontrol", "requeue", f"{job}_1"]):
-        subprocess.run(command, env=os.environ | slurm, check=True)
-    # A requeued task may begin after two minutes only, if nobody says otherwise.
-    wait_for(lambda: "PENDING" in state_of(f"{job}_1", slurm), 60)
-    subprocess.run(["scontrol", "update", f"jobid={job}_1", "starttime=now"], env=os.environ | slurm, check=True)
-    _, err = process.communicate(timeout=150)
+    array = Array(process, slurm, tmp_path, server)
+    array.wait_until_measured(1, 2)
+    slurm.tell("scancel", f"{array.job}_2")
+    slurm.tell("scontrol", "requeue", f"{array.job}_1")
+    array.start_now(1)
+    array.wait_until_measured(3)
+    # As Slurm does before a time limit, which it looks at every half minute only.
+    slurm.tell("scancel", "--batch", "--signal=TERM", f"{array.job}_3")
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    found = overview(server, tmp_path.name)
-    assert [unit.state for unit in found.units if unit.number != 2] == ["done"] * 2
-    assert found.units[1].state != "done", logs[1].read_text()
+    found = array.overview()
+    assert [unit.state == "done" for unit in found.units] == [True, False, False], err
+    assert found.units[2].results["interrupted"] == 1, array.log_of(3)
     process = start("resume=true")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "submitted 1 unit of 3" in err
-    found = overview(server, tmp_path.name)
+    assert "submitted 2 units of 3" in err
+    found = array.overview()
     assert [dict(unit.results) for unit in found.units] == [{"ok": 2}] * 3
     assert len({unit.gpu for unit in found.units}) == 2
-    assert '"processes": []' in (tmp_path / "machine.json").read_text()
+    assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
+
+
+@pytest.mark.exhaustive
+def test_a_group_that_the_time_limit_does_not_hold_is_given_up_before_it(start, tmp_path, server, slurm):
+    limits = ["hydra.launcher.timeout_min=60", "hydra.launcher.signal_delay_s=20"]
+    process = start("repeats=1", "window.seconds=80", *limits)
+    array = Array(process, slurm, tmp_path, server)
+    array.wait_until_measured(1)
+    array.update(1, "endtime=now+70")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
+    (unit,) = array.overview().units
+    assert unit.results == {"interrupted": 1}, array.log_of(1)
+    assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
+
+
+@pytest.mark.slow
+def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_once(start, tmp_path, server, slurm):
+    process = start("repeats=2")
+    array = Array(process, slurm, tmp_path, server)
+    array.wait_until_measured(1, 2)
+    dead, seeming = array.node_of(1), array.node_of(2)
+    slurm.kill(dead, is_with_jobs=True)
+    slurm.kill(seeming)
+    slurm.give_up()
+    slurm.restart_control()
+    # What runs on a node that nobody believes in ends its unit.
+    wait_for(lambda: "2 groups in " in array.log_of(2), 120)
+    assert array.overview().units[1].state == "done"
+    slurm.start()
+    array.start_now(1, 2)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "closed as interrupted: " in array.log_of(1)
+    found = array.overview()
+    assert [dict(unit.results) for unit in found.units] == [{"ok": 2}] * 2
+    study = rows.read([server], tmp_path.name)
+    assert [(block.num_groups, block.num_missing) for block in study.blocks] == [(2, 0)] * 2
+    assert study.num_planned == len(study.rows) == 4
+    assert not [run for run, _ in groups(MlflowClient(server), tmp_path.name) if run.info.status == "RUNNING"]
+    assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
 def test_what_slurm_refuses_is_said_in_its_words_and_nothing_is_submitted(start, slurm):
+    before = slurm.ask("squeue", "--noheader")
     process = start("hydra.launcher.partition=nowhere")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2, err
     assert re.search("^error: Slurm refused the job array: .*invalid partition", err, re.MULTILINE), err
-    listed = subprocess.run(
-        ["squeue", "--noheader"], env=os.environ | slurm, capture_output=True, text=True, check=True
-    )
-    assert listed.stdout == ""
-
-
-def state_of(job, slurm):
-    """What `squeue` says of a task."""
-    argv = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
-    return subprocess.run(argv, env=os.environ | slurm, capture_output=True, text=True, check=False).stdout
+    assert slurm.ask("squeue", "--noheader") == before

@@ -15,7 +15,7 @@ def close_unit(store: Store, experiment: str, plan: str, unit: int) -> list[str]
 
     An attempt that lives on after all, on a host that only seemed to be dead, ends its run itself later.
     """
-    return _close(store, experiment, {"plan": plan, "block": str(unit)}, silent_s=0)
+    return _close(store, experiment, {"plan": plan, "plan_unit": str(unit)}, silent_s=0)
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:

@@ -13,13 +13,14 @@ from typing import Any
 from pipeline.base import layout, words
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result
-from pipeline.base.tags import GROUP, facts_of
 from pipeline.record import group_folder
-from pipeline.record.store import results
+from pipeline.record.store import told
 from pipeline.record.store.local import is_server
+from pipeline.record.store.told import Told
 
 DONE, RUNNING, INCOMPLETE, NOT_BEGUN = "done", "running", "incomplete", "not begun"
 _STATES = (DONE, RUNNING, INCOMPLETE, NOT_BEGUN)
+_FACTS = ("plan", "plan_units", "plan_unit", "digest", "result", "gpu_uuid", "boot_id", "host", "command_line")
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
 
 
@@ -96,18 +97,17 @@ def overview(where: Path | str, experiment: str) -> Overview:
     Raises:
         TrackingError: there is no such store or experiment, or no group of it says how many units its plan has.
     """
-    runs = [(run, facts_of(run.data.tags)) for run in results.find_runs(where, experiment, GROUP)]
-    planned = [(run, facts) for run, facts in runs if "plan_units" in facts]
+    planned = [run for run in told.groups(where, experiment, _FACTS) if "plan_units" in run.facts]
     if not planned:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
-    newest = planned[-1][1]
-    of_plan = [(run, facts) for run, facts in planned if facts["plan"] == newest["plan"]]
+    newest = planned[-1].facts
+    of_plan = [run for run in planned if run.facts["plan"] == newest["plan"]]
     by_unit = defaultdict(list)
-    for run, facts in of_plan:
-        by_unit[int(facts["block"])].append((run, facts))
+    for run in of_plan:
+        by_unit[int(run.facts["plan_unit"])].append(run)
     sizes = sizes_of(newest["plan_units"])
     units = [_unit(number, size, by_unit[number]) for number, size in enumerate(sizes, start=1)]
-    took = [run.info.end_time - run.info.start_time for run, facts in of_plan if facts.get("result") == Result.OK]
+    took = [run.end_ms - run.start_ms for run in of_plan if run.end_ms and run.facts.get("result") == Result.OK]
     num_left = sum(unit.num_groups - sum(unit.results.values()) for unit in units if unit.state != DONE)
     at_work = max(1, sum(unit.state == RUNNING for unit in units))
     seconds_left = fmean(took) / 1000 * num_left / at_work if took else None
@@ -136,10 +136,10 @@ def sizes_of(text: str) -> list[int]:
     return [int(size) for size, times in parts for _ in range(int(times))]
 
 
-def _unit(number: int, size: int, runs: Sequence[tuple[Any, Mapping[str, str]]]) -> Unit:
-    attempts: dict[tuple[str | None, str | None], list[tuple[Any, Mapping[str, str]]]] = defaultdict(list)
-    for run, facts in runs:
-        attempts[facts.get("gpu_uuid"), facts.get("boot_id")].append((run, facts))
+def _unit(number: int, size: int, runs: Sequence[Told]) -> Unit:
+    attempts: dict[tuple[str | None, str | None], list[Told]] = defaultdict(list)
+    for run in runs:
+        attempts[run.facts.get("gpu_uuid"), run.facts.get("boot_id")].append(run)
     if not attempts:
         return Unit(number=number, state=NOT_BEGUN, num_groups=size, results={})
     ended = {origin: _endings(members) for origin, members in attempts.items()}
@@ -148,8 +148,8 @@ def _unit(number: int, size: int, runs: Sequence[tuple[Any, Mapping[str, str]]])
         return _num_findings(ended[origin]), _last_ms(attempts[origin])
 
     best = max(attempts, key=rank)
-    newest = attempts[best][-1][1]
-    running = [run.info.run_name for run, _ in attempts[best] if run.info.status == "RUNNING"]
+    newest = attempts[best][-1].facts
+    running = [run.name for run in attempts[best] if run.status == "RUNNING"]
     state = DONE if _num_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
     return Unit(
         number=number,
@@ -163,12 +163,12 @@ def _unit(number: int, size: int, runs: Sequence[tuple[Any, Mapping[str, str]]])
     )
 
 
-def _endings(members: Sequence[tuple[Any, Mapping[str, str]]]) -> dict[str, str]:
+def _endings(members: Sequence[Told]) -> dict[str, str]:
     """The result of each group, by digest: of several runs a finding, else the newest."""
     found: dict[str, str] = {}
-    for run, facts in members:
-        result, digest = facts.get("result", ""), facts.get("digest", "")
-        if run.info.status != "RUNNING" and result in set(Result):
+    for run in members:
+        result, digest = run.facts.get("result", ""), run.facts.get("digest", "")
+        if run.status != "RUNNING" and result in set(Result):
             is_settled = digest in found and Result(found[digest]).is_finding
             if not is_settled or Result(result).is_finding:
                 found[digest] = result
@@ -179,8 +179,8 @@ def _num_findings(ended: Mapping[str, str]) -> int:
     return sum(Result(result).is_finding for result in ended.values())
 
 
-def _last_ms(members: Sequence[tuple[Any, Mapping[str, str]]]) -> int:
-    return max(int(run.info.end_time or run.info.start_time) for run, _ in members)
+def _last_ms(members: Sequence[Told]) -> int:
+    return max(run.end_ms or run.start_ms for run in members)
 
 
 def _line(unit: Unit, now_s: float) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
     if not folder.exists():
         return None
     with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
+        if not folder.exists():
+            return None
         record = group_folder.read(folder)
         store = opened(record.uri)
         unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]

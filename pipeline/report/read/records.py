@@ -1,4 +1,4 @@
-"""What a report reads of an experiment, as records."""
+"""What a report reads of an experiment, as records. The jobs of a row are those that are measured: no neighbours."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import units
-from pipeline.base.modes import SERIAL, Mode
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.modes import PROFILE, SERIAL, Mode
+from pipeline.base.records import BESIDE, NEIGHBOURS, Result, WindowKind
 from pipeline.report.read.labels import Called
 
 
@@ -110,6 +110,25 @@ class Row:
     @property
     def degree(self) -> int:
         return len(self.jobs)
+
+    @property
+    def neighbours(self) -> str:
+        """What ran beside its jobs, in words; empty if nothing did."""
+        return dict(self.settings).get(NEIGHBOURS, "")
+
+    @property
+    def multiprocessors(self) -> int | None:
+        """Of the GPU instance of its first job, or else of the device; `None` if it is not known."""
+        if self.sharing.placed_by == PROFILE:
+            told = self.jobs[0].place.get("mig_multiprocessors", "") if self.jobs else ""
+        else:
+            told = self.facts.get("multiprocessors", "")
+        return int(told) if told.isdigit() else None
+
+    @property
+    def beside(self) -> str:
+        """How many other GPUs of the host worked; empty if none did."""
+        return dict(self.settings).get(BESIDE, "")
 
     @property
     def is_mix(self) -> bool:

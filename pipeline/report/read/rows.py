@@ -16,7 +16,7 @@ from pipeline.base.modes import mode_of
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, facts_of
 from pipeline.record.store import results
-from pipeline.report.read import naming, selection
+from pipeline.report.read import hosts, naming, selection
 from pipeline.report.read.records import JobRow, Row, Study
 
 FACTS = {
@@ -53,7 +53,7 @@ FACTS = {
 """What tags say of a whole study, and its jobs of their software (`job_`), by name: in words, in a reader's order."""
 
 
-def read(stores: Sequence[Path | str], experiment: str) -> Study:
+def read(stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = True) -> Study:
     """The study in an experiment: of each group and block the newest finding, of each block one GPU and one boot.
 
     The stores, folders or URIs of servers, are such as those of several machines.
@@ -71,7 +71,7 @@ def read(stores: Sequence[Path | str], experiment: str) -> Study:
                 "one is a copy of the other, and its blocks would count twice; name one of them"
             )
         held[row.run_id] = row.store
-    return study_of(experiment, *found)
+    return study_of(experiment, *found, pools_hosts=pools_hosts)
 
 
 def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
@@ -90,11 +90,12 @@ def _identity(groups: Iterable[Any]) -> Tag:
     return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
 
 
-def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
+def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = True) -> Study:
     """The study that the rows of each store make; `None` stands for a run that never got a result.
 
     Each store has blocks of its own: those of the second follow those of the first. Units of one plan are blocks of
-    one study, in whatever stores they are.
+    one study, in whatever stores they are. Blocks of hosts that differ are repeats of each other only if these are
+    pooled.
     """
     rows: list[Row] = []
     num_without_result, num_blocks = 0, 0
@@ -117,7 +118,8 @@ def study_of(experiment: str, *found: Iterable[Row | None]) -> Study:
         rows += mine
     chosen, not_chosen = selection.choose(rows)
     left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
-    named = naming.named([row for _, members in chosen for row in members])
+    members = [row for _, here in chosen for row in here]
+    named = naming.named(members if pools_hosts else hosts.apart(members))
     return Study(
         experiment=experiment,
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
@@ -137,7 +139,8 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) ->
     is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
     if not is_over or not children:
         return None
-    jobs = tuple(sorted((_job(child, identity) for child in children), key=lambda job: job.index))
+    measured = (child for child in children if Tag.NEIGHBOUR not in child.data.tags)
+    jobs = tuple(sorted((_job(child, identity) for child in measured), key=lambda job: job.index))
     scenario = params.get("scenario", "")
     try:
         planned = json.loads(facts["planned"])

@@ -17,16 +17,17 @@ _UNKNOWN = "not recorded"
 def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[str, int]]:
     """The rows of the newest plan of each part, one a group and block, by block; how many do not count, by reason."""
     left_out: Counter[str] = Counter()
-    members: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
-    expected: dict[tuple[str, int], set[str]] = defaultdict(set)
+    # Of a plan whose units are cases, each case is as a study of its own.
+    members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
+    expected: dict[tuple[str, int, str], set[str]] = defaultdict(set)
     for number, part in enumerate(parts(of_the_newest_plans(_unprofiled(rows, left_out), left_out))):
         for row in reversed(part):
-            device = row.settings[0][1]
-            members[row.block, device, number].append(row)
-            expected[device, number].add(row.key)
+            device, case = row.settings[0][1], row.facts.get("case", "")
+            members[row.block, device, number, case].append(row)
+            expected[device, number, case].add(row.key)
     blocks: dict[tuple[int, str], dict[_Boot, _Piece]] = defaultdict(dict)
-    for (block, device, number), found in sorted(members.items()):
-        wanted = expected[device, number]
+    for (block, device, number, case), found in sorted(members.items()):
+        wanted = expected[device, number, case]
         boot, kept = _of_one_boot(found, wanted, left_out)
         # Parts that ran on one GPU since the same boot stand beside each other in one block.
         piece = blocks[block, device].setdefault(boot, _Piece([], set()))
@@ -99,17 +100,17 @@ def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row
     A plan of other programs is none of theirs, newer or not. A baseline stays with what is compared with it.
     """
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
-    plans: dict[frozenset[object], str] = {}
-    settings: dict[frozenset[object], set[_Settings]] = defaultdict(set)
+    plans: dict[_Compared, str] = {}
+    settings: dict[_Compared, set[_Settings]] = defaultdict(set)
     for row in newest_first:
-        if plans.setdefault(_programs(row), row.plan) == row.plan:
-            settings[_programs(row)].add(row.settings)
-    current = [row for row in newest_first if row.settings in settings[_programs(row)]]
+        if plans.setdefault(_compared(row), row.plan) == row.plan:
+            settings[_compared(row)].add(row.settings)
+    current = [row for row in newest_first if row.settings in settings[_compared(row)]]
     compared = {(identity, row.plan, row.settings) for row in current for identity in _programs(row)}
     programs = _newest_programs(newest_first)
     kept = []
     for row in newest_first:
-        newest = settings[_programs(row)]
+        newest = settings[_compared(row)]
         its_own = {(identity, row.plan, row.settings) for identity in _programs(row)}
         if row.settings not in newest and not (row.is_sequential and its_own <= compared):
             left_out[f"older plan: {_difference(row, newest)}"] += 1
@@ -118,6 +119,14 @@ def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row
         else:
             kept.append(row)
     return kept
+
+
+_Compared = tuple[frozenset[object], str, str]
+
+
+def _compared(row: Row) -> _Compared:
+    """What the newest plan of decides on settings: programs, alone and in company, which are compared."""
+    return _programs(row), row.beside, row.neighbours
 
 
 def _programs(row: Row) -> frozenset[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -60,6 +61,12 @@ def test_what_differs_is_said(worker, tmp_path, change, words):
         inventory = dataclasses.replace(inventory, interpreters={spec: other})
     with pytest.raises(ConfigError, match=f"measure another plan: .*{words}"):
         agree(path, plan, inventory)
+
+
+def test_a_pipe_is_not_waited_for(worker, tmp_path):
+    os.mkfifo(tmp_path / "plan.json")
+    with pytest.raises(ConfigError, match=r"plan\.json cannot be used \(.*not a regular file.*\)"):
+        agree(tmp_path / "plan.json", *worker())
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "null"])

@@ -21,7 +21,7 @@ def store(root):
     store = open_store(root)
     experiment_id = store.experiment_id("e")
     for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
-        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.BLOCK: str(unit)}
+        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.PLAN_UNIT: str(unit)}
         run = store.client.create_run(experiment_id, start_time=1000 + number, tags=tags, run_name=name)
         tags = {Tag.ROLE: "job", Tag.PARENT_RUN: run.info.run_id}
         job = store.client.create_run(experiment_id, tags=tags, run_name=f"job of {name}")

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.base.errors import TrackingError
-from pipeline.record.store import overview
+from pipeline.record.store import overview, told
+from pipeline.record.store.local import open_store
+from pipeline.record.store.told import Told
 
 NOW_S = 1000.0
+pytest_plugins = ["tests.tracking_fixtures"]
 
 
-def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Any:
+def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told:
     """A group's run that took 10 s; of one without a result, it runs still."""
-    told = {"block": unit, "digest": digest, "plan": "p2", "plan_units": "2x2,1x1", "gpu_uuid": f"GPU-{unit}"}
-    told |= (
+    given = {"plan_unit": unit, "digest": digest, "plan": "p2", "plan_units": "2x2,1x1", "gpu_uuid": f"GPU-{unit}"}
+    given |= (
         {"boot_id": "b", "host": "h1", "command_line": "run.py"}
         | facts
         | ({} if result is None else {"result": result})
     )
-    info = SimpleNamespace(
-        run_name=digest, status="RUNNING" if result is None else "FINISHED",
-        start_time=900_000, end_time=None if result is None else 910_000,
-    )  # fmt: skip
-    tags = {f"collocation.{name}": str(value) for name, value in told.items()}
-    return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags))
+    return Told(
+        name=digest,
+        status="RUNNING" if result is None else "FINISHED",
+        start_ms=900_000,
+        end_ms=None if result is None else 910_000,
+        facts={name: str(value) for name, value in given.items()},
+    )
 
 
 @pytest.fixture
 def seen(monkeypatch, tmp_path):
     """The overview of these runs."""
 
-    def look(*runs: Any) -> overview.Overview:
-        monkeypatch.setattr(overview.results, "find_runs", lambda *_: list(runs))
+    def look(*runs: Told) -> overview.Overview:
+        monkeypatch.setattr(overview.told, "groups", lambda *_: list(runs))
         return overview.overview(tmp_path, "e")
 
     return look
@@ -73,3 +76,29 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:
     with pytest.raises(TrackingError, match="says what was planned"):
         seen()
+
+
+def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -> None:
+    store = open_store(root)
+    experiment = store.experiment_id("e")
+    for number, role in enumerate(("group", "job", "group"), start=1):
+        tags = {"collocation.role": role, "collocation.plan": "p", "collocation.result": "ok", "other": "x"}
+        made = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)
+        if number == 1:
+            store.client.set_terminated(made.info.run_id, end_time=9)
+    deleted = store.client.create_run(experiment, tags={"collocation.role": "group"})
+    store.client.delete_run(deleted.info.run_id)
+    names = ("plan", "result")
+
+    def read() -> list[tuple[object, ...]]:
+        found = told.groups(root, "e", names)
+        return [(g.name, g.status, g.start_ms, g.end_ms, *(g.facts.get(name) for name in names)) for g in found]
+
+    with monkeypatch.context() as without:
+        without.setattr(told.results, "find_runs", None)
+        directly = read()
+    assert directly == [("r1", "FINISHED", 1, 9, "p", "ok"), ("r3", "RUNNING", 3, None, "p", "ok")]
+    monkeypatch.setattr(told, "_read", lambda *_: [])
+    assert read() == directly
+    with pytest.raises(TrackingError, match="no experiment 'f'"):
+        told.groups(root, "f", names)

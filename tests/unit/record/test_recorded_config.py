@@ -61,6 +61,12 @@ def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refus
         config_of(recorded(OmegaConf.to_yaml(values)))
 
 
+@pytest.mark.parametrize("text", ["degree: [", "[]", "\x00", "a: &a [*a]", "degree: !!python/object:os.system {}"])
+def test_a_damaged_configuration_is_refused_in_words(text):
+    with pytest.raises(ConfigError, match=r"the artifact config\.yaml of run r is damaged"):
+        config_of(recorded(text))
+
+
 @pytest.mark.parametrize(
     ("target", "absent"),
     [("somewhere.else.Env", []), ("venv.VenvEnv", ["env.python"]), ("conda.CondaEnv", ["env.tool"])],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ class KilledAt:
             return result
 
         return call
+
+
+def test_a_folder_that_another_process_sends_meanwhile_is_not_sent_again(root: Path, monkeypatch) -> None:
+    store, folder = open_store(root), make_spool(root, record((child(0),)))
+
+    @contextlib.contextmanager
+    def held(path: Path) -> Iterator[None]:
+        path.parent.rename(path.parent.with_name("sent"))  # by who had the lock that was waited for
+        yield
+
+    monkeypatch.setattr(upload.locks, "held", held)
+    assert upload.send(lambda uri: store, folder, series_points=100) is None
+    assert not runs_of(store.client)
 
 
 def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Path) -> None:

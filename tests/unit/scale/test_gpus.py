@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pipeline.scale import cpus, workers
+from pipeline.base.errors import ConfigError
+from pipeline.scale import cpus, gpus, workers
 from tests.conftest import GPU
 
 
@@ -16,10 +20,54 @@ def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
     typed = ["run.py", "-m", "degree=1,2", "hydra/launcher=gpus", "+hydra.launcher.devices=[0,1]", "resume=true"]
     typed += ["gpu.count=2", "time_limit_s=9", "--", "train.py", "unit=1", "--resume=true"]
     decided = {"unit": 3, "gpu.device": "GPU-1", "resume": "true"}
+    assert "degree=5" not in workers.command(["run.py", "degree=5"], {"degree": 1})
     assert workers.command(typed, decided) == [
         *("run.py", "-m", "degree=1,2", "gpu.count=2", "unit=3", "gpu.device=GPU-1", "resume=true"),
         *("--", "train.py", "unit=1", "--resume=true"),
     ]
+
+
+@dataclasses.dataclass
+class Taking:
+    """An exporter of which some ports are taken."""
+
+    name: str
+    port: int
+    _target_: str = f"{__name__}.Listening"
+
+
+class Listening:
+    TAKEN = 9003
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        if self.port == self.TAKEN:
+            raise ConfigError(f"{self.port} is taken")
+        yield
+
+
+def test_each_gpu_has_a_port_of_its_own_and_one_that_is_taken_is_refused() -> None:
+    devices = [dataclasses.replace(GPU, uuid=f"GPU-{number}") for number in range(3)]
+
+    def ports(exporter: object, dry_run: bool = False) -> Mapping[str, int]:
+        config = SimpleNamespace(exporter=exporter, dry_run=dry_run)
+        gpus.refuse_taken_ports(SimpleNamespace(config=config), devices)  # type: ignore[arg-type]
+        return gpus.ports_of(exporter, devices)
+
+    assert ports(SimpleNamespace(name="none")) == {}
+    assert ports(Taking("x", 9000)) == {"GPU-0": 9000, "GPU-1": 9001, "GPU-2": 9002}
+    assert ports(Taking("x", 9002), dry_run=True)["GPU-1"] == 9003
+    with pytest.raises(ConfigError, match="9003 is taken"):
+        ports(Taking("x", 9001))
+
+
+def test_what_only_some_launchers_decide_is_otherwise_as_it_was_typed() -> None:
+    typed = ["run.py", "exporter=prometheus", "exporter.port=9500"]
+    assert workers.command(typed, {"unit": 1}) == [*typed, "unit=1"]
+    assert workers.command(typed, {"exporter.port": 9501}) == ["run.py", "exporter=prometheus", "exporter.port=9501"]
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("0-2,8,10-11\n", {0, 1, 2, 8, 10, 11}), ("", set())])

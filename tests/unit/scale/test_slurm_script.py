@@ -12,6 +12,7 @@ import pytest
 from pipeline import outcome
 from pipeline.base.command import Completed
 from pipeline.base.errors import ConfigError
+from pipeline.base.interrupts import UndoStack
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
 
@@ -20,6 +21,12 @@ from pipeline.scale.options import SlurmOptions
 def _typed(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["run.py", "-m", "repeats=3", "hydra/launcher=slurm", "resume=true", "--", "train.py", "a b"]
     monkeypatch.setattr(outcome, "typed", typed)
+
+
+def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> None:
+    config = SimpleNamespace(gpu=SimpleNamespace(device="auto"), unit=None, exporter=SimpleNamespace(name="prometheus"))
+    with pytest.raises(ConfigError, match="would take the same port for exporter=prometheus; leave it out"):
+        slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
 
 
 def script(options: SlurmOptions, limit_s: float | None = None) -> str:

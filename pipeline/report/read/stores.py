@@ -1,0 +1,57 @@
+"""The stores and the experiment that a command line names, for every command that reads results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan.schema import TrackingConfig
+from pipeline.record.store.existing import open_named
+from pipeline.record.store.results import experiment_names
+
+DEFAULT_ROOT = Path("mlruns")
+
+
+def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
+    """Let a command take `--experiment`, `--root` and `--uri`.
+
+    Args:
+        parser: of the command.
+        among: sources of which one must be given, and an experiment is one; if not given, it has a default.
+    """
+    default = TrackingConfig().experiment if among is None else None
+    about = "as tracking.experiment" + (f"; {default}" if default else ": the runs of a study")
+    (among or parser).add_argument("--experiment", default=default, metavar="NAME", help=about)
+    parser.add_argument(
+        "--root",
+        type=Path,
+        action="append",
+        default=[],
+        help=f"folder of a local store; {DEFAULT_ROOT}. Given again, the blocks of that store count as further ones",
+    )
+    parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
+
+
+def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
+    """The stores that are named, each of which has the experiment.
+
+    Raises:
+        ConfigError: one of them has not; it names those that there are.
+        TrackingError: there is no such store.
+    """
+    stores = [*arguments.root, *arguments.uri] or [DEFAULT_ROOT]
+    for store in stores:
+        _check_experiment(store, arguments.experiment)
+    return stores
+
+
+def _check_experiment(root_or_uri: Path | str, experiment: str) -> None:
+    """Refuse an experiment that the store does not have; name those that it has."""
+    names = experiment_names(open_named(root_or_uri))
+    if experiment not in names:
+        there = ", ".join(repr(name) for name in names if name != "Default") or "none"
+        raise ConfigError(
+            f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}; choose one with --experiment"
+        )

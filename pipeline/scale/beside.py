@@ -1,0 +1,145 @@
+"""What work on the other GPUs of a host costs: each unit is measured on one GPU twice, once while the others rest.
+
+The other time, every other GPU runs the same study from its beginning, until the unit is measured. What these measure
+goes to an experiment of its own, which no report of the study reads.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline import study
+from pipeline.base import interrupts, layout, words
+from pipeline.base.errors import ConfigError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.records import Device, Plan
+from pipeline.base.words import counted
+from pipeline.plan import units
+from pipeline.scale.gpus import Fleet, Worker, free, refuse_taken_ports
+from pipeline.study import Asked
+
+_COMPANY = "company"
+_REPEATS = 100  # of the study on another GPU, which is ended long before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """The study with so many GPUs at work beside: its plan, and the units of it to run."""
+
+    beside: int
+    plan: Plan
+    plan_file: str
+    numbers: Sequence[int]
+
+
+def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str]) -> int:
+    """Measure each unit of a study on the first of the GPUs, alone and in company; the worst exit status."""
+    devices = free(asked, wanted)
+    if len(devices) < 2:
+        raise ConfigError(
+            "hydra/launcher=beside measures a GPU alone and while others work, and here is one free GPU only: "
+            f"{devices[0].name} ({devices[0].uuid}); leave the launcher out to measure it alone"
+        )
+    refuse_taken_ports(asked, devices)
+    company = (0, len(devices) - 1)
+    if asked.config.dry_run:
+        for beside in company:
+            _set(asked, devices[0], beside, None)
+            study.preview(asked)
+        return 0
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    plans = asked.root / layout.PLANS
+    legs = [_leg(asked, devices[0], beside, str(plans / f"{stamp}-{beside}.json")) for beside in company]
+    fleet = Pairs(asked, devices, legs)
+    fleet.say_what_is_to_run()
+    try:
+        fleet.run()
+    finally:
+        with interrupts.held():
+            is_whole = [_shown(asked, leg) for leg in legs]
+    return max(fleet.worst, 0 if all(is_whole) else 1)
+
+
+def _shown(asked: Asked, leg: Leg) -> bool:
+    """Show what one leg found; whether it is whole."""
+    how = f"in company of {counted(leg.beside, 'GPU')}" if leg.beside else "alone"
+    sys.stdout.write(f"\nthe GPU {how}:\n")
+    return study.show_all(asked, leg.plan)
+
+
+def _leg(asked: Asked, device: Device, beside: int, plan_file: str) -> Leg:
+    _set(asked, device, beside, plan_file)
+    inventory, plan = study.planned(asked)
+    numbers = tuple(units.of(study.open_store(asked, plan, inventory)))
+    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=numbers)
+
+
+def _set(asked: Asked, device: Device, beside: int, plan_file: str | None) -> None:
+    for config in asked.configs:
+        config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
+
+
+class Pairs(Fleet):
+    """Units on the first GPU, one after another, each alone and in company."""
+
+    def __init__(self, asked: Asked, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
+        super().__init__(asked, devices, deque())
+        self.measured_on, *self.others = devices
+        numbers = sorted({number for leg in legs for number in leg.numbers})
+        # Every other unit begins in company, so that what drifts with time favours neither.
+        in_order = [(number, leg) for number in numbers for leg in (legs if number % 2 else legs[::-1])]
+        self.steps = deque((number, leg) for number, leg in in_order if number in leg.numbers)
+        self.step: tuple[int, Leg] | None = None
+        self.measured: Worker | None = None
+
+    def say_what_is_to_run(self) -> None:
+        """Say how often something is measured, where, and what keeps it company."""
+        others = ", ".join(f"GPU {device.index}" for device in self.others)
+        words.say(
+            f"{counted(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone or with "
+            f"{others} at work, whose own rows go to experiment {self._experiment}"
+        )
+
+    def start_more(self, selector: selectors.BaseSelector) -> bool:
+        """Take the next step once the one before is over: company first, then what is measured."""
+        if self.step is None and not self.workers and self.steps and not self.is_late(len(self.steps)):
+            with interrupts.held():
+                self.step = self.steps.popleft()
+                for device in self.others[: self.step[1].beside]:
+                    decided = {"hydra/launcher": "study", "tracking.experiment": self._experiment}
+                    decided |= {"repeats": str(_REPEATS), "gpu.beside": str(self.step[1].beside)}
+                    self.start(device, _COMPANY, decided, selector).is_quiet = True
+        if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.workers):
+            number, leg = self.step
+            with interrupts.held():
+                decided = {"hydra/launcher": "study", "unit": str(number)}
+                decided |= {"gpu.beside": str(leg.beside), "plan_file": leg.plan_file}
+                name = f"unit {number} {'in company' if leg.beside else 'alone'}"
+                self.measured = self.start(self.measured_on, name, decided | self.in_the_time_left(), selector)
+        return bool(self.workers)
+
+    def ended(self, worker: Worker, status: int) -> None:
+        """End the company of what was measured. What loses its company is ended too, and the study with it."""
+        if worker is self.measured:
+            words.say(f"{worker.name} | ended with exit status {status}")
+            self.worst = max(self.worst, status)
+        elif self.step is not None:
+            words.say(f"{worker.name} | {worker.said_last}")
+            words.say(f"error: GPU {worker.device.index}, which was to keep company, ended with exit status {status}")
+            self.worst = max(self.worst, status, 1)
+            self.steps.clear()
+        else:
+            return
+        self.step = self.measured = None
+        for other in self.workers:
+            other.process.send_signal(signal.SIGINT)
+
+    @property
+    def _experiment(self) -> str:
+        return f"{self.asked.config.tracking.experiment}_{_COMPANY}"
