@@ -97,7 +97,7 @@ class NullJob:
 
     def wrong(self, what: str) -> None: ...
 
-    def step(self, samples: int, epoch: int | None = None, t_ns: int | None = None) -> None: ...
+    def step(self, samples: float, epoch: int | None = None, t_ns: int | None = None) -> None: ...
 
     def request(
         self,
@@ -136,7 +136,7 @@ class Job(NullJob):
         self._go = threading.Event()
         self._start_ns: int | None = None
         self._leaving = False
-        self._total = 0
+        self._total: float = 0
         self._requests = -1  # no file: most jobs answer none
         self._held = bytearray()
         self._written_ns = 0
@@ -229,8 +229,11 @@ class Job(NullJob):
         """Say that this process computes wrong results. Its figures are kept and shown, and never compared."""
         self._event("wrong", what=what)
 
-    def step(self, samples: int, epoch: int | None = None, t_ns: int | None = None) -> None:
-        """Record that a step over `samples` samples was complete at `t_ns` (now, if not given)."""
+    def step(self, samples: float, epoch: int | None = None, t_ns: int | None = None) -> None:
+        """Record that a step over `samples` samples was complete at `t_ns` (now, if not given).
+
+        What is counted need not come in whole numbers, as TFLOP do not.
+        """
         self._total += samples
         instant_ns = time.monotonic_ns() if t_ns is None else t_ns
         number = "null" if epoch is None else int(epoch)

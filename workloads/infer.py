@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 def build_parser() -> program.Parser:
     """Return the parser of the command line."""
     parser = program.Parser(description="Answer requests with a model.")
-    flag, on_off = parser.add_argument, argparse.BooleanOptionalAction
+    flag = parser.add_argument
     flag("--library", default="timm", choices=["timm", "transformers"])
     flag("--model", required=True, help="name of the model in timm, or kind of model in transformers")
     flag("--model-args", nargs="*", action="extend", type=program.model_argument, default=[], metavar="KEY=VALUE",
@@ -61,16 +61,9 @@ def build_parser() -> program.Parser:
     flag("--requests", type=positive, default=1000, help="requests an epoch")
     flag("--max-batch", type=positive, default=1, help="requests that are computed together at most")
     flag("--max-delay-ms", type=float, default=0.0, help="how long a request waits for others to be computed with")
-    flag("--step-mode", default="eager", choices=program.STEP_MODES)
-    flag("--precision", default="default", choices=program.PRECISIONS,
-         help="bf16 and fp16: also of the weights; default: TF32 in convolutions and fp32 in products")  # fmt: skip
-    flag("--channels-last", action=on_off, default=True)
-    flag("--threads", type=positive, help="CPU threads of torch (default: its own choice)")
+    flag("--channels-last", action=argparse.BooleanOptionalAction, default=True)
     flag("--warmup-requests", type=positive, default=20)
-    flag("--canary", action=on_off, default=True, help="check first that products and convolutions come out right")
-    flag("--seed", type=count, default=0)
-    flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
-    flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
+    program.model_flags(parser)
     return parser
 
 
@@ -91,8 +84,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--output-tokens needs --library transformers, --batch-size 1 and --step-mode eager")
     if args.step_mode == "cuda_graph" and args.max_batch > 1:
         parser.error("--step-mode cuda_graph excludes --max-batch: a graph has one shape")
-    if args.step_mode == "cuda_graph" and args.device == "cpu":
-        parser.error("--step-mode cuda_graph needs a GPU")
+    program.check_step_mode(args, parser)
     return args
 
 
@@ -116,7 +108,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 
         job.phase("build")
         device = program.device_of(args, build_parser())
-        program.set_arithmetic(args, autotunes=False)
+        program.set_arithmetic(args, args.precision)
         model, inputs = build_model(args, device), make_inputs(args, device)
         _describe(args, job, model, device)
         answers = build_answers(args, job, model, inputs, device)
@@ -310,7 +302,7 @@ def _last(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _describe(args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, device: torch.device) -> None:
     """Record what runs, on what, with which versions; what is not there is left out."""
-    facts = program.facts_of(model, device, args.library) | {name: getattr(args, name) for name in _RECORDED}
+    facts = program.recorded(args, _RECORDED) | program.facts_of(device, model.parameters(), args.library)
     absent = ("sequence_tokens", "output_tokens") if _is_of_images(args) else ("image_px", "channels_last")
     job.param(**{name: value for name, value in facts.items() if value is not None and name not in absent})
     job.param(**{"images_per_request" if _is_of_images(args) else "texts_per_request": args.batch_size})

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from workloads import client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import torch
 
     from workloads.client import NullJob
+
+T = TypeVar("T")
 
 PRECISIONS = ["default", "tf32", "fp32", "bf16", "fp16"]
 STEP_MODES = ["eager", "compile", "cuda_graph"]
@@ -69,22 +73,45 @@ def model_argument(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def training_flags(parser: Parser) -> None:
-    """Add the flags that all training programs have."""
-    flag, on_off = parser.add_argument, argparse.BooleanOptionalAction
-    flag("--batch-size", type=positive, required=True)
-    flag("--learning-rate", type=float, help="of the first epoch (default: the recipe's own)")
-    flag("--step-mode", default="eager", choices=STEP_MODES)
-    flag("--precision", default="default", choices=PRECISIONS,
-         help="default: what torch does by itself, which is TF32 in convolutions and fp32 in products")  # fmt: skip
-    flag("--loader-workers", type=count, default=2, help="loader processes; 0 loads in this one")
+def run_flags(parser: Parser) -> None:
+    """Add the flags that all programs have."""
+    flag = parser.add_argument
     flag("--threads", type=positive, help="CPU threads of torch (default: its own choice)")
-    flag("--warmup-steps", type=count, default=10, help="warm-up steps before the run, undone before it begins")
-    flag("--canary", action=on_off, default=True, help="check first that what is computed comes out right")
-    flag("--validate", action=on_off, default=False, help="measure the accuracy; synthetic data has none")
     flag("--seed", type=count, default=0)
     flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
     flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
+
+
+def repeating_flags(parser: Parser) -> None:
+    """Add the flags that all programs have which repeat one operation."""
+    flag = parser.add_argument
+    flag("--calls", type=positive, help="calls a step (default: by the device)")
+    flag("--steps", type=positive, default=100, help="steps an epoch")
+    flag("--warmup-steps", type=count, default=3, help="steps before the run")
+    run_flags(parser)
+
+
+def model_flags(parser: Parser) -> None:
+    """Add the flags that all programs with a model have."""
+    flag = parser.add_argument
+    flag("--step-mode", default="eager", choices=STEP_MODES)
+    flag("--precision", default="default", choices=PRECISIONS,
+         help="default: what torch does by itself, which is TF32 in convolutions and fp32 in products")  # fmt: skip
+    flag("--canary", action=argparse.BooleanOptionalAction, default=True,
+         help="check first that what is computed comes out right")  # fmt: skip
+    run_flags(parser)
+
+
+def training_flags(parser: Parser) -> None:
+    """Add the flags that all training programs have."""
+    flag = parser.add_argument
+    flag("--batch-size", type=positive, required=True)
+    flag("--learning-rate", type=float, help="of the first epoch (default: the recipe's own)")
+    flag("--loader-workers", type=count, default=2, help="loader processes; 0 loads in this one")
+    flag("--warmup-steps", type=count, default=10, help="warm-up steps before the run, undone before it begins")
+    flag("--validate", action=argparse.BooleanOptionalAction, default=False,
+         help="measure the accuracy; synthetic data has none")  # fmt: skip
+    model_flags(parser)
 
 
 def check_training(args: argparse.Namespace, parser: Parser) -> None:
@@ -95,8 +122,22 @@ def check_training(args: argparse.Namespace, parser: Parser) -> None:
     """
     if args.step_mode == "cuda_graph" and args.precision == "fp16":
         parser.error("--step-mode cuda_graph excludes --precision fp16: the loss scaler reads the device at every step")
+    check_step_mode(args, parser)
+
+
+def check_step_mode(args: argparse.Namespace, parser: Parser) -> None:
+    """Refuse a step mode that the device of `--device` cannot have.
+
+    Raises:
+        UsageError: it cannot.
+    """
     if args.step_mode == "cuda_graph" and args.device == "cpu":
         parser.error("--step-mode cuda_graph needs a GPU")
+
+
+def request_of(kind: Callable[..., T], args: argparse.Namespace) -> T:
+    """Return a dataclass whose fields are values of the command line."""
+    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def run_program(args: argparse.Namespace, parser: Parser, run: Callable[[argparse.Namespace, NullJob], None]) -> None:
@@ -122,12 +163,22 @@ def device_of(args: argparse.Namespace, parser: Parser) -> torch.device:
         return torch.device("cuda", 0)
     if args.device == "cuda":
         parser.error("--device cuda: torch finds no GPU here")
-    if args.step_mode == "cuda_graph":
+    if getattr(args, "step_mode", None) == "cuda_graph":
         parser.error("--step-mode cuda_graph needs a GPU, and torch finds none here")
     return torch.device("cpu")
 
 
-def set_arithmetic(args: argparse.Namespace, *, autotunes: bool) -> None:
+def need_triton(device: torch.device, parser: Parser) -> None:
+    """Refuse a GPU whose kernels cannot be built, because Triton is not installed.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        parser.error("its kernels for GPUs need Triton, which comes with torch for GPUs: pip install triton")
+
+
+def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool = False) -> None:
     """Seed everything, and say where TF32 may stand for fp32."""
     import random
 
@@ -139,8 +190,8 @@ def set_arithmetic(args: argparse.Namespace, *, autotunes: bool) -> None:
     torch.manual_seed(args.seed)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    torch.backends.cuda.matmul.allow_tf32 = args.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = args.precision in ("default", "tf32")
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision in ("default", "tf32")
     torch.backends.cudnn.benchmark = autotunes
 
 
@@ -151,8 +202,13 @@ def autocast_dtype(precision: str) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
-def facts_of(model: torch.nn.Module, device: torch.device, *packages: str) -> dict[str, object]:
-    """Return what runs, on what, with which versions; what is not there is `None`."""
+def recorded(args: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
+    """Return these values of the command line by name."""
+    return {name: getattr(args, name) for name in names}
+
+
+def facts_of(device: torch.device, parameters: Iterable[torch.Tensor] = (), *packages: str) -> dict[str, object]:
+    """Return what runs, with these parameters, on what, with which versions; what is not there is `None`."""
     import torch
 
     facts: dict[str, object] = {
@@ -160,7 +216,7 @@ def facts_of(model: torch.nn.Module, device: torch.device, *packages: str) -> di
         **{package: importlib.metadata.version(package) for package in packages},
         "device": device.type,
         "threads": torch.get_num_threads(),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in parameters) or None,
     }
     if device.type == "cuda":
         # Under an MPS percentage, and on a MIG device, this is what the job has of them.

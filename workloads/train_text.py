@@ -22,8 +22,7 @@ from workloads.program import positive
 if TYPE_CHECKING:
     import torch
 
-    from workloads.text.models import ModelRequest, TextModel
-    from workloads.text.request import TextRequest
+    from workloads.text.models import TextModel
     from workloads.training.steps import Training
 
 _RECORDED = (
@@ -92,43 +91,28 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """
     job.phase("import")
     from workloads.text import models, text_data
+    from workloads.text.request import TextRequest
     from workloads.training.run import train
 
     job.phase("build")
     device = program.device_of(args, build_parser())
     if args.step_mode == "cuda_graph" and not models.takes_graphs():
         build_parser().error("--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step")
-    program.set_arithmetic(args, autotunes=False)
-    wanted = _model_request(args)
+    program.set_arithmetic(args, args.precision)
+    wanted = program.request_of(models.ModelRequest, args)
     config = models.configuration(wanted)
     if args.sequence_tokens > config.max_position_embeddings:
         raise ValueError(
             f"the model has {config.max_position_embeddings} positions: --sequence-tokens {args.sequence_tokens} is "
             "too long"
         )
-    data = text_data.open_data(_data_request(args), config.vocab_size, device)
+    data = text_data.open_data(program.request_of(TextRequest, args), config.vocab_size, device)
     with closing(data.batches):
         model = models.build(wanted, padding=data.padding)
         training = _training(args, model, device)
-        facts = program.facts_of(model, device, "transformers") | {name: getattr(args, name) for name in _RECORDED}
+        facts = program.recorded(args, _RECORDED) | program.facts_of(device, model.parameters(), "transformers")
         facts |= {"weights_digest": models.digest_of(wanted), "tokens_per_sequence": args.sequence_tokens}
         train(args, job, training, data.batches, facts)
-
-
-def _model_request(args: argparse.Namespace) -> ModelRequest:
-    from dataclasses import fields
-
-    from workloads.text.models import ModelRequest
-
-    return ModelRequest(**{field.name: getattr(args, field.name) for field in fields(ModelRequest)})
-
-
-def _data_request(args: argparse.Namespace) -> TextRequest:
-    from dataclasses import fields
-
-    from workloads.text.request import TextRequest
-
-    return TextRequest(**{field.name: getattr(args, field.name) for field in fields(TextRequest)})
 
 
 def _training(args: argparse.Namespace, model: TextModel, device: torch.device) -> Training:

@@ -22,7 +22,6 @@ from workloads.program import positive
 if TYPE_CHECKING:
     import torch
 
-    from workloads.images.request import DataRequest
     from workloads.training.recipes import Recipe
     from workloads.training.steps import Training
 
@@ -91,23 +90,16 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """
     job.phase("import")
     from workloads.images.image_data import open_data
+    from workloads.images.request import DataRequest
     from workloads.training.run import train
 
     job.phase("build")
     device = program.device_of(args, build_parser())
-    program.set_arithmetic(args, autotunes=args.autotune != "off")
-    with closing(open_data(_data_request(args), device)) as data:
+    program.set_arithmetic(args, args.precision, autotunes=args.autotune != "off")
+    with closing(open_data(program.request_of(DataRequest, args), device)) as data:
         training = _build(args, device)
-        facts = program.facts_of(training.model, device, "timm") | {name: getattr(args, name) for name in _RECORDED}
+        facts = program.recorded(args, _RECORDED) | program.facts_of(device, training.model.parameters(), "timm")
         train(args, job, training, data, facts, tunes_in_turn=args.autotune == "in_turn")
-
-
-def _data_request(args: argparse.Namespace) -> DataRequest:
-    from dataclasses import fields
-
-    from workloads.images.request import DataRequest
-
-    return DataRequest(**{field.name: getattr(args, field.name) for field in fields(DataRequest)})
 
 
 def _build(args: argparse.Namespace, device: torch.device) -> Training:

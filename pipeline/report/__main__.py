@@ -11,15 +11,12 @@ from pathlib import Path
 from pipeline.base import interrupts
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
-from pipeline.plan.schema import TrackingConfig
-from pipeline.record.store.existing import may_be_written, open_named
+from pipeline.record.store.existing import may_be_written
 from pipeline.record.store.local import set_mlflow_defaults
-from pipeline.record.store.results import experiment_names
 from pipeline.report.page.page import content_of
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.report.read import rows, samples
-
-DEFAULT_ROOT = Path("mlruns")
+from pipeline.report.read.stores import add_store_arguments, named_stores
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder)
-        stores = [*options.root, *options.uri] or [DEFAULT_ROOT]
-        for store in stores:
-            check_experiment(store, options.experiment)
-        written, is_simulated, summary = report(stores, options.experiment, folder, options.group)
+        stores = named_stores(options)
+        written, is_simulated, summary = report(
+            stores, options.experiment, folder, options.group, pools_hosts=options.pool == "hosts"
+        )
         sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
         if options.no_log:
             return 0
@@ -50,18 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check_experiment(root_or_uri: Path | str, experiment: str) -> None:
-    """Refuse an experiment that the store does not have, before anything is made; name those that it has."""
-    names = experiment_names(open_named(root_or_uri))
-    if experiment not in names:
-        there = ", ".join(repr(name) for name in names if name != "Default") or "none"
-        raise ConfigError(
-            f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}; choose one with --experiment"
-        )
-
-
 def report(
-    stores: Sequence[Path | str], experiment: str, folder: Path, group: str | None = None
+    stores: Sequence[Path | str], experiment: str, folder: Path, group: str | None = None, *, pools_hosts: bool = False
 ) -> tuple[Written, bool, str]:
     """Read a study, draw it, and write its report.
 
@@ -72,7 +59,7 @@ def report(
         ConfigError: there is no such group, or none at all, or the folder cannot be written.
         TrackingError: the store cannot be read.
     """
-    study = rows.read(stores, experiment)
+    study = rows.read(stores, experiment, pools_hosts=pools_hosts)
     if not study.rows:
         raise ConfigError(
             f"there is no group with a result in experiment {experiment!r} of {', '.join(map(str, stores))}; "
@@ -100,18 +87,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Write the report of a study: one HTML page, every figure as SVG and PDF, every table as CSV and "
         "LaTeX, all of it also logged to MLflow.",
     )
-    default = TrackingConfig().experiment
-    parser.add_argument("--experiment", default=default, metavar="NAME", help=f"as tracking.experiment; {default}")
-    parser.add_argument(
-        "--root",
-        type=Path,
-        action="append",
-        default=[],
-        help=f"folder of a local store; {DEFAULT_ROOT}. Given again, the blocks of that store count as further ones",
-    )
-    parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
+    add_store_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to; reports/NAME")
     parser.add_argument("--group", metavar="RUN_OR_NAME", help="the group that is drawn over time: run id or name")
+    parser.add_argument(
+        "--pool",
+        choices=["hosts"],
+        help="take blocks of hosts that differ in CPU, number of CPUs, power limit or driver for repeats of each other",
+    )
     parser.add_argument("--no-log", action="store_true", help="do not log the report to MLflow (to the first store)")
     return parser
 

@@ -32,13 +32,13 @@ class StepClock:
     others. Any other is complete when it is reported.
     """
 
-    def __init__(self, report: Callable[[int, int, int], None], *, runs_ahead: bool) -> None:
+    def __init__(self, report: Callable[[float, int, int], None], *, runs_ahead: bool) -> None:
         self._runs_ahead = runs_ahead
         self._report = report
-        self._pending: deque[tuple[torch.cuda.Event, int, int]] = deque()
+        self._pending: deque[tuple[torch.cuda.Event, float, int]] = deque()
         self.last_ns = time.monotonic_ns()
 
-    def issued(self, samples: int, epoch: int) -> None:
+    def issued(self, samples: float, epoch: int) -> None:
         """Take note of a step just issued; report the one issued two steps before it."""
         if not self._runs_ahead:
             self._complete(samples, epoch)
@@ -55,7 +55,7 @@ class StepClock:
             event.synchronize()
             self._complete(samples, epoch)
 
-    def _complete(self, samples: int, epoch: int) -> None:
+    def _complete(self, samples: float, epoch: int) -> None:
         self.last_ns = time.monotonic_ns()
         self._report(samples, epoch, self.last_ns)
 

@@ -62,6 +62,8 @@ class Cell:
         values: quantity by name, then by block; of rows that ended `ok` only.
         wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
         gpus: on which GPU each block ran.
+        neighbours: what ran beside its jobs, in words; empty if nothing did.
+        multiprocessors: of the device, or of the GPU instance of its first job; `None` if it is not known.
         unit: what the work of all its jobs is counted in; empty if they have no unit in common.
         num_given: jobs whose rate the user chose.
         estimates: of `values`.
@@ -78,6 +80,8 @@ class Cell:
     device: str
     unit: str = ""
     num_given: int = 0
+    neighbours: str = ""
+    multiprocessors: int | None = None
     detail: str = ""
     profiles: tuple[str, ...] = ()
     is_simulated: bool = False
@@ -260,6 +264,8 @@ def _cell(
         device=first.device,
         unit=first.unit,
         num_given=sum(job.is_rate_given for job in first.jobs),
+        neighbours=first.neighbours,
+        multiprocessors=next((number for row, _ in found if (number := row.multiprocessors) is not None), None),
         is_simulated=any(row.is_simulated for row, _ in found),
         is_derived=is_derived,
         reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),

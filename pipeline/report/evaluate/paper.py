@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeAlias
 from pipeline.base.modes import MIG, PROFILE, SERIAL
 from pipeline.base.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Cell, by_place, ratios
+from pipeline.report.evaluate import scaling, sweeps
+from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import of_workload
@@ -131,7 +131,13 @@ def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
     else:
         is_meant = not finding.workloads or programs[0].name in finding.workloads
         has_degree = cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
-    if cell.is_derived or not is_meant or not has_degree or cell.sharing.name not in (finding.among or finding.modes):
+    if (
+        cell.neighbours
+        or cell.is_derived
+        or not is_meant
+        or not has_degree
+        or cell.sharing.name not in (finding.among or finding.modes)
+    ):
         return False
     if cell.sharing == MIG:
         return finding.profile is None or finding.profile in [profile.split(".")[0] for profile in cell.profiles]
@@ -163,6 +169,22 @@ def _along(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
             if check is not None:
                 ours = f"{check.ours_in_words}, {highest} over {lowest}"
                 found.append(dataclasses.replace(check, ours_in_words=ours))
+    return list(found)
+
+
+def _profiles(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
+    """Of each case, the larger of two MIG profiles, or the whole GPU, over the smaller."""
+    by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
+    for cell in cells:
+        if cell.is_ranked and (place := scaling.place_of(cell)) is not None:
+            by_case[cell.case][scaling.slices_of(place)] = cell
+    found = []
+    for here in by_case.values():
+        larger, smaller = here.get(about.finding.larger), here.get(about.finding.smaller)
+        if larger is not None and smaller is not None:
+            check = _in_range(about, smaller, ratios(larger, smaller, _name(about, smaller)))
+            if check is not None:
+                found.append(dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}"))
     return list(found)
 
 
@@ -304,6 +326,7 @@ def _note(about: _About, cell: Cell) -> str:
         differs.append(f"steady window instead of {publication.epochs} epochs")
     if any(params.get("source") == "synthetic_files" for params in cell.case.params):
         differs.append("files of made-up images")
+    differs += about.finding.slips
     return "; ".join(differs)
 
 
@@ -315,6 +338,7 @@ CHECKS: dict[str, Check] = {
     "quantity": _of_each(_quantity),
     "against": _of_each(_against),
     "along": _along,
+    "profiles": _profiles,
     "memory_growth": _memory_growth,
     "out_of_memory": _of_each(_out_of_memory),
     "slowdown": _of_each(_slowdown),

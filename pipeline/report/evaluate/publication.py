@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,6 +13,11 @@ from pipeline.base.modes import mode_of
 from pipeline.report.read import labels
 
 FOLDER = Path(__file__).parent / "publications"
+WHOLE_GPU = "full"
+"""A GPU that is not divided, beside the profiles of one that is."""
+
+_NEAR_ITS_ROWS = 1.03
+"""How far from the rows of a table another measurement may be, as a factor, and still agree with them."""
 
 Settings = Mapping[str, tuple[str, ...]]
 """By param of a job's run: the values with which something was measured."""
@@ -25,7 +31,8 @@ class Finding:
         text: the statement, and how it is read where it gives words instead of numbers.
         where: it stands, as far as that is certain: `figure 3`.
         kind: `quantity` of a cell; speed, or a quantity, `against` another mode; a quantity `along` a swept parameter,
-            at its highest value over that at its lowest; `memory_growth`, memory over that of as many jobs alone;
+            at its highest value over that at its lowest; of two `profiles`, that of the larger over that of the
+            smaller; `memory_growth`, memory over that of as many jobs alone;
             `out_of_memory`; `slowdown` of one workload in a mix; `fastest` mode.
         modes: the sharing modes that it is about, by their names in the configuration.
         workloads: names of the workloads that it is about; all of the publication if not given.
@@ -34,11 +41,16 @@ class Finding:
             `throughput` for that in the unit of the workload.
         against: of kind `against`: the other mode.
         along: of kind `along`: a param of the workload, or `mig_profile`.
+        larger, smaller: of kind `profiles`: their slices, or `full` for the whole GPU.
+        rows: of kind `profiles`: name, and the figures of the larger and of the smaller.
+        is_time: of kind `profiles`: the rows are times, not rates.
+        slips: what is wrong in the publication's own table.
+        left_out: names of rows that a slip makes unusable.
         of: of kind `slowdown`: the name of the workload.
         among: of kind `fastest`: the modes that were compared.
         degree: `None` for any that collocates.
         profile: of MIG instances, by slices; `None` for any.
-        low, high: range; `None` is open.
+        low, high: range; `None` is open. Of kind `profiles` it follows from the rows.
         gpu: part of the name of its GPU, where that is not the publication's.
         settings: it was measured at, where they are not those of the publication and the workload.
     """
@@ -52,6 +64,12 @@ class Finding:
     quantity: str = ""
     against: str = ""
     along: str = ""
+    larger: str = ""
+    smaller: str = ""
+    rows: tuple[tuple[str, float, float], ...] = ()
+    is_time: bool = False
+    slips: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     of: str = ""
     among: tuple[str, ...] = ()
     degree: int | None = None
@@ -60,6 +78,12 @@ class Finding:
     high: float | None = None
     gpu: str = ""
     settings: Settings = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Of kind `profiles`: speed of the larger over that of the smaller, by row that can be used."""
+        used = [row for row in self.rows if row[0] not in self.left_out]
+        return tuple(smaller / larger if self.is_time else larger / smaller for _, larger, smaller in used)
 
     @property
     def mode_labels(self) -> tuple[str, ...]:
@@ -156,8 +180,16 @@ def publications() -> tuple[Publication, ...]:
 
 def _publication(says: Mapping[str, Any]) -> Publication:
     programs = tuple(Program(**_frozen(each)) for each in says["workloads"])
-    findings = tuple(Finding(**_frozen(each)) for each in says["findings"])
+    findings = tuple(_with_range(Finding(**_frozen(each))) for each in says["findings"])
     return Publication(**_frozen(says) | {"workloads": programs, "findings": findings})
+
+
+def _with_range(finding: Finding) -> Finding:
+    """The finding, of kind `profiles` with the range that its rows make."""
+    if not finding.rows:
+        return finding
+    low, high = min(finding.ratios) / _NEAR_ITS_ROWS, max(finding.ratios) * _NEAR_ITS_ROWS
+    return dataclasses.replace(finding, low=round(low, 3), high=round(high, 3))
 
 
 def _frozen(says: Mapping[str, Any]) -> dict[str, Any]:

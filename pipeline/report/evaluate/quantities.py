@@ -24,7 +24,7 @@ from pipeline.base.normalise import (
     normalise,
     rate_name,
 )
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.records import NEIGHBOURS, Result, WindowKind
 from pipeline.report.evaluate.metrics import ACTIVITY, BEST_SOLO, HOST, INSTANCE_MEMORY, counted, of_instance, sampled
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
@@ -78,8 +78,9 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
 
 
 def baseline_key(row: Row) -> BaselineKey:
-    """What a row and its baseline must share beside their workloads."""
-    return (row.block, row.settings, row.gpu_uuid, row.boot_id)
+    """What a row and its baseline, which has no neighbours, must share beside their workloads."""
+    settings = tuple((key, value) for key, value in row.settings if key != NEIGHBOURS)
+    return (row.block, settings, row.gpu_uuid, row.boot_id)
 
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
@@ -166,6 +167,7 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
         row.window,
         _compared(row, alone),
         is_sequential=row.is_sequential,
+        has_neighbours=bool(row.neighbours),
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
     )

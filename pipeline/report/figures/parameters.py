@@ -119,12 +119,14 @@ def _lines(swept: Swept) -> dict[tuple[str, int], dict[float, Cell]]:
     return dict(sorted(found.items(), key=lambda item: (next(iter(item[1].values())).sharing.order, item[0])))
 
 
-def _paint(swept: Swept, panels: Sequence[Metric]) -> Figure:
+def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
     lines = _lines(swept)
-    say_jobs = len({degree for _, degree in lines}) > 1
+    every_degree = sorted({degree for _, degree in lines})
+    panels = list(itertools.chain(*(_apart(metric, every_degree) for metric in metrics)))
     figure, every_axes = panels_of(len(panels), 2.6)
     handles: dict[str, Any] = {}
-    for axes, metric in zip(every_axes, panels, strict=True):
+    latencies: list[Axes] = []
+    for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
         drawn: Counter[Mode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
@@ -133,19 +135,34 @@ def _paint(swept: Swept, panels: Sequence[Metric]) -> Figure:
             style |= {"marker": [sharing.marker, *_MARKERS][number % len(_MARKERS)]}
             style |= {"linestyle": _STYLES[number % len(_STYLES)]}
             drawn[sharing] += 1
-            label = f"{mode}, {counted(degree, 'job')}" if say_jobs else mode
-            if (handle := _line(axes, metric.name, by_place, style)) is not None:
+            label = f"{mode}, {counted(degree, 'job')}" if len(every_degree) > 1 else mode
+            if degree in degrees and (handle := _line(axes, metric.name, by_place, style)) is not None:
                 handles.setdefault(label, handle)
-        set_title(axes, metric.title)
+        set_title(axes, title)
         axes.set_ylabel(metric.unit)
         if metric.name == MEAN_LATENCY:
             _latency(axes, swept)
+            latencies.append(axes)
         else:
             axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         _axis(axes, swept)
+    if latencies:
+        low, high = zip(*(axes.get_ylim() for axes in latencies), strict=True)
+        for axes in latencies:
+            axes.set_ylim(min(low), max(high))
     add_legend(figure, list(handles.values()), list(handles))
     return figure
+
+
+def _apart(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
+    """The panels of a quantity: which, the title, and of how many jobs; bands of latencies would hide each other."""
+    together = [degree for degree in degrees if degree > 1]
+    if metric.name != MEAN_LATENCY or len(together) < 2:
+        yield metric, metric.title, degrees
+    else:
+        for degree in together:
+            yield metric, f"{metric.title}, {counted(degree, 'job')}", [1, degree]
 
 
 def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any]) -> Any:

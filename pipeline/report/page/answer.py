@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from pipeline.base.modes import SERIAL
+from pipeline.base.modes import MIG, SERIAL
 from pipeline.base.naming import own_params
 from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
+from pipeline.report.evaluate import scaling
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, listed, times_in_words
-from pipeline.report.read import labels
+from pipeline.report.page.services import most_requests
+from pipeline.report.read import hosts, labels
 from pipeline.report.read.records import Study
 
 
@@ -21,7 +23,7 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
     if not study.rows:
         return ["There is no result yet."]
     together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
-    if not together and (said := _of_services(cells)):
+    if not together and (said := _of_services(cells) or _of_mig(cells)):
         return [f"On {_devices(study)}, {said}."]
     if not together:
         return [f"On {_devices(study)} no group of several jobs has a figure to compare with its baseline."]
@@ -38,7 +40,9 @@ def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> li
 
 
 def _of_services(cells: Sequence[Cell]) -> str:
-    """How much longer than alone the requests of services take that run together; empty where that is not known."""
+    """What services bear within their objective, else how much longer their requests take than alone; or nothing."""
+    if borne := most_requests(cells):
+        return borne
     together = [cell for cell in cells if cell.degree > 1 and cell.is_ranked and not cell.is_derived]
     for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
         known = sorted((c for c in together if name in c.estimates), key=lambda cell: cell.estimates[name].median)
@@ -47,6 +51,27 @@ def _of_services(cells: Sequence[Cell]) -> str:
             parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
             return f"the {title} latency of services together is {' to '.join(parts)} that of one alone"
     return ""
+
+
+def _of_mig(cells: Sequence[Cell]) -> str:
+    """What MIG takes from single jobs, and what neighbours take on it; or nothing."""
+    losses = [(step.loss_pct, step) for step in scaling.steps(cells) if step.loss_pct is not None]
+    losses.sort(key=lambda loss: loss[0])
+    besides = [each for each in scaling.besides(cells) if each.cell.sharing == MIG]
+    kept = sorted(besides, key=lambda each: each.kept.median)
+    parts = []
+    if losses:
+        ends = [losses[0], losses[-1]] if len(losses) > 1 else losses
+        each = [f"{pct:.1f} % ({step.case.label})" for pct, step in ends]
+        _, step = losses[0]
+        parts.append(f"on {step.smaller} a job is slower than on the whole GPU by {' to '.join(each)}")
+    if kept:
+        worst = kept[0]
+        parts.append(
+            f"beside neighbours on other instances it keeps {times_in_words(worst.kept)} its throughput at least "
+            f"({worst.cell.case.label}, {worst.cell.mode})"
+        )
+    return "; ".join(parts)
 
 
 def setup(study: Study) -> list[str]:
@@ -60,6 +85,10 @@ def setup(study: Study) -> list[str]:
     if len(blocks) > 1:
         parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
         said.append(f"The blocks ran on {len(blocks)} GPUs: {listed(parts)}.")
+    for device, differing in hosts.differences(study.rows).items():
+        are_apart = any(dict(row.settings).get(hosts.SETTING) for row in study.rows if row.device == device)
+        told = "are cells of their own (--pool hosts: together)" if are_apart else "count as repeats of each other"
+        said.append(f"The hosts of {device} differ in {listed(differing)}; their blocks {told}.")
     return said
 
 

@@ -5,32 +5,91 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pipeline.base import services
+from pipeline.base.modes import SERIAL, Mode
+from pipeline.base.words import counted
 from pipeline.report.evaluate import beside, sweeps
 from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.wording import listed
 from pipeline.report.page.table_format import Table, Values, with_interval
 
+_MOST_SAID = 2
+"""Workloads whose rates the answer of a report names."""
 
-def objective_table(cells: Sequence[Cell]) -> Table:
-    """The highest rate at which the requests of each mode were answered within the objective."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borne:
+    """Which of the rates that were tried the services of a mode bear, as many as they are.
+
+    Attributes:
+        what: their workload.
+        degree: how many of them.
+        mode: in which they ran, and its kind in `sharing`.
+        objective: theirs, in words.
+        num_rates: how many rates were tried.
+        highest: the highest rate of a job, in requests/s, that meets it; no lower one misses it. `None`: there is none.
+        latency: what the objective is about, at that rate.
+        missed: the lowest rate that misses it.
+    """
+
+    what: str
+    degree: int
+    mode: str
+    sharing: Mode
+    objective: str
+    num_rates: int
+    highest: float | None
+    latency: Estimate | None
+    missed: float | None
+
+    @property
+    def total(self) -> float | None:
+        """The highest rate of all jobs together."""
+        return None if self.highest is None else self.degree * self.highest
+
+
+def rates_borne(cells: Sequence[Cell]) -> list[Borne]:
+    """Of every mode and number of equal services that have an objective."""
     alone = [cell for cell in cells if not (cell.is_derived or cell.case.is_mix)]
-    rows: list[Values] = []
+    found: list[Borne] = []
     for swept in sweeps.numbers(alone, 1, only=services.RATE):
         lines: dict[tuple[tuple[int, str], str, int], dict[float, Cell]] = defaultdict(dict)
         for rate, here in swept.cells.items():
             for cell in here:
                 if services.OBJECTIVE in cell.case.params[0]:
                     lines[cell.sharing.order, cell.mode, cell.degree][rate] = cell
-        for (_, mode, degree), by_rate in sorted(lines.items()):
-            missed = min((rate for rate, cell in by_rate.items() if _meets(cell) is False), default=None)
-            met = [rate for rate, cell in by_rate.items() if _meets(cell) and (missed is None or rate < missed)]
-            highest = max(met, default=None)
-            objective, latency = _objective(next(iter(by_rate.values())).case.params[0])
-            there = None if highest is None else by_rate[highest].estimates.get(latency)
-            total = None if highest is None else degree * highest
-            figures = (highest, total, None if there is None else with_interval(there), missed)
-            rows.append((swept.what, degree, mode, objective, *figures))
+        found += [_borne(swept.what, by_rate) for _, by_rate in sorted(lines.items(), key=lambda line: line[0])]
+    return found
+
+
+def _borne(what: str, by_rate: Mapping[float, Cell]) -> Borne:
+    missed = min((rate for rate, cell in by_rate.items() if _meets(cell) is False), default=None)
+    met = [rate for rate, cell in by_rate.items() if _meets(cell) and (missed is None or rate < missed)]
+    highest = max(met, default=None)
+    any_cell = next(iter(by_rate.values()))
+    objective, latency = _objective(any_cell.case.params[0])
+    return Borne(
+        what=what,
+        degree=any_cell.degree,
+        mode=any_cell.mode,
+        sharing=any_cell.sharing,
+        objective=objective,
+        num_rates=len(by_rate),
+        highest=highest,
+        latency=None if highest is None else by_rate[highest].estimates.get(latency),
+        missed=missed,
+    )
+
+
+def objective_table(cells: Sequence[Cell]) -> Table:
+    """The highest rate at which the requests of each mode were answered within the objective."""
+    rows: list[Values] = []
+    for one in rates_borne(cells):
+        latency = None if one.latency is None else with_interval(one.latency)
+        rows.append((one.what, one.degree, one.mode, one.objective, one.highest, one.total, latency, one.missed))
     of_rates = ("highest rate of a job (requests/s)", "of all jobs", "latency there (ms)", "lowest rate that misses it")
     note = (
         "A rate meets the objective if it was sustained and the percentile that was asked for was within the objective "
@@ -41,10 +100,35 @@ def objective_table(cells: Sequence[Cell]) -> Table:
     return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)
 
 
+def most_requests(cells: Sequence[Cell]) -> str:
+    """How many requests/s are answered within the objective, in each mode with the best number of jobs; a clause.
+
+    Empty where there is no objective, where less than two rates were tried, or for more than two workloads.
+    """
+    found: dict[tuple[str, str], dict[Mode, list[Borne]]] = defaultdict(lambda: defaultdict(list))
+    for one in rates_borne(cells):
+        if one.num_rates > 1:
+            found[one.what, one.objective][one.sharing].append(one)
+    if len(found) > _MOST_SAID:
+        return ""
+    return "; ".join(
+        f"{what} answers {listed([_most(each) for each in by_mode.values()])} with a {objective}, the highest of the "
+        "rates that were tried"
+        for (what, objective), by_mode in found.items()
+    )
+
+
+def _most(of_mode: Sequence[Borne]) -> str:
+    """`400 requests/s in 4 jobs (MPS)`."""
+    best = max(of_mode, key=lambda one: (one.total or 0, -one.degree))
+    where = "alone" if best.sharing == SERIAL else f"in {counted(best.degree, 'job')} ({best.sharing.label})"
+    return f"no rate ({best.sharing.label})" if best.total is None else f"{best.total:g} requests/s {where}"
+
+
 def _objective(params: Mapping[str, str]) -> tuple[str, str]:
     """The objective of a service in words, and the figure of a group that it is about."""
     percentile = f"{sweeps.number_in(params.get(services.OBJECTIVE_PERCENTILE, '')) or 0:g}"
-    words = f"{params[services.OBJECTIVE]} ms"
+    words = f"{float(params[services.OBJECTIVE]):g} ms"
     if percentile == "0":
         return words, ""
     return f"p{percentile} within {words}", services.worst_of(f"latency_p{percentile.replace('.', '')}_ms")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.base import units
 from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import Result, WindowKind
-from pipeline.report.evaluate import doubts
+from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
 from pipeline.report.evaluate.metrics import GROUPS, HOST, TOTAL_TIME, Metric, table_of
 from pipeline.report.evaluate.paper import FindingCheck
@@ -18,6 +18,7 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.instances import instance_table
+from pipeline.report.page.scaling import neighbour_table, scaling_table
 from pipeline.report.page.services import beside_table, objective_table
 from pipeline.report.page.table_format import Table, Value, Values, with_interval
 from pipeline.report.read.records import Row, Study
@@ -45,6 +46,9 @@ def every_table(
         instance_table(study),
         objective_table(cells),
         beside_table(cells),
+        scaling_table(cells),
+        neighbour_table(cells),
+        other_gpus_table(study),
         host_table(cells),
         result_table(cells),
         ending_table(cells),
@@ -55,6 +59,17 @@ def every_table(
     ]
     stamp = f"{SIMULATED_NOTE} " if study.is_simulated else ""
     return [dataclasses.replace(table, note=f"{stamp}{table.note}".strip()) for table in tables if table.rows]
+
+
+def other_gpus_table(study: Study) -> Table:
+    """What groups kept of their speed while other GPUs of the host worked."""
+    rows: list[Values] = [
+        (each.case.label, each.degree, each.mode, each.beside, *_three(each.share), each.num_blocks, each.sentence)
+        for each in other_gpus.kept(study)
+    ]
+    heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
+    note = f"{_INTERVALS} Ratios of one block, on one GPU since one boot; 1 is as fast as alone."
+    return Table("other-gpus", "While other GPUs of the host work", heads, tuple(rows), note)
 
 
 def winner_table(winners: Sequence[Winner]) -> Table:
@@ -95,6 +110,8 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
     rows: list[Values] = []
     for cell in cells:
+        if cell.is_derived and cell.num_given:
+            continue  # services at a given rate do not wait for each other
         figures = [with_interval(cell.estimates[name]) if name in cell.estimates else None for name in names]
         if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
             rows.append((*_what_ran(cell), *figures))

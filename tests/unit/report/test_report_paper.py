@@ -294,9 +294,12 @@ def test_the_workloads_that_a_publication_names_have_its_settings(make_plan) -> 
     for publication in publications():
         for program in publication.workloads:
             of_data = {**publication.settings, **program.settings}.get("source", ("synthetic_device",))
-            plan = make_plan([f"workload={program.name}", f"data.source={of_data[-1]}"], device=GPU)
+            kind, is_micro, operation = program.name.partition("micro_")
+            chosen = ["workload=micro", f"workload.operation={operation}"] if is_micro else [f"workload={kind}"]
+            plan = make_plan([*chosen, f"data.source={of_data[-1]}"], device=GPU)
             (workload,) = {job.workload for job in plan.groups[0].jobs}
             own = {"workload": workload.name, **dict(workload.params)}
             both = [publication.differences(any_settings, own, is_mix=is_mix) for is_mix in (False, True)]
             assert both == [[], []], program.name
-            assert (PROJECT_DIR / f"conf/workload/{program.ours or program.name}.yaml").is_file()
+            name = "micro" if is_micro else program.ours or program.name
+            assert (PROJECT_DIR / f"conf/workload/{name}.yaml").is_file()

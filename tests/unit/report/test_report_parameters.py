@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from pipeline.base.records import Result
@@ -85,6 +86,23 @@ def test_latency_is_drawn_against_the_rate_of_a_service_also_beside_a_training()
     assert lines(latency) == [[(25, 25), (50, 50), (75, 75)]]
     (band,) = latency.collections[:1]
     assert band.get_datalim(latency.transData).bounds[1::2] == (12.5, 225 - 12.5)
+
+
+def test_latencies_of_several_numbers_of_jobs_have_panels_of_their_own_beside_one_alone_on_one_scale() -> None:
+    rows = []
+    for rate, (scenario, degree) in itertools.product((25, 50, 75), (("serial", 1), ("naive", 2), ("naive", 4))):
+        own = params("infer", unit="requests", given_rate="true", rate_per_s=f"{rate}.0")
+        jobs = [job(index, own, None, metrics={"latency_mean_ms": 1.0 * rate}) for index in range(degree)]
+        rows.append(row(scenario, tuple(jobs), metrics={"latency_mean_worst_ms": 1.0 * degree * rate}))
+    (found,) = sketches(*rows).values()
+    drawn = {title: axes for title, axes in panels(found).items() if "latency" in title}
+    assert {title: lines(axes) for title, axes in drawn.items()} == {
+        f"mean latency of the slowest job, {degree} jobs": [
+            [(rate, each * rate) for rate in (25, 50, 75)] for each in (1, degree)
+        ]
+        for degree in (2, 4)
+    }
+    assert len({axes.get_ylim() for axes in drawn.values()}) == 1
 
 
 def on_instance(profile: str, rate: float) -> Any:

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from pipeline.base.modes import mode_of
+from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import Group, Result
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
+from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.page.answer import setup
 from pipeline.report.read import labels, rows
 from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
@@ -57,6 +60,69 @@ def test_of_an_incomplete_block_the_larger_part_counts_and_never_a_mixture() -> 
     assert {r.boot_id for r in found.rows} == {"boot-1"}
     assert found.blocks[0].num_missing == 1
     assert found.num_complete_blocks == 0
+
+
+def test_where_a_unit_is_a_case_each_case_of_a_block_comes_from_a_gpu_of_its_own() -> None:
+    def case(number: int, gpu: str, block: int) -> list[Row]:
+        own = params(f"workload{number}")
+        facts = {"plan": "p", "case": str(number), "plan_groups": "8", "unit": "1"}
+        more: dict[str, Any] = {"gpu_uuid": gpu, "facts": facts, "own": own, "block": block}
+        return [copies("serial", 1, 10.0, **more), copies("naive", 2, 6.0, **more)]
+
+    found = study(*case(1, "GPU-1", 1), *case(2, "GPU-2", 1), *case(1, "GPU-1", 2), *case(2, "GPU-1", 2))
+    assert len(found.rows) == found.num_planned == 8
+    assert not found.left_out
+    assert [(each.number, each.gpu_uuid, each.num_groups, each.num_missing) for each in found.blocks] == [
+        *((1, "GPU-1", 2, 0), (2, "GPU-1", 4, 0)),
+        (3, "GPU-2", 2, 0),
+    ]
+    ratios = [cell.values[SPEEDUP] for cell in cells_of(found) if cell.degree == 2 and cell.mode == "naive"]
+    assert ratios == [{1: 1.2, 2: 1.2}, {2: 1.2, 3: 1.2}]
+
+
+def of_company(beside: str, rate: float, block: int, **changes: Any) -> Row:
+    settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "steady, 5 s after 1 s"), ("GPUs beside", beside))
+    facts = {"plan": f"plan{beside}", "plan_groups": "3", "unit": str(block)}
+    start_ms = 1000 * block + len(beside)
+    return copies("naive", 2, rate, block, settings=settings, facts=facts, start_ms=start_ms, **changes)
+
+
+def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_one_gpu() -> None:
+    alone = [of_company("", 10.0 * block, block) for block in (1, 2, 3)]
+    company = [of_company("3", 9.0 * block, block) for block in (1, 2)]
+    found = study(*alone, *company, of_company("3", 99.0, 3, gpu_uuid="GPU-2"))
+    assert not found.left_out
+    assert found.num_planned == len(found.rows) == 6
+    assert [(cell.case.setting, len(cell.gpus)) for cell in cells_of(found)] == [("", 3), ("GPUs beside 3", 3)]
+    (kept,) = other_gpus.kept(found)
+    assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
+    assert kept.sentence.endswith("at 0.900 of its speed while 3 other GPUs work.")
+    assert not list(other_gpus.kept(study(*alone)))
+
+
+def on_host(store: int, **facts: str) -> list[Row]:
+    kind = {"cpu_model": "Xeon", "cpus": "16", "power_limit_w": "700", "driver_version": "580.1"}
+    more: dict[str, Any] = {"facts": kind | facts, "gpu_uuid": f"GPU-{store}", "start_ms": store}
+    return [copies("serial", 1, 10.0 * store, **more), copies("naive", 2, 6.0 * store, **more)]
+
+
+def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
+    stores = (on_host(1), on_host(2, driver_version="590.2"), on_host(3))
+    found = study_of("e", *stores, pools_hosts=False)
+    assert [(cell.case.setting, cell.mode, sorted(cell.gpus)) for cell in cells_of(found) if cell.degree == 2] == [
+        (f"host driver {driver}", mode, blocks)
+        for driver, blocks in (("580.1", [1, 3]), ("590.2", [2]))
+        for mode in ("serial", "naive")
+    ]
+    assert "The hosts of NVIDIA H100 80GB HBM3 differ in driver; their blocks are cells of their own" in str(
+        setup(found)
+    )
+    pooled = study_of("e", *stores, pools_hosts=True)
+    assert {(cell.case.setting, len(cell.gpus)) for cell in cells_of(pooled)} == {("", 3)}
+    assert "differ in driver; their blocks count as repeats of each other" in str(setup(pooled))
+    alike = study_of("e", on_host(1), on_host(2), pools_hosts=False)
+    assert {cell.case.setting for cell in cells_of(alike)} == {""}
+    assert "hosts" not in str(setup(alike))
 
 
 def test_a_half_run_study_says_which_blocks_lack_groups() -> None:

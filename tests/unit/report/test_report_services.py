@@ -14,6 +14,7 @@ from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import beside, gain, mixes
 from pipeline.report.page.answer import answer
 from pipeline.report.page.services import beside_table, objective_table
+from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import JobRow, Row
 from tests.report_rows import job, params, row, study
 
@@ -50,10 +51,16 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
     ]
     table = objective_table(cells_of(study(*rows)))
     assert [line[1:4] + line[4:] for line in table.rows] == [
-        (1, "serial", "p99 within 50.0 ms", 400, 400, "15", None),
-        (4, "naive", "p99 within 50.0 ms", 50, 200, "18", 100),
-        (4, "MPS", "p99 within 50.0 ms", 100, 400, "24", 200),
+        (1, "serial", "p99 within 50 ms", 400, 400, "15", None),
+        (4, "naive", "p99 within 50 ms", 50, 200, "18", 100),
+        (4, "MPS", "p99 within 50 ms", 100, 400, "24", 200),
     ]
+    (said,) = answer(study(*rows), cells_of(study(*rows)), [])
+    assert "infer answers 400 requests/s alone, 200 requests/s in 4 jobs (naive) and 400 requests/s in 4 j" in said
+    speed = next(
+        table for table in every_table(study(*rows), cells_of(study(*rows)), [], [], []) if table.name == "speed"
+    )
+    assert {line[1:3] for line in speed.rows} == {(1, "serial"), (4, "naive"), (4, "MPS")}
 
 
 def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
