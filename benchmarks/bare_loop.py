@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.records import WindowKind
@@ -23,6 +24,20 @@ from pipeline.launch import events
 from pipeline.observe.throughput import figures
 
 _MPS_CONTROL = "nvidia-cuda-mps-control"
+PEAK_MEMORY = "memory_allocated_peak_mib"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What several copies of a program reached.
+
+    Attributes:
+        rate: of all together, in units of work per second.
+        peak_mib: the largest peak of memory that a copy's torch allocated on a GPU; `None` without a GPU.
+    """
+
+    rate: float
+    peak_mib: float | None
 
 
 @contextmanager
@@ -41,8 +56,8 @@ def mps() -> Iterator[Mapping[str, str]]:
 
 def throughput(
     argv: Sequence[str], num_jobs: int, environ: Mapping[str, str], *, settle_s: float, seconds: float
-) -> float:
-    """Aggregate samples/s of `num_jobs` copies of a script in one common window, by their own event files.
+) -> Measured:
+    """Measure `num_jobs` copies of a script in one common window, by their own event files.
 
     Args:
         argv: script and arguments, without the interpreter.
@@ -70,7 +85,10 @@ def throughput(
                 raise RuntimeError(f"a job of the bare loop ended with status {process.returncode}")
         window = (stop_ns - int(seconds * 1e9), stop_ns)
         logs = [events.read(folder / str(index) / "events.jsonl") for index in range(num_jobs)]
-        return sum(figures(WindowKind.STEADY, SAMPLES, log, window)[rate_of(SAMPLES)] for log in logs)
+        return Measured(
+            rate=sum(figures(WindowKind.STEADY, SAMPLES, log, window)[rate_of(SAMPLES)] for log in logs),
+            peak_mib=max((one[-1] for log in logs for one in log.metrics if one[0] == PEAK_MEMORY), default=None),
+        )
 
 
 def _start(argv: Sequence[str], index: int, folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

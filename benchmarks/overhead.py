@@ -159,14 +159,15 @@ def gap(folder: Path, runs: int) -> list[str]:
 
 
 def throughput(folder: Path, options: argparse.Namespace) -> list[str]:
-    """Aggregate samples/s of the orchestrator, and of a second bare loop, over a bare loop's, round by round.
+    """Aggregate rate of the orchestrator, and of a second bare loop, over a bare loop's, round by round.
 
-    The second bare loop shows how far two equal measurements lie apart on this machine.
+    Peaks of memory are those that torch counted, of the job with the largest. The second bare loop shows how far two
+    equal measurements lie apart on this machine.
     """
     lines = [
         "| workload | jobs | scenario | bare loop, work/s (median) | orchestrator / bare loop (median, min - max) "
-        "| bare loop / bare loop | start skew, ms | own CPU, % |",
-        "|---|---|---|---|---|---|---|---|",
+        "| bare loop / bare loop | peak memory of a job, over a bare loop's | start skew, ms | own CPU, % |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in itertools.product(options.workload, options.degrees, options.scenario):
         lines.append(_paired(folder / "mlruns", *case, options))
@@ -188,6 +189,7 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
     job = job_of(overrides)
     window = {"settle_s": options.settle, "seconds": options.seconds}
     rates: dict[str, list[float]] = {"bare": [], "orchestrator": [], "bare again": []}
+    peaks: dict[str, list[float | None]] = {side: [] for side in rates}
     rows = []
     for turn in range(options.pairs):
         sides = list(rates)
@@ -196,17 +198,33 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
                 run(*overrides, "baseline=never", root=root)
                 rows.append(results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1])
                 rates[side].append(float(rows[-1][f"metrics.{units.total_of(job.unit)}"]))
+                peaks[side].append(_peak_mib(root, rows[-1]["run_id"]))
             else:
                 with bare_loop.mps() if scenario == "mps" else nullcontext(os.environ) as environ:
-                    rates[side].append(bare_loop.throughput(job.argv, degree, environ, **window))
+                    measured = bare_loop.throughput(job.argv, degree, environ, **window)
+                rates[side].append(measured.rate)
+                peaks[side].append(measured.peak_mib)
         print(f"{workload} x{degree} {scenario}: {', '.join(f'{s} {r[-1]:.0f}' for s, r in rates.items())}", flush=True)
     bare = rates.pop("bare")
-    ratios = " | ".join(_spread([one / base for one, base in zip(side, bare, strict=True)]) for side in rates.values())
+    ratios = " | ".join(_ratios(side, bare) for side in rates.values())
+    memory = _ratios(peaks["orchestrator"], peaks["bare"])
     skew, cpu = (
         statistics.median(float(row[f"metrics.{name}"]) for row in rows)
         for name in ("start_skew_ms", "orchestrator_cpu_pct")
     )
-    return f"| {workload} | {degree} | {scenario} | {statistics.median(bare):.0f} | {ratios} | {skew:.1f} | {cpu:.2f} |"
+    case = f"{workload} | {degree} | {scenario} | {statistics.median(bare):.0f}"
+    return f"| {case} | {ratios} | {memory} | {skew:.1f} | {cpu:.2f} |"
+
+
+def _peak_mib(root: Path, group: str) -> float | None:
+    jobs = results.load(root, EXPERIMENT)
+    column = f"metrics.{bare_loop.PEAK_MEMORY}"
+    return float(jobs.loc[jobs["group.run_id"] == group, column].max()) if column in jobs else None
+
+
+def _ratios(values: Sequence[float | None], over: Sequence[float | None]) -> str:
+    ratios = [one / base for one, base in zip(values, over, strict=True) if one is not None and base is not None]
+    return _spread(ratios) if ratios else "-"
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -166,7 +166,7 @@ def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None
 
     DCGM counts on its own: its ids need not be NVML's, and those of instances change with the layout.
     """
-    uuid = watch.device.uuid
+    uuid = watch.device.gpu_uuid
     listed = _answer(dcgmi, "discovery", "-l")
     gpu = next((int(number) for number, listed_uuid in _LISTED_GPU.findall(listed) if listed_uuid == uuid), None)
     if gpu is None:

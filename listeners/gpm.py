@@ -49,9 +49,9 @@ class GpmListener(PollingListener):
         device = self.gpu(watch)
         with nvml.session(), ExitStack() as stack:
             try:
-                gpu = _pynvml().nvmlDeviceGetHandleByUUID(device.uuid)
+                gpu = _pynvml().nvmlDeviceGetHandleByUUID(device.gpu_uuid)
             except _pynvml().NVMLError as error:
-                raise ListenerError(f"listener gpm: NVML does not give GPU {device.uuid}: {error}") from error
+                raise ListenerError(f"listener gpm: NVML does not give GPU {device.gpu_uuid}: {error}") from error
             _check_support(gpu, device.name)
             counters = _open(gpu, sorted({slot.gi_id for slot in watch.slots if slot.gi_id is not None}), stack)
             time.sleep(_APART_S)

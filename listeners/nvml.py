@@ -88,7 +88,7 @@ class NvmlListener(PollingListener):
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
         device = self.gpu(watch)
         with nvml.session():
-            reader = nvml.GpuReader(device.uuid)
+            reader = nvml.GpuReader(device.gpu_uuid)
             used = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
             yield lambda: self._read(reader, used, watch.pids())
 

@@ -54,7 +54,7 @@ class SmiListener(ProgramListener):
             if not columns:
                 raise ListenerError(f"listener {self.name}: {program} knows none of the requested columns")
             query, every = f"--query-gpu={','.join(columns)}", str(self.interval_ms)
-            argv = [program, query, "--format=csv,nounits", "-i", device.uuid, "-lms", every]
+            argv = [program, query, "--format=csv,nounits", "-i", device.gpu_uuid, "-lms", every]
             table = _Table(columns)
             with self.started(argv) as nvidia_smi:
                 for t_ns, readings in self.rows(nvidia_smi, table.read, stop):

@@ -22,7 +22,7 @@ from pipeline.clean import held_folder
 from pipeline.launch.state import JobState
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.chosen import choose, granted
+from pipeline.prepare.device.chosen import choose, granted, with_mig_devices
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
@@ -56,8 +56,10 @@ class Rehearsal:
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
         remedy = "; gpu.count=NUMBER makes a machine with more"
-        uuid = choose(*_asked(config), counted, remedy).uuid
-        device = next(each for each in of_model if each.uuid == uuid)
+        key, selector = _asked(config)
+        chosen = choose(key, selector, with_mig_devices(selector, counted), remedy)
+        index = next(each.index for each in of_model if each.uuid == chosen.gpu_uuid)
+        device = dataclasses.replace(chosen, index=index)
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
     def charge(

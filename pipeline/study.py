@@ -8,7 +8,8 @@ import logging
 import operator
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal, summary
-from pipeline.base import host, interrupts, layout, programs, words
+from pipeline.base import factory, host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
+from pipeline.base.protocols import Exporter, Showing
 from pipeline.base.records import Device, Group, Plan, Result, Resume
 from pipeline.base.words import counted, duration
 from pipeline.clean.journal import Journal, replay
@@ -28,6 +30,7 @@ from pipeline.observe import failures, phases
 from pipeline.observe.compare import Comparison
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.observation import Watched
 from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import check, describe, feasible, read, units
@@ -53,8 +56,8 @@ log = logging.getLogger(__name__)
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
-    *("tracking", "listeners", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
-    *("wait", "wait_limit_s", "unit", "plan_file"),
+    *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
+    *("wait", "wait_limit_s", "unit", "unit_of", "plan_file", "only"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
 
@@ -89,7 +92,8 @@ def _execute(composed: Sequence[DictConfig], engine: Engine | None, *, is_sweep:
                 return engine(asked, stack)
             if asked.config.dry_run:
                 return preview(asked)
-            return _begun(asked, stack).run(stack)
+            showing = stack.enter_context(asked.exporter.serving())
+            return _begun(asked, stack).run(stack, showing)
     except CollocationError as error:
         words.say(f"error: {error}")
         return 1 if outcome.has_started else 2
@@ -133,6 +137,7 @@ class Asked:
     Attributes:
         sender: the process that speaks to the store; `None` for a dry run that asks it nothing.
         simulated: the machine to rehearse on, if it is not a real one.
+        exporter: what shows the study while it runs.
         reproduction: the group to run again, if it is only that.
         differences: what was said of how that group differs from the original.
     """
@@ -141,6 +146,7 @@ class Asked:
     is_sweep: bool
     sender: Sender | None
     simulated: Rehearsal | None
+    exporter: Exporter
     reproduction: Reproduction | None
     differences: str = ""
 
@@ -173,6 +179,7 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
     first = configs[0]
     _check_same(configs)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
+    exporter: Exporter = factory.instance(factory.spec_of(first.exporter, without=frozenset({"name"})))
     sender = reproduction = None
     resumes, reproduces = first.resume != Resume.NO, first.reproduce is not None
     if not first.dry_run or resumes or reproduces or _has_store(first):
@@ -182,7 +189,14 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
             reproduction = reproduce.prepare(composed[0], first, sender, stack)
             configs = [reproduction.config]
     simulated = stack.enter_context(rehearsal.prepared(configs))
-    return Asked(configs=configs, is_sweep=is_sweep, sender=sender, simulated=simulated, reproduction=reproduction)
+    return Asked(
+        configs=configs,
+        is_sweep=is_sweep,
+        sender=sender,
+        simulated=simulated,
+        exporter=exporter,
+        reproduction=reproduction,
+    )
 
 
 Engine = Callable[[Asked, UndoStack], int]
@@ -333,7 +347,7 @@ class _Study:
             _undo(device, gpu)
             lease.refuse_strangers(device, gpu.tolerate)
 
-    def run(self, stack: UndoStack) -> int:
+    def run(self, stack: UndoStack, showing: Showing) -> int:
         """Open the store, run what is to run, show what was found."""
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
@@ -356,7 +370,7 @@ class _Study:
         begin_s = time.monotonic()
         try:
             self._take_in(known)
-            self._run(groups, view, warm_start)
+            self._run(groups, view, warm_start, showing)
         finally:
             with interrupts.held():
                 self._finish()
@@ -408,13 +422,18 @@ class _Study:
             warm_start.begin(workload, self.inventory.interpreters[workload.env])
         return warm_start
 
-    def _run(self, groups: Sequence[Group], view: PlainView, warm_start: WarmStart) -> None:
+    def _run(self, groups: Sequence[Group], view: PlainView, warm_start: WarmStart, showing: Showing) -> None:
+        @contextmanager
+        def watch(group: Group, watched: Watched) -> Iterator[None]:
+            with view.watch(group, watched), showing(group, watched):
+                yield
+
         shared = executor.Shared(
             inventory=self.inventory,
             spool=self.spool,
             sender=self.sender,
             warm_start=warm_start,
-            view=view.watch,
+            view=watch,
             rehearsal=self.asked.simulated,
         )
         begin_s, limit_s = time.monotonic(), self.config.time_limit_s

@@ -39,7 +39,10 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
                 handler.answer({"op": "amend", "spool": str(path)})
                 _say(f"sent {path}")
         except Exception as error:  # noqa: BLE001  what fails, however it does, must not keep the others back
-            failures.append(f"{path}: {sentence(error)}")
+            if path.exists():
+                failures.append(f"{path}: {sentence(error)}")
+            else:
+                _say(f"sent {path} (by another process)")
     handler.tidy()
     for folder in found.busy:
         _say(f"left {folder}: it is being written")

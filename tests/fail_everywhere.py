@@ -1,13 +1,14 @@
 """Fails a study at each of its side effects, one after another, and looks at what is left.
 
-    python -m tests.fail_everywhere --scenario naive mps mig mig_mps --how exception sigterm sigkill --stride 1
+    python -m tests.fail_everywhere --scenario naive mps mig mig_mps by_hand --how exception sigterm sigkill --stride 1
 
 A side effect is what the orchestrator does to the machine from the moment on which it holds the GPU: a process that it
 starts or signals, a file or folder that it writes, renames or removes, a socket that it binds. At the k-th one it gets
 an exception, SIGTERM or SIGKILL, for k = 1, 2, ... until a study comes to its end unharmed. Then `pipeline.gpu clean`
 is the next start, and the simulated GPU must equal its snapshot, no process of the study may live, no folder be left,
-and in the end every MLflow run be terminal. Everything runs as a user runs it, but for the audit hook, and that the
-processes are forks (`tests/forks.py`).
+and in the end every MLflow run be terminal. `by_hand` fails `pipeline.gpu create` and `destroy` in the same way: the
+GPU is then as it was found or as it was asked for, or becomes that when the command is run again. It all runs as a user
+runs it, but for the audit hook, and that the processes are forks (`tests/forks.py`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state import Gpu, StateFile
 from tests import forks
 
 SCENARIOS = ("naive", "mps", "mig", "mig_mps")
+BY_HAND = "by_hand"
 HOWS = ("exception", "sigterm", "sigkill")
 _VARIABLE = "FAIL_EVERYWHERE"
 _LAST_S = 20.0
+_LAYOUT = "3g,1g"
 _SHORT = ["baseline=never", "window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
-# In the orchestrator, before run.py: counts what it does, and fails once.
+# In the orchestrator, before run.py or a module of the project: counts what it does, and fails once.
 _CHILD = """
 import os, runpy, signal, sys
 at, how, count_file = int(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1)
@@ -73,9 +76,13 @@ def hear(event, arguments):
     os.kill(main, signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
 
 sys.addaudithook(hear)
-sys.argv[0] = os.path.abspath("run.py")
 sys.path[0] = os.getcwd()
-runpy.run_path(sys.argv[0], run_name="__main__")
+if sys.argv[1] == "-m":
+    sys.argv[:] = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    sys.argv[0] = os.path.abspath("run.py")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -121,18 +128,56 @@ class Bench:
         """Where a study says which side effect it failed at."""
         return self.folder / "reached"
 
-    def snapshot(self) -> list[dict[str, object]]:
+    def snapshot(self) -> tuple[Gpu, ...]:
         """The GPUs of the machine as they are, without processes that have ended."""
-        return [dataclasses.asdict(gpu) for gpu in StateFile(self.machine).read().gpus]
+        return StateFile(self.machine).read().gpus
 
-    def journals(self) -> list[Path]:
-        """Journals that hold a step."""
-        return [path for path in (self.folder / "locks").rglob("*.journal") if path.stat().st_size]
+    def journals(self, suffix: str = ".journal") -> list[Path]:
+        """Journals that hold a step; `.by-hand` are those of what was made to stay."""
+        return [path for path in (self.folder / "locks").rglob(f"*{suffix}") if path.stat().st_size]
 
     def clean(self) -> subprocess.CompletedProcess[str]:
         """The next start."""
-        command = ["-m", "pipeline.gpu", "clean", "--machine", self.machine, "--lock-dir", self.folder / "locks"]
-        return forks.run(*command)
+        return self.command("clean")
+
+    def command(self, *words: str, at: int = 0, how: str = "") -> subprocess.CompletedProcess[str]:
+        """A command of `pipeline.gpu`, which fails at its `at`-th side effect, if that is not 0."""
+        gpu = ["-m", "pipeline.gpu", *words, "--machine", self.machine, "--lock-dir", self.folder / "locks"]
+        return forks.run(*([self.folder / "child.py", at, how, self.reached] if at else []), *gpu)
+
+    def try_by_hand(self, command: str, at: int, how: str, before: object, made: object, tally: Tally) -> bool:
+        """Fail `create`, or `destroy` of what was made, at one point; whether it got as far. Ends as `before`."""
+        self.reached.unlink(missing_ok=True)
+        words, wanted = (["create", _LAYOUT], made) if command == "create" else (["destroy"], before)
+        if command == "destroy":
+            self.command("create", _LAYOUT)
+        done = self.command(*words, at=at, how=how)
+        is_reached = self.reached.exists()
+        where = f"{command}, {how} at {self.reached.read_text() if is_reached else 'no point'}"
+        if is_reached:
+            tally.points += 1
+            if how != "sigkill" and self.journals(".journal"):
+                tally.left_to_clean.append(where)
+            found = self.snapshot()
+            # Every other time nobody cleans up before the command is run again.
+            if at % 2 and (cleaned := self.clean()).returncode != 0:
+                tally.problems.append(f"{where}: clean ended with {cleaned.returncode}: {cleaned.stdout}")
+            if at % 2 and command == "create" and self.snapshot() != (made if self.journals(".by-hand") else before):
+                tally.problems.append(f"{where}: after cleaning the GPU is {self.snapshot()}")
+            if at % 2 and command == "destroy" and self.snapshot() != found:
+                tally.problems.append(f"{where}: clean took what was made by hand: {self.snapshot()}")
+            is_made = command == "create" and bool(self.journals(".by-hand"))
+            done = self.command(*words)
+            if done.returncode != (2 if is_made else 0):
+                tally.problems.append(f"{where}: again ended with {done.returncode}: {done.stdout}{done.stderr}")
+        elif done.returncode != 0:
+            tally.problems.append(f"{where} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        if self.snapshot() != wanted or self.journals(".journal"):
+            tally.problems.append(f"{where}: the GPU is {self.snapshot()}")
+        self.command("destroy")
+        if self.snapshot() != before or self.journals(".by-hand"):
+            tally.problems.append(f"{where}: after destroy the GPU is {self.snapshot()}")
+        return is_reached
 
     def try_point(self, scenario: str, at: int, how: str, before: object, tally: Tally) -> bool:
         """Fail at one point and look; returns whether the study got as far as that."""
@@ -235,10 +280,25 @@ def fail_everywhere(
     return tally
 
 
+def fail_by_hand(bench: Bench, how: str, *, first: int = 1, stride: int = 1, most: int | None = None) -> Tally:
+    """Fail `create` and `destroy` at every `stride`-th side effect; at `most` of them each, if given."""
+    tally = Tally()
+    before = bench.snapshot()
+    bench.command("create", _LAYOUT)
+    made = bench.snapshot()
+    bench.command("destroy")
+    for command in ("create", "destroy"):
+        end = None if most is None else tally.points + most
+        at = first
+        while tally.points != end and bench.try_by_hand(command, at, how, before, made, tally):
+            at += stride
+    return tally
+
+
 def main() -> int:
     """Print a line for each scenario and way to fail; the exit status says whether anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    parser.add_argument("--scenario", nargs="+", choices=(*SCENARIOS, BY_HAND), default=(*SCENARIOS, BY_HAND))
     parser.add_argument("--how", nargs="+", choices=HOWS, default=HOWS)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1)
@@ -247,7 +307,13 @@ def main() -> int:
     for scenario in options.scenario:
         for how in options.how:
             with tempfile.TemporaryDirectory(prefix="fail-") as folder:
-                tally = fail_everywhere(Bench(Path(folder)), scenario, how, first=options.first, stride=options.stride)
+                points = {"first": options.first, "stride": options.stride}
+                bench = Bench(Path(folder))
+                tally = (
+                    fail_by_hand(bench, how, **points)
+                    if scenario == BY_HAND
+                    else fail_everywhere(bench, scenario, how, **points)
+                )
             row = {"scenario": scenario, "how": how} | dataclasses.asdict(tally)
             print(json.dumps(row), flush=True)
             is_wrong = is_wrong or bool(tally.problems)

@@ -337,7 +337,10 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
     sys.path[:] = [first, *paths, *_OWN_PATH]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is the program that is interrupted
+    # From here on it is the program that is interrupted. A script of ours handles that itself in its first lines; what
+    # comes before them ends silently here, where an interpreter would say which of its own modules it was in.
+    is_script = argv[0] not in ("-m", "-c")
+    signal.signal(signal.SIGINT, signal.SIG_DFL if is_script else signal.default_int_handler)
     try:
         with _exit_status() as status:
             if argv[0] == "-m":

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from pipeline.base.records import Device
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+CPU_PREFIX = "CPU-"
+"""How the UUID of a device begins that is no GPU."""
 _SYSTEM = Path("/sys/devices/system")
 
 
@@ -90,7 +92,7 @@ def boot_id() -> str:
 
 def cpu_device() -> Device:
     """The CPUs of this machine as a device."""
-    return Device(kind="cpu", uuid=f"CPU-{platform.node()}", name=cpu_model())
+    return Device(kind="cpu", uuid=f"{CPU_PREFIX}{platform.node()}", name=cpu_model())
 
 
 def machine() -> dict[str, str]:

@@ -127,6 +127,14 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(list(overrides), None) for job in batch]
 
 
+def loader_of(folder: Path) -> Any:
+    """What reads the files of a folder of configuration."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+
+    return ConfigLoaderImpl(create_config_search_path(str(folder)))
+
+
 def schema_of(loader: Any, group: str, choice: str) -> str:
     """The schema that a choice of a group extends, be it through others of the group; empty without one."""
     found = loader.repository.load_config(f"{group}/{choice}")

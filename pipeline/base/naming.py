@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pipeline.base.modes import mode_of
+from pipeline.base.records import NEIGHBOURS
 from pipeline.base.units import GIVEN_RATE
 
 FLAG = "flags."
@@ -27,6 +28,8 @@ _PREFIXES = ("job.", "place.")
 # Says too little to a reader, and is told by the environment, or by a few digits at the end.
 _UNSAID = "environment_digest"
 _PROFILER = "profiler"
+_WHOLE = re.compile(r"^(-?\d+)\.0$")
+"""A fraction of ours that is none, such as a rate of 50.0; flags of scripts are said as they were given."""
 _MANY = 70  # characters of options
 _LONGEST = 120  # of a name: a database keeps 250 characters of it, a folder 255
 
@@ -53,7 +56,11 @@ class GroupFacts:
 
 def own_params(params: Mapping[str, str]) -> dict[str, str]:
     """The params of a job's run that say what its program computes."""
-    return {key: value for key, value in params.items() if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)}
+    return {
+        key: value if key.startswith(FLAG) else _WHOLE.sub(r"\1", value)
+        for key, value in params.items()
+        if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)
+    }
 
 
 def as_flags(params: Mapping[str, str]) -> dict[str, str]:
@@ -121,7 +128,8 @@ def _name(
     given = dict(mode_of(group.scenario).naming(group.options.items())).keys() | options
     told = {key: value for key, value in group.options.items() if key in given and key != _PROFILER}
     parts += [_word(key, value) for key, value in told.items() if value not in ("auto", (), [])]
-    parts += [_word(key, group.settings[key]) for key in settings if group.settings[key]]
+    # What loads the device beside the jobs is said of every group that has it.
+    parts += [_word(key, value) for key in dict.fromkeys([*settings, NEIGHBOURS]) if (value := group.settings.get(key))]
     if profiler := group.options.get(_PROFILER):
         assert isinstance(profiler, list | tuple)
         parts += [str(profiler[0]), *(_word(*each) for each in profiler[1:] if _PROFILER in options)]

@@ -51,6 +51,7 @@ def normalise(
     jobs: Sequence[Compared],
     *,
     is_sequential: bool = False,
+    has_neighbours: bool = False,
     serial_s: float | None = None,
     makespan_s: float | None = None,
 ) -> dict[str, float]:
@@ -63,6 +64,7 @@ def normalise(
         window: what was measured.
         jobs: those of the group.
         is_sequential: whether they ran one after another after all.
+        has_neighbours: whether others took their share of the device: then there is no speed-up, nor fairness.
         serial_s: of a fixed amount of work: total time of the same jobs really executed one after another; the sum of
             their times alone if that was not measured.
         makespan_s: of a fixed amount of work: total time of the jobs together.
@@ -77,7 +79,7 @@ def normalise(
         return found
     progress = [together / alone if is_rate else alone / together for together, alone in known]
     found[SLOWDOWN] = 1 / min(progress)
-    if len(own) < len(jobs):
+    if len(own) < len(jobs) or has_neighbours:
         return found
     if is_rate:
         found[SPEEDUP] = sum(progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -78,6 +78,22 @@ class Watch(Protocol):
         """Job index to PID of its leading process, for the jobs that are alive now."""
 
 
+class Live(Watch, Protocol):
+    """What can be shown of a group while it runs."""
+
+    @property
+    def folder(self) -> Path:
+        """That of the group, which holds those of the jobs."""
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """All so far, in the order of their arrival; it grows while it is read."""
+
+    @property
+    def tables(self) -> Sequence[FieldTable]:
+        """The quantities of each listener."""
+
+
 class Listener(Protocol):
     """A sampler. Built with its interval and its own options."""
 
@@ -95,6 +111,21 @@ class Listener(Protocol):
 
         Raises:
             ListenerError: the source is missing or gives no sample in time; on exit, it died on the way.
+        """
+
+
+Showing = Callable[[Group, Live], AbstractContextManager[None]]
+"""Shows a group for the time that the context is open."""
+
+
+class Exporter(Protocol):
+    """What shows a study to other programs while it runs. Built with its own options, which it checks."""
+
+    def serving(self) -> AbstractContextManager[Showing]:
+        """Be there for whoever asks, from before the study touches anything until after its end.
+
+        Raises:
+            ConfigError: it cannot be, as when its port is taken.
         """
 
 

@@ -7,6 +7,7 @@ says `wall`; wall-clock times are labels, never subtracted from each other.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,11 +228,13 @@ class Job:
     Attributes:
         size: the mix letter it was asked for with, if any.
         entry: position in the mix that was asked for, also of a baseline that is this job alone.
+        is_neighbour: it starts before the jobs that are measured and is told to stop when they have ended.
     """
 
     index: int
     workload: Workload
     size: str | None = None
+    is_neighbour: bool = False
     entry: int = field(default=0, compare=False)
 
     @property
@@ -243,14 +246,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What jobs run on: one NVIDIA GPU, real or simulated, or the CPUs of this machine.
+    """What jobs run on: one NVIDIA GPU or a MIG device of one, real or simulated, or the CPUs of this machine.
 
     Attributes:
         kind: `nvidia`, `simulated` or `cpu`.
-        uuid: the GPU's UUID, or `CPU-<host name>`.
+        uuid: the GPU's UUID, or that of the MIG device (`MIG-...`), or `CPU-<host name>`.
+        index: of the GPU.
         memory_mib: of the device; `None` for the CPU.
         details: what else identifies it, for provenance (driver, CUDA version, ...).
         programs: absolute path by name of the programs that a simulated GPU has; no other may be run for it.
+        parent: of a MIG device, the UUID of its GPU, and below the ids of its GPU and compute instance.
     """
 
     kind: str
@@ -261,6 +266,14 @@ class Device:
     mig_enabled: bool = False
     details: tuple[tuple[str, str], ...] = ()
     programs: tuple[tuple[str, str], ...] = ()
+    parent: str | None = None
+    gi_id: int | None = None
+    ci_id: int | None = None
+
+    @property
+    def gpu_uuid(self) -> str:
+        """Of the GPU as a whole, which sensors and administrators know."""
+        return self.parent or self.uuid
 
     @property
     def is_gpu(self) -> bool:
@@ -307,6 +320,11 @@ class Slot:
     ci_id: int | None = None
     facts: tuple[tuple[str, str], ...] = ()
 
+    @classmethod
+    def on(cls, device: Device) -> Slot:
+        """All of a GPU or of a MIG device."""
+        return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
+
     @property
     def place(self) -> dict[str, str]:
         """Where its job runs, as the record and the report have it; only what there is."""
@@ -332,13 +350,21 @@ class Interpreter:
     to_build: str | None = None
 
 
+BESIDE = "GPUs beside"
+"""The setting that says how many other GPUs of the host worked; empty if none did."""
+NEIGHBOURS = "neighbours"
+"""The setting that says what runs beside the measured jobs; empty if nothing does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Jobs that run together once. The unit of execution, of an MLflow parent run and of `resume`.
+    """Jobs that run together once, neighbours last. The unit of execution, of an MLflow parent run and of `resume`.
 
     Attributes:
         number: position in the plan, from 1.
         block: the repeat, from 1; each block holds every group of the study once.
+        unit: what of the study one worker runs, from 1.
+        case: where a unit is one case of a block: which, from 1 and the same in every block. 0 where it is the block.
         sequential: run the jobs one after another (the serial baseline of a mix).
         key: of workloads, scenario, options and settings: the same for this group in every block.
         digest: of the key and the block.
@@ -370,10 +396,22 @@ class Group:
     settings_digest: str = ""
     key: str = ""
     program_digest: str = ""
+    unit: int = 0
+    case: int = 0
 
     @property
     def degree(self) -> int:
+        """How many jobs run, neighbours among them."""
         return len(self.jobs)
+
+    @property
+    def measured(self) -> tuple[Job, ...]:
+        """The jobs that are no neighbours."""
+        return tuple(job for job in self.jobs if not job.is_neighbour) if self.has_neighbours else self.jobs
+
+    @property
+    def has_neighbours(self) -> bool:
+        return bool(self.jobs) and self.jobs[-1].is_neighbour
 
     @property
     def is_of_different_programs(self) -> bool:
@@ -395,10 +433,26 @@ class Group:
             "window": self.window.words,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
-            "GPUs beside": str(self.gpu.beside or ""),
+            BESIDE: str(self.gpu.beside or ""),
+            NEIGHBOURS: self._neighbours_in_words,
             # On a simulated GPU, what is declared decides which groups run out of memory.
             "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
         }
+
+    @property
+    def _neighbours_in_words(self) -> str:
+        """`6x tiny`; a few digits follow the name of a program that no measured job runs."""
+        if not self.has_neighbours:
+            return ""
+        measured = {_told(job.workload) for job in self.measured}
+        names = Counter(
+            job.workload.name
+            if _told(job.workload) in measured
+            else f"{job.workload.name} {job.workload.program_digest[:6]}"
+            for job in self.jobs
+            if job.is_neighbour
+        )
+        return ", ".join(f"{number}x {name}" for name, number in names.items())
 
     @property
     def options(self) -> dict[str, object]:
@@ -413,6 +467,11 @@ class Group:
             told = [(key, value) for key, value in self.profiler.build.options if value and not is_program(key)]
             options["profiler"] = (self.profiler.name, *told)
         return options
+
+
+def _told(workload: Workload) -> tuple[object, ...]:
+    """What a program is told, but for how long."""
+    return (workload.name, *(param for param in workload.params if param[0] != "epochs"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,10 @@ class Tag(StrEnum):
     SPOOL_ID = f"{PREFIX}spool_id"
     INDEX = f"{PREFIX}index"
     SIZE = f"{PREFIX}size"
+    NEIGHBOUR = f"{PREFIX}neighbour"
     BLOCK = f"{PREFIX}block"
+    PLAN_UNIT = f"{PREFIX}plan_unit"
+    CASE = f"{PREFIX}case"  # where a unit of the plan is a case of a block
     SCENARIO = f"{PREFIX}scenario"
     PROFILER = f"{PREFIX}profiler"
     DEVICE = f"{PREFIX}device"

@@ -78,6 +78,11 @@ def joules_per(unit: str) -> str:
     return f"J/{one_in_words(unit)}"
 
 
+def rate_in_words(rate: float) -> str:
+    """A rate as people read it: 1841.7, 0.00516."""
+    return f"{rate:.1f}" if rate >= 10 else f"{rate:.3g}"
+
+
 def in_words(unit: str) -> str:
     """`particle turns`."""
     return unit.replace("_", " ")
@@ -89,4 +94,4 @@ def one_in_words(unit: str) -> str:
 
 
 def _one(unit: str) -> str:
-    return unit.removesuffix("s")
+    return unit.removesuffix("es" if unit.endswith(("ches", "shes", "sses", "xes")) else "s")

@@ -29,7 +29,10 @@ from pipeline.clean.own_file import JournalError
 
 _FOLDER = "collocation-journals-"
 _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
-_FILE_NAME = re.compile(r"(?P<device>[A-Za-z0-9_-]+)\.journal")
+_DEVICE = re.compile(r"[A-Za-z0-9_-]+")
+_LEFT = ".journal"
+BY_HAND = ".by-hand"
+"""Of the files that say how to undo what a user has made to stay; no start undoes it by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +78,13 @@ class Journal:
         folder: below which journals lie; the same for every user and every start, or a leftover would not be found.
         device_uuid: which device.
         programs: what its settings are put back with.
+        suffix: which of the files of a device: that of a study's steps, or `BY_HAND`.
     """
 
-    def __init__(self, folder: Path, device_uuid: str, programs: Programs | None = None) -> None:
+    def __init__(self, folder: Path, device_uuid: str, programs: Programs | None = None, suffix: str = _LEFT) -> None:
         self._programs = programs or Programs()
-        self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.journal"
+        name = re.sub("[^A-Za-z0-9-]", "_", device_uuid)
+        self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{name}{suffix}"
 
     def steps(self) -> tuple[Step, ...]:
         """What is left to undo, oldest first. Empty for a clean device."""
@@ -123,9 +128,17 @@ class Journal:
                 "clean up with the version that wrote it"
             )
         kind.undo(self._programs, **current.arguments)
+        self.keep(step)
+
+    def keep(self, step: Step) -> None:
+        """Forget a step without undoing it: what it has made is complete, and is to stay."""
         self._forget_step(step)
         if not self.steps():
             self.forget()
+
+    def hand_over(self, other: Journal) -> None:
+        """Let another journal of the device, which is empty, have all steps, at once: this one undoes them no more."""
+        own_file.move(self.path, other.path)
 
     def device_is_gone(self) -> tuple[Step, ...]:
         """Forget the steps that change the device, which does not exist any more; those that end processes stay."""
@@ -142,8 +155,8 @@ class Journal:
         own_file.remove(self.path)
 
     def others(self) -> list[Found]:
-        """The journals of this device that other users left."""
-        found = find(self.path.parent.parent)
+        """The files of this kind and device that other users left."""
+        found = find(self.path.parent.parent, self.path.suffix)
         return [each for each in found if each.path.name == self.path.name and not each.is_ours]
 
     def refuse_those_of_others(self) -> None:
@@ -167,17 +180,17 @@ class Journal:
             yield step
 
 
-def find(folder: Path) -> tuple[Found, ...]:
+def find(folder: Path, suffix: str = _LEFT) -> tuple[Found, ...]:
     """Every journal below a folder, of every user, in the order of the devices. Nothing in them is read."""
     found = []
-    for path in sorted(folder.glob(f"{_FOLDER}*/*.journal"), key=lambda path: path.name):
-        name = _FILE_NAME.fullmatch(path.name)
-        if name is None or not _FOLDER_NAME.fullmatch(path.parent.name):
+    for path in sorted(folder.glob(f"{_FOLDER}*/*{suffix}"), key=lambda path: path.name):
+        name = path.name.removesuffix(suffix)
+        if not _DEVICE.fullmatch(name) or not _FOLDER_NAME.fullmatch(path.parent.name):
             continue
         with suppress(OSError):
             uid = path.parent.lstat().st_uid
             is_ours = uid == os.geteuid() and path.parent.name == f"{_FOLDER}{uid}"
-            found.append(Found(path=path, device_uuid=name["device"], owner=_user_name(uid), is_ours=is_ours))
+            found.append(Found(path=path, device_uuid=name, owner=_user_name(uid), is_ours=is_ours))
     return tuple(found)
 
 

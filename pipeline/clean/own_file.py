@@ -71,6 +71,15 @@ def remove(path: Path) -> None:
         raise JournalError(f"cannot remove the journal {path}: {error.strerror}") from error
 
 
+def move(path: Path, to: Path) -> None:
+    """Give the file another name in its folder, at once; there must be no file of that name."""
+    try:
+        path.rename(to)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise JournalError(f"cannot rename the journal {path} to {to.name}: {error.strerror}") from error
+
+
 def _open(path: Path, flags: int) -> int:
     folder = _open_folder(path.parent, is_made=bool(flags & os.O_CREAT))
     try:

@@ -20,10 +20,13 @@ from pipeline.launch.requests import Requests
 
 @dataclass(slots=True)
 class Steps:
-    """Completed steps in the order of their completion: when, samples done since the start, and epoch, if counted."""
+    """Completed steps in the order of their completion: when, work done since the start, and epoch, if counted.
+
+    Work need not come in whole numbers.
+    """
 
     t_ns: list[int] = field(default_factory=list)
-    total: list[int] = field(default_factory=list)
+    total: list[float] = field(default_factory=list)
     epoch: list[int | None] = field(default_factory=list)
 
 
@@ -75,7 +78,7 @@ class JobProgress:
 
     phase: str
     epoch: int | None
-    total: int | None
+    total: float | None
     t_ns: int | None
 
 
@@ -108,7 +111,7 @@ def read_progress(path: Path) -> JobProgress:
             if event["event"] == "phase":
                 phase = str(event["name"])
             elif event["event"] == "step":
-                _add_step(step := Steps(), _count(event["t_ns"]), _count(event["total"]), event["epoch"])
+                _add_step(step := Steps(), _count(event["t_ns"]), _amount(event["total"]), event["epoch"])
                 epoch, total, t_ns = step.epoch[0], step.total[0], step.t_ns[0]
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
@@ -136,7 +139,7 @@ def _add(events: Events, event: dict[str, Any]) -> None:
     """
     kind = event["event"]
     if kind == "step":
-        _add_step(events.steps, _count(event["t_ns"]), _count(event["total"]), event["epoch"])
+        _add_step(events.steps, _count(event["t_ns"]), _amount(event["total"]), event["epoch"])
     elif kind == "epoch":
         seconds = _finite(event["seconds"])
         if seconds < 0:
@@ -164,7 +167,7 @@ def _add(events: Events, event: dict[str, Any]) -> None:
         raise ValueError(kind)
 
 
-def _add_step(steps: Steps, t_ns: int, total: int, epoch: Any) -> None:
+def _add_step(steps: Steps, t_ns: int, total: float, epoch: Any) -> None:
     if steps.t_ns and (t_ns < steps.t_ns[-1] or total < steps.total[-1]):
         raise ValueError("an earlier step, or fewer samples")
     number = None if epoch is None else _whole(epoch)
@@ -184,6 +187,14 @@ def _count(value: Any) -> int:
     if _whole(value) < 0:
         raise ValueError(value)
     return int(value)
+
+
+def _amount(value: Any) -> float:
+    if type(value) is float:
+        if not 0 <= value < math.inf:
+            raise ValueError(value)
+        return value
+    return _count(value)
 
 
 def _finite(value: Any) -> float:

@@ -28,6 +28,7 @@ from pipeline.launch.state import JobState, Started
 # From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
 _START_DELAY_NS = 50_000_000
 _TERM_GRACE_S = 5.0
+_LOOK_S = 0.05  # between two looks at what neighbours have done
 _UNKNOWN_STATUS = 255
 
 
@@ -119,7 +120,7 @@ class JobGroup:
             lambda: self.went_wrong or self._any_left() or all(state.said.is_ready for state in self.states),
             _deadline(self._limits.ready_s),
         )
-        self._notice_early("ended before it was ready")
+        self._notice_early(self.states, "ended before it was ready")
         if not in_time:
             for state in self.states:
                 if not state.said.is_ready:
@@ -131,44 +132,75 @@ class JobGroup:
     def measure(self, window: Window) -> None:
         """Release the jobs at one instant, wait through the window, and wait for their end.
 
+        Neighbours begin before the others are released, and are told to stop when these have ended.
+
         Returns when all jobs have ended, or as soon as one has gone wrong and the others are not to go on: then leaving
         the context ends them.
         """
-        start_ns = time.monotonic_ns() + _START_DELAY_NS
-        for state in self.states:
-            self._channel.send(state.job.index, type="go", start_ns=start_ns)
+        neighbours = [state for state in self.states if state.job.is_neighbour]
+        measured = [state for state in self.states if not state.job.is_neighbour]
+        if neighbours and not self._are_under_way(neighbours):
+            return
+        start_ns = self._release(measured)
         if window.kind is WindowKind.STEADY:
             length_ns = int((window.settle_s + window.seconds) * 1e9)
             self._channel.pump(self._any_left, start_ns + length_ns)
             if self._any_left():
-                self._notice_early("ended before it was told to stop")
+                self._notice_early(self.states)
                 return
-            self._stop()
+            self._stop(measured)
         else:
-            self._wait_end(self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s")
+            self._wait_end(measured, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s")
+        self._notice_early(neighbours)
+        if neighbours and not self.went_wrong:
+            self._stop(neighbours)
 
     @property
     def went_wrong(self) -> bool:
         return any(state.went_wrong for state in self.states)
 
-    def _stop(self) -> None:
+    def _release(self, states: Sequence[JobState]) -> int:
+        """Let jobs begin at one instant, which is returned."""
+        start_ns = time.monotonic_ns() + _START_DELAY_NS
+        for state in states:
+            self._channel.send(state.job.index, type="go", start_ns=start_ns)
+        return start_ns
+
+    def _are_under_way(self, neighbours: Sequence[JobState]) -> bool:
+        """Let neighbours begin, and wait until each has done a part of its work; returns whether they have."""
+        self._release(neighbours)
+        limit_ns, idle = _deadline(self._limits.ready_s), list(neighbours)
+        while idle and not self._any_left() and time.monotonic_ns() < limit_ns:
+            self._channel.pump(self._any_left, _deadline(_LOOK_S))
+            idle = [state for state in idle if events.read_progress(state.folder / layout.EVENTS).total is None]
+        self._notice_early(self.states)
+        for state in idle if not self.went_wrong else ():
+            state.notice(Result.TIMEOUT, f"a neighbour that made no step within {self._limits.ready_s:g} s")
+        return not self.went_wrong
+
+    def _stop(self, states: Sequence[JobState]) -> None:
         now = time.monotonic_ns()
-        for state in self.states:
+        for state in states:
             state.ended.told_ns = now
             self._channel.send(state.job.index, type="stop")
-        self._wait_end(self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s of being told to stop")
+        self._wait_end(states, self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s of being told to stop")
 
-    def _wait_end(self, limit_s: float, limit: str) -> None:
+    def _wait_end(self, states: Sequence[JobState], limit_s: float, limit: str) -> None:
+        """Wait until these jobs have ended, one has gone wrong, or another one that still ran has left."""
+        waited_for = {state.job.index for state in states}
+        others = [each for each in self.states if each.job.index not in waited_for and not each.has_left]
+
         def is_over() -> bool:
-            return self._all_ended() or (self.went_wrong and not self._goes_on)
+            has_ended = all(state.has_ended for state in states if state.pid is not None)
+            return has_ended or any(each.has_left for each in others) or (self.went_wrong and not self._goes_on)
 
         if not self._channel.pump(is_over, _deadline(limit_s)):
-            for state in self.states:
+            for state in states:
                 if not state.has_ended:
                     state.notice(Result.TIMEOUT, f"did not end within {limit}")
 
-    def _notice_early(self, reason: str) -> None:
-        for state in self.states:
+    def _notice_early(self, states: Sequence[JobState], reason: str = "ended before it was told to stop") -> None:
+        for state in states:
             if state.has_left and not state.went_wrong:
                 state.notice(Result.FAILED, reason)
 

@@ -107,6 +107,8 @@ class ForkServer:
             environ = inherited_environ(interpreter.environ) | {
                 processes.MARK_VARIABLE: _NO_MARK,
                 "OPENBLAS_NUM_THREADS": "1",
+                # of pyarrow, which pandas imports; read when it is loaded
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             }
             try:

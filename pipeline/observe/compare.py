@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.baselines import Baselines
 from pipeline.base.normalise import Compared, mean_of, normalise
-from pipeline.base.records import Group, Result
+from pipeline.base.records import NEIGHBOURS, Group, Result
 from pipeline.base.tags import Tag
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -51,7 +51,7 @@ class Comparison:
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK and Tag.STALLED not in row.tags:
-            jobs = list(zip(row.jobs, _first(row), strict=True))
+            jobs = list(zip(row.measured, _first(row), strict=True))
             self._baselines[comparable(row.group)].add(row, _digests(row), jobs)
             concerned = list(self._rows)
         changed = []
@@ -78,7 +78,7 @@ class Comparison:
         return [baselines.alone(digest, together) for digest in together]
 
     def _difference(self, row: GroupResult) -> str | None:
-        for job, (losses, outputs), runs in zip(row.jobs, _first(row), self._alone(row), strict=True):
+        for job, (losses, outputs), runs in zip(row.measured, _first(row), self._alone(row), strict=True):
             for _, (losses_alone, outputs_alone) in runs:
                 if difference := loss_difference(losses, losses_alone):
                     return f"the losses of job {job.job.name} differ from its solo run: {difference}"
@@ -105,14 +105,15 @@ def against_baseline(
         solo: by workload digest: the figures of a job alone.
         serial_makespan_s: of the same jobs really executed one after another, if that was measured.
     """
-    programs = [job.job.workload for job in row.jobs]
+    programs = [job.job.workload for job in row.measured]
     return normalise(
         row.group.window.kind,
         [
             Compared(program.unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
-            for program, job in zip(programs, row.jobs, strict=True)
+            for program, job in zip(programs, row.measured, strict=True)
         ],
         is_sequential=row.group.sequential,
+        has_neighbours=row.group.has_neighbours,
         serial_s=serial_makespan_s,
         makespan_s=row.metrics.get("makespan_s"),
     )
@@ -145,14 +146,15 @@ def output_difference(together: Sequence[float], alone: Sequence[float]) -> str 
 def _first(row: GroupResult) -> list[_First]:
     """What each job lost, or answered, first."""
     losses, outputs = (json.loads(row.tags.get(tag, "{}")) for tag in (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS))
-    indices = [str(job.job.index) for job in row.jobs]
+    indices = [str(job.job.index) for job in row.measured]
     return [(losses.get(index, []), outputs.get(index, [])) for index in indices]
 
 
 def _digests(row: GroupResult) -> tuple[str, ...]:
-    return tuple(job.workload.digest for job in row.group.jobs)
+    return tuple(job.workload.digest for job in row.group.measured)
 
 
 def comparable(group: Group) -> tuple[object, ...]:
-    """What a group and its baseline must share beside their workloads."""
-    return (group.block, group.device.uuid, *sorted(group.settings.items()), group.profiler)
+    """What a group and its baseline, which has no neighbours, must share beside their workloads."""
+    settings = {key: value for key, value in group.settings.items() if key != NEIGHBOURS}
+    return (group.block, group.device.uuid, *sorted(settings.items()), group.profiler)

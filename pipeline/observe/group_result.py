@@ -67,3 +67,8 @@ class GroupResult:
     tags: dict[str, str] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     spool_id: str | None = None
+
+    @property
+    def measured(self) -> tuple[JobResult, ...]:
+        """The jobs that are no neighbours."""
+        return tuple(job for job in self.jobs if not job.job.is_neighbour)

@@ -9,6 +9,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 
 from pipeline.base import layout, services, units
 from pipeline.base.normalise import compared_names
@@ -45,24 +46,26 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     for batch in seen.batches:
         logs = [log_of[state.job.index] for state in batch]
         said = [metric.read(state, log, whose, seen.wall_offset_ns) for state, log in zip(batch, logs, strict=True)]
-        window = _window(group, batch, logs, said)
+        measured = [not state.job.is_neighbour for state in batch]
+        own_states, own_logs = list(compress(batch, measured)), list(compress(logs, measured))
+        window = _window(group, own_states, own_logs, list(compress(said, measured)))
         if window is not None:
             windows.append(window)
-            stalls += _stalls(group, batch, logs, window)
-            late += _late_generators(batch, logs, window)
+            stalls += _stalls(group, own_states, own_logs, window)
+            late += _late_generators(own_states, own_logs, window)
         jobs += [_job(group, *each, window, seen, read) for each in zip(batch, logs, said, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
-    metrics = _group_metrics(group, jobs) if ending.result in _HAS_FIGURES else {}
+    own = [job for job in jobs if not job.job.is_neighbour]
+    metrics = _group_metrics(group, own, jobs) if ending.result in _HAS_FIGURES else {}
     of_device = sampled.figures(read.get(sampled.WHOLE, {}), seen.fields, windows)
-    rates = {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
-    metrics |= host.figures(jobs, of_device)
+    # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
+    rates = {} if group.has_neighbours else {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
+    metrics |= host.figures(own, of_device)
     metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= phases.group_metrics(seen.spans)
-    tags = dict(seen.tags) | _for_comparisons(jobs)
-    if damaged := {state.job.name: words for state in every if (words := _damaged(log_of[state.job.index]))}:
-        tags[Tag.DAMAGED] = ", ".join(f"{words} of job {name}" for name, words in damaged.items())
+    tags = dict(seen.tags) | _for_comparisons(own) | _damages(every, log_of)
     if seen.changed and not group.sequential and (shared := changed_files.shared(seen.changed.folder, whose, every)):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):
@@ -130,6 +133,12 @@ def _late_generators(states: Sequence[JobState], logs: Sequence[Events], window:
         asked = log.requests if state.job.workload.is_rate_given else None
         if asked is not None and (words := latency.late_generator(asked, window)) is not None:
             yield f"job {state.job.name}: {words}"
+
+
+def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
+    """The tag that says which jobs wrote what cannot be."""
+    damaged = {state.job.name: words for state in states if (words := _damaged(log_of[state.job.index]))}
+    return {Tag.DAMAGED: ", ".join(f"{words} of job {name}" for name, words in damaged.items())} if damaged else {}
 
 
 def _damaged(log: Events) -> str:
@@ -232,8 +241,9 @@ def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
     return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
 
 
-def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
+def _group_metrics(group: Group, jobs: Sequence[JobResult], every: Sequence[JobResult]) -> dict[str, float]:
+    """The figures of the jobs that are measured, and the work of those among `every` that are their neighbours."""
+    metrics = _of_neighbours([job.metrics for job in every if job.job.is_neighbour])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):
         lengths = [end - start for start, end in spans]
@@ -255,6 +265,14 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult]) -> dict[str, float]:
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
     # MLflow's page that compares runs opens on the metric that was logged first.
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: not units.units_in([name]))}
+
+
+def _of_neighbours(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """How fast the neighbours were together while others were measured, in each unit that all of them count."""
+    return {
+        f"neighbours_{units.total_of(unit)}": sum(metrics[units.rate_of(unit)] for metrics in neighbours)
+        for unit in units.shared(neighbours)
+    }
 
 
 def _totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.records import Device, Slot
-from pipeline.base.samples import Sample
+from pipeline.base.samples import FieldTable, Sample
 from pipeline.launch.jobs import JobGroup
 from pipeline.launch.state import JobState
 from pipeline.observe.changed_files import Changed
@@ -17,7 +17,7 @@ from pipeline.observe.group_result import Span
 
 @dataclass(slots=True)
 class Watched:
-    """What listeners (`pipeline.base.protocols.Watch`) and the live view see of the group that runs."""
+    """What listeners, the live view and exporters see of the group that runs (`pipeline.base.protocols.Live`)."""
 
     device: Device
     slots: Sequence[Slot]
@@ -25,6 +25,10 @@ class Watched:
     samples: Sequence[Sample]
     fields: Fields
     running: JobGroup | None = None
+
+    @property
+    def tables(self) -> Sequence[FieldTable]:
+        return self.fields.tables
 
     def pids(self) -> Mapping[int, int]:
         return self.running.pids() if self.running is not None else {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from pipeline.base import normalise, services, units
 from pipeline.base.modes import mode_of
-from pipeline.base.records import Group, Result
+from pipeline.base.records import NEIGHBOURS, Group, Result
 from pipeline.base.tags import Tag
 from pipeline.base.words import aligned, natural
 from pipeline.observe.fields import Fields, figure_of
@@ -42,7 +42,9 @@ def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is
     rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
     rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
     different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
-    figures = [f"{metrics[key]:.1f} {units.per_second(unit)}" for unit, key in reversed(different.values())]
+    figures = [
+        f"{units.rate_in_words(metrics[key])} {units.per_second(unit)}" for unit, key in reversed(different.values())
+    ]
     figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
     figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
     ended = f"{result.value} (simulated GPU)" if is_simulated else result.value
@@ -64,9 +66,10 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
         by_key[row.group.key].append(row)
     groups = sorted(by_key.values(), key=lambda found: _place(found[0].group))
     counted = _units(rows)
-    rates = [(units.per_second(unit), units.total_of(unit), "{:.1f}") for unit in counted]
+    rates = [(units.per_second(unit), units.total_of(unit), units.rate_in_words) for unit in counted]
     energies = [(units.joules_per(unit), units.energy_of(unit), "{:.4f}") for unit in counted]
-    every = (*rates, *_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
+    others = (*_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
+    every = (*rates, *((title, key, form.format) for title, key, form in others))
     shown = [column for column in every if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.
     facts = {
@@ -96,17 +99,17 @@ def _units(rows: Sequence[GroupResult]) -> list[str]:
 
 def _place(group: Group) -> tuple[object, ...]:
     """Where a group stands in the table: beside those of the same jobs, in the order of modes."""
-    programs = [job.workload for job in group.jobs]
+    programs = [job.workload for job in group.measured]
     jobs = sorted((natural(f"{each.name} {each.params}"), each.digest) for each in programs)
-    case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words)
-    return (group.device.name, *case, group.degree, jobs, mode_of(group.scenario).order, group.name)
+    case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words, group.settings[NEIGHBOURS])
+    return (group.device.name, *case, len(programs), jobs, mode_of(group.scenario).order, group.name)
 
 
-def _median(found: Sequence[GroupResult], key: str, form: str) -> str:
+def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
     """The median of a figure over the blocks that ended well, or else over those that have it."""
     having = [row for row in found if key in row.metrics]
     used = [row for row in having if row.result is Result.OK] or having
-    return form.format(statistics.median(row.metrics[key] for row in used)) if used else "-"
+    return form(statistics.median(row.metrics[key] for row in used)) if used else "-"
 
 
 def _results(found: Sequence[GroupResult]) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pipeline.base import layout, units
 from pipeline.base.records import Group, WindowKind
 from pipeline.base.words import duration, say
-from pipeline.launch import events
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.live import LiveJobs
 from pipeline.observe.observation import Watched
 from pipeline.observe.progress import Progress
 from pipeline.observe.table import in_one_line
@@ -68,11 +68,11 @@ class LiveView(PlainView):
 
 
 class _Drawer:
-    """Builds the live table from the tails of the jobs' event files."""
+    """Builds the live table."""
 
     def __init__(self, group: Group, watched: Watched, progress: Progress) -> None:
         self.group, self.watched, self.progress = group, watched, progress
-        self.before: dict[int, events.JobProgress] = {}
+        self.jobs = LiveJobs(group, watched)
         self.begin_s = time.monotonic()
 
     def table(self) -> Table:
@@ -89,21 +89,11 @@ class _Drawer:
         counted = dict.fromkeys(units.per_second(job.workload.unit) for job in self.group.jobs)
         for name in ("job", "phase", "epoch", " or ".join(counted), "memory MiB"):
             table.add_column(name, justify="left" if name in ("job", "phase") else "right")
-        alive = self.watched.pids()
-        for job in self.group.jobs:
-            now = events.read_progress(self.watched.folder / layout.job_path(job.index) / layout.EVENTS)
-            phase = now.phase if job.index in alive else "ended" if now.t_ns else "waiting"
+        for now in self.jobs.read():
             epoch = "-" if now.epoch is None else str(now.epoch)
-            table.add_row(job.name, phase, epoch, self._rate(job.index, now), self._memory(job.index))
+            rate = "-" if now.per_s is None else units.rate_in_words(now.per_s)
+            table.add_row(now.job.name, now.phase, epoch, rate, self._memory(now.job.index))
         return table
-
-    def _rate(self, index: int, now: events.JobProgress) -> str:
-        before = self.before.get(index)
-        self.before[index] = now
-        if before is None or before.t_ns is None or now.t_ns is None or now.total is None or before.total is None:
-            return "-"
-        elapsed_s = (now.t_ns - before.t_ns) / 1e9
-        return f"{(now.total - before.total) / elapsed_s:.1f}" if elapsed_s > 0 else "-"
 
     def _memory(self, index: int) -> str:
         memory_mib = self.watched.fields.live_memory_mib(self.watched.samples[-200:], index)

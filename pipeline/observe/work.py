@@ -19,7 +19,7 @@ def figures(
     group: Group, job: Job, log: Events, said: Logged | None, window: Window | None, makespan_s: float | None
 ) -> dict[str, float]:
     """How fast a job was, in its unit and in those that follow from it, and what else its work tells; else nothing."""
-    unit, kind = job.workload.unit, group.window.kind
+    unit, kind = job.workload.unit, _kind(group, job)
     found: dict[str, float] = {}
     if window is not None:
         found |= throughput.figures(kind, unit, log, window)
@@ -34,6 +34,11 @@ def figures(
             if name(unit) in found:
                 found[name(other)] = number * found[name(unit)]
     return found
+
+
+def _kind(group: Group, job: Job) -> WindowKind:
+    """A neighbour goes on until it is told to stop, and is measured while the others are."""
+    return WindowKind.STEADY if job.is_neighbour else group.window.kind
 
 
 def instants_ns(log: Events) -> Sequence[int]:
@@ -55,7 +60,8 @@ def absence(group: Group, job: Job, log: Events, found: dict[str, float], said: 
     """In words, why a job that ended well shows no work to measure; empty if it does."""
     if said is not None and not said.points:
         return said.absence
-    if group.window.kind is WindowKind.STEADY and units.rate_of(job.workload.unit) not in found:
+    is_lacking = units.rate_of(job.workload.unit) not in found
+    if group.window.kind is WindowKind.STEADY and not job.is_neighbour and is_lacking:
         what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
         return f"no {what} inside the window; make window.seconds longer"
     if not job.workload.ends_by_itself and not instants_ns(log):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import is_program
+from pipeline.base.paths import MAX_NAME_BYTES, expanded
 from pipeline.base.samples import MIN_INTERVAL_MS
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
@@ -45,6 +47,7 @@ def settings(config: Config) -> None:
     for key, value, most in (("repeats", config.repeats, _MAX_REPEATS), ("seed", config.seed, _MAX_SEED)):
         if value > most:
             raise ConfigError(f"{key}={value}: must not be greater than {most}")
+    expanded("gpu.lock_dir", config.gpu.lock_dir)
     _tracking(config.tracking)
     _listeners(config.listeners)
     if config.gpu.kind is GpuKind.simulated:
@@ -70,6 +73,8 @@ def _tracking(config: TrackingConfig) -> None:
         raise ConfigError("tracking.root is empty: give the folder of the store and of the spool")
     if not config.experiment.strip():
         raise ConfigError("tracking.experiment is empty: name the MLflow experiment for the results")
+    if len(os.fsencode(config.experiment)) > MAX_NAME_BYTES:  # its artifacts are in a folder of its name
+        raise ConfigError(f"tracking.experiment={config.experiment}: must not be longer than {MAX_NAME_BYTES} bytes")
 
 
 def _rehearsal(config: Config) -> None:

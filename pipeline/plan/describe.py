@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pipeline.base.factory import instance
 from pipeline.base.protocols import Profiler, Sharing
-from pipeline.base.records import Commands, Plan
+from pipeline.base.records import NEIGHBOURS, Commands, Plan
 from pipeline.base.words import counted
 
 
@@ -22,7 +22,8 @@ def as_text(plan: Plan) -> str:
     for group in plan.groups:
         device = f"  {group.device.name}" if several else ""
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
-        what = f"{group.number:5d}  block {group.block}  {group.name:{width}s}  {group.window.words:28s}"
+        unit = f"unit {group.unit}  " if group.case else ""
+        what = f"{group.number:5d}  block {group.block}  {unit}{group.name:{width}s}  {group.window.words:28s}"
         lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
     return "\n".join([*lines, *remarks(plan), *privileged(plan)])
 
@@ -37,9 +38,11 @@ def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
             {
                 "number": group.number,
                 "block": group.block,
+                "unit": group.unit,
                 "name": group.name,
                 "scenario": group.scenario,
-                "jobs": [job.size or job.workload.name for job in group.jobs],
+                "jobs": [job.size or job.workload.name for job in group.measured],
+                "neighbours": group.settings[NEIGHBOURS],
                 "window": group.window.words,
                 "device": group.device.uuid,
                 "digest": group.digest,

@@ -47,16 +47,23 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     What the user should know is added to `notes`. Where `baseline` is `auto`, several jobs have serial baselines, and
     in a sweep (`is_sweep`) one has as well.
     """
-    device, asked = inventory.device_of(config.gpu), programs.chosen(config)
-    workloads = [workload for _, workload in asked]
-    for workload in workloads:
+    beside, asked = programs.neighbours(config), programs.chosen(config)
+    device, workloads = inventory.device_of(config.gpu), [workload for _, workload in asked]
+    for workload in [*workloads, *(workload for _, workload in beside)]:
         workload.check(device, device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads)
+    made = _programs(workloads, config, device, window, inventory)
     jobs = tuple(
-        Job(index=index, workload=_workload(workload, config, device, window, inventory), size=size, entry=index)
+        Job(index=index, workload=made[id(workload)], size=size, entry=index)
         for index, (size, workload) in enumerate(asked)
     )
-    together = _group(config, device, window, jobs)
+    until_stop = dataclasses.replace(window, kind=WindowKind.STEADY)
+    made = _programs([workload for _, workload in beside], config, device, until_stop, inventory)
+    neighbours = tuple(
+        Job(index=index, workload=made[id(workload)], size=size, entry=index, is_neighbour=True)
+        for index, (size, workload) in enumerate(beside, start=len(jobs))
+    )
+    together = _group(config, device, window, jobs + neighbours)
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     notes += _notes(together, inventory, is_other_window=window.kind is not config.window.kind)
     in_turn = _in_turn(together, jobs)
@@ -64,7 +71,7 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     if config.scenario.sequential:
         # n copies one after another take n times as long as one, which is measured once for every degree.
         groups = alone if len(alone) == 1 else [in_turn]
-    elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and (is_sweep or len(jobs) > 1)):
+    elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and (is_sweep or together.degree > 1)):
         # A fixed amount of work has a total time, so that of a mix is really measured, one job after another.
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
         groups = [together, *([in_turn] if is_total_measured else alone)]
@@ -78,6 +85,11 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
         yield (
             f"{group.device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
             f"{group.gpu.job_memory_mib} MiB, and these figures say nothing about a real GPU"
+        )
+    if group.device.parent is not None:
+        yield (
+            f"{group.device.name} is a MIG device: power, energy, temperature and clocks are those of the whole GPU, "
+            "whoever uses its other instances"
         )
     profiler: Profiler = factory.instance(group.profiler.build)
     yield from profiler.notes(group.device)
@@ -118,6 +130,14 @@ def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     if window.kind is WindowKind.WORK:
         return Window(kind=WindowKind.WORK, epochs=window.epochs)
     return dataclasses.replace(window, epochs=0)
+
+
+def _programs(
+    workloads: Sequence[WorkloadConfig], config: Config, device: Device, window: Window, inventory: Inventory
+) -> dict[int, Workload]:
+    """What runs for each of these, by its id; copies of one are the same program."""
+    unique = {id(workload): workload for workload in workloads}
+    return {key: _workload(workload, config, device, window, inventory) for key, workload in unique.items()}
 
 
 def _workload(
@@ -304,7 +324,7 @@ def named(groups: Sequence[Group]) -> list[Group]:
             jobs[size, workload.digest] = naming.JobFacts(
                 size=size, workload=workload.name, params=dict(workload.params), digest=workload.digest
             )
-        told = tuple(jobs[job.size, job.workload.digest] for job in group.jobs)
+        told = tuple(jobs[job.size, job.workload.digest] for job in group.measured)
         facts.append(
             naming.GroupFacts(scenario=group.scenario, jobs=told, options=group.options, settings=group.settings)
         )

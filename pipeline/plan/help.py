@@ -50,6 +50,7 @@ _GROUPS = {
     "window": "when throughput is measured",
     "listeners": "what is sampled: listeners=[host,nvml]",
     "profiler": "a profiler before each job",
+    "exporter": "what shows the study while it runs",
     "tracking": "where results go",
     "+rehearse": "any study in seconds",
 }
@@ -104,8 +105,9 @@ def _group(name: str, defaults: set[str]) -> str:
     group = name.lstrip("+")
     choices = sorted(path.stem for path in (_CONF / group).glob("*.yaml"))
     marked = [f"{choice}*" if _is_default(group, choice, defaults) else choice for choice in choices]
-    head = f"  {name:<12} {_GROUPS.get(name, '')}"
-    return f"{head.rstrip()}\n{_indented(', '.join(marked), 15)}"
+    head, listed = f"  {name:<12} {_GROUPS.get(name, '')}".rstrip(), ", ".join(marked)
+    in_one_line = f"{head} ({listed})"
+    return in_one_line if len(in_one_line) <= _width() else f"{head}\n{_indented(listed, 15)}"
 
 
 def _is_default(group: str, choice: str, defaults: set[str]) -> bool:
@@ -131,5 +133,8 @@ def _plain(cell: str) -> str:
 
 
 def _indented(text: str, columns: int) -> str:
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 50)).columns)
-    return textwrap.fill(text, width, initial_indent=" " * columns, subsequent_indent=" " * columns)
+    return textwrap.fill(text, _width(), initial_indent=" " * columns, subsequent_indent=" " * columns)
+
+
+def _width() -> int:
+    return min(_WIDTH, shutil.get_terminal_size((_WIDTH, 50)).columns)

@@ -181,3 +181,14 @@ class InferConfig(WorkloadConfig):
         if count < (least := services.needed(99)):
             return [f"{self.name}: no p99, which needs {least} requests: the window holds {held}; raise {how}"]
         return []
+
+
+@dataclass
+class InferTextConfig(InferConfig):
+    """Answering requests with a model of text."""
+
+    NODE: ClassVar[str] = "infer_text"
+
+    preload: str | None = "workloads.text_imports"
+    library: Library = Library.transformers
+    num_classes: int = 2

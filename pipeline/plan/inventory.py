@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.base import factory
 from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR, find_file
+from pipeline.base.paths import PROJECT_DIR, find_file, is_file
 from pipeline.base.protocols import Env
 from pipeline.base.records import Device, Interpreter, Spec
 from pipeline.plan import programs
@@ -52,7 +52,11 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
     """
     every = list(configs)
     devices = {asked: find_device(gpu) for asked, gpu in {_asked_for(c.gpu): c.gpu for c in every}.items()}
-    workloads = [(config, workload) for config in every for _, workload in programs.chosen(config)]
+    workloads = [
+        (config, workload)
+        for config in every
+        for _, workload in (*programs.neighbours(config), *programs.chosen(config))
+    ]
     envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
     scripts: dict[str, Code] = {}
     interpreters = {spec: env.preview() for spec, env in envs.items()}
@@ -106,7 +110,7 @@ def _find_script(script: str, interpreter: Interpreter | None) -> Code:
 
 
 def _is_file(script: str) -> bool:
-    return script.endswith(".py") or any((folder / script).is_file() for folder in (Path.cwd(), PROJECT_DIR))
+    return script.endswith(".py") or any(is_file(folder / script) for folder in (Path.cwd(), PROJECT_DIR))
 
 
 def _digest_of_program(name: str, interpreter: Interpreter) -> str:

@@ -7,6 +7,7 @@ and a repeat is a complete block of all groups in an order of its own.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import random
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from pipeline.base.records import Group, Plan
 from pipeline.plan import check, units
 from pipeline.plan.groups import digest_of, groups_of, named
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.schema import Config, Order
+from pipeline.plan.schema import Config, Order, UnitOf
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
@@ -45,15 +46,44 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         if first.order is Order.random:
             random.Random(f"{first.seed}-{block}").shuffle(members)  # noqa: S311  an order, not a secret
         ordered += members
-    numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(named(ordered), start=1))
+    by_case = first.unit_of is UnitOf.case
+    chosen = units.numbered(only_named(named(ordered), first.only), by_case=by_case)
+    numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(chosen, start=1))
     return Plan(
         experiment=first.tracking.experiment,
         groups=numbered,
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
-        digest=digest_of([group.digest for group in numbered]),
+        digest=digest_of([group.digest for group in numbered], *(["by case"] if by_case else [])),
         unit_sizes=tuple(len(groups) for groups in units.of(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:
+    """The groups of these names, and the baselines of their jobs; all of them where no names are given.
+
+    Raises:
+        ConfigError: no group has one of the names.
+    """
+    if names is None:
+        return list(groups)
+    known = list(dict.fromkeys(group.name for group in groups))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
+            raise ConfigError(f"only={name}: the plan has no group of that name; the nearest are {', '.join(near)}")
+    wanted = [(_workloads(group), group.settings) for group in groups if group.name in names]
+
+    def is_baseline(group: Group) -> bool:
+        mine = _workloads(group)  # one job alone, or several in turn
+        alike = [jobs for jobs, settings in wanted if settings == group.settings]
+        return group.sequential and any(mine == jobs or (len(mine) == 1 and mine[0] in jobs) for jobs in alike)
+
+    return [group for group in groups if group.name in names or is_baseline(group)]
+
+
+def _workloads(group: Group) -> tuple[str, ...]:
+    return tuple(job.workload.digest for job in group.jobs)
 
 
 def _refuse_other(group: Group, again: Group) -> None:

@@ -42,6 +42,40 @@ def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
     return [_entry(entry, config) for entry in config.mix]
 
 
+def neighbours(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
+    """The workload of each neighbour: of so many copies of `workload`, or of sizes.
+
+    Raises:
+        ConfigError: nobody is measured beside them, or one of them cannot be told to stop.
+    """
+    asked = config.neighbours
+    if asked is None or asked == 0 or asked == []:
+        return []
+    said = f"neighbours={listed(asked) if isinstance(asked, list) else asked}"
+    if config.scenario.sequential:
+        raise ConfigError(
+            f"{said} and scenario={config.scenario.name}: one job at a time has no neighbours; leave one of them out"
+        )
+    if config.degree == 0 or config.mix == []:
+        raise ConfigError(f"{said} run beside jobs that are measured, and there are none: give degree=1, or a mix")
+    if type(asked) is int and asked > 0:
+        found: list[tuple[str | None, WorkloadConfig]] = [(None, config.workload)] * asked
+    elif isinstance(asked, list) and all(isinstance(entry, str) and entry in config.sizes for entry in asked):
+        found = [(entry, config.sizes[entry]) for entry in asked]
+    else:
+        raise ConfigError(
+            f"{said}: give a number of copies of workload, or a list of names from the sizes "
+            f"{listed(sorted(config.sizes))}"
+        )
+    for _, workload in found:
+        if workload.ends_by_itself:
+            raise ConfigError(
+                f"{said}: {workload.name} cannot be told to stop, so it may end before those that are measured; "
+                "name a workload of the project, or a program that speaks the job protocol"
+            )
+    return found
+
+
 def _entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:
     if isinstance(entry, str) and entry in config.sizes:
         return entry, config.sizes[entry]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
             each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
             each.env = _node("env", each.env)
             each.profiler = _node("profiler", each.profiler, name=MISSING)
+            each.exporter = _node("exporter", each.exporter, name=MISSING)
             typed.append(each)
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "?"
@@ -56,4 +58,10 @@ def _node(where: str, node: Any, **defaults: object) -> Any:
     values = {"_target_": MISSING, **defaults, **node}
     if lacking := [key for key, value in values.items() if value == MISSING]:
         raise ConfigError(f"{where}.{lacking[0]}: missing; give it as {where}.{lacking[0]}=VALUE")
-    return dataclasses.make_dataclass("Node", [(key, Any) for key in values])(**values)
+    return _node_class(tuple(values))(**values)
+
+
+@functools.cache
+def _node_class(keys: tuple[str, ...]) -> type[Any]:
+    """One class for all nodes with these keys, so that those of the same values are equal."""
+    return dataclasses.make_dataclass("Node", [(key, Any) for key in keys])

@@ -1,7 +1,7 @@
 """Structured configs that mirror `conf/`: types and defaults. docs/configuration.md says what each key means.
 
 Hydra reports a wrong key, type or choice itself, because a YAML of `conf/` extends its node here, by the node's `NODE`.
-A scenario, environment or profiler may do without one: the keys of its YAML are then the arguments of its class.
+A scenario, environment, profiler or exporter may do without one: the keys of its YAML are arguments of its class.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 import pipeline.plan.infer_workloads
+import pipeline.plan.micro_workloads
 import pipeline.plan.text_workloads  # noqa: F401  a subclass is found by its being there
 from pipeline.base.records import EnvTool, WindowKind
 from pipeline.plan.workloads import DataSource, WorkloadConfig
@@ -21,8 +22,10 @@ from pipeline.plan.workloads import DataSource, WorkloadConfig
 Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
+UnitOf = enum.Enum("UnitOf", "block case", start=0)
 AUTO_DEVICE = "auto"
 """`gpu.device`: the GPU that an allocation grants, or the first one."""
+NO_EXPORTER = "none"
 
 
 @dataclass
@@ -58,7 +61,7 @@ class MpsPercentConfig(MpsConfig):
 
 @dataclass
 class MigConfig(ScenarioConfig):
-    """MIG. `profiles` decides if given, then `profile`, then `size_profile` for a mix."""
+    """MIG. `profiles` decides if given, then `profile`, then `size_profile` for a mix. `layout`: `existing` or none."""
 
     NODE: ClassVar[str] = "mig"
 
@@ -66,6 +69,7 @@ class MigConfig(ScenarioConfig):
     profiles: list[str] | None = None
     size_profile: dict[str, str] = field(default_factory=dict)
     program: str | None = None
+    layout: str | None = None
 
 
 @dataclass
@@ -123,6 +127,26 @@ class ProfilerConfig:
     _target_: str = "pipeline.launch.profilers.none.NoProfiler"
     program: str | None = None
     options: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ExporterConfig:
+    """What shows the study while it runs. `_target_` is a `pipeline.base.protocols.Exporter`."""
+
+    NODE: ClassVar[str] = "exporter"
+
+    name: str = "none"
+    _target_: str = "pipeline.observe.exporters.none.NoExporter"
+
+
+@dataclass
+class PrometheusConfig(ExporterConfig):
+    """A target of Prometheus."""
+
+    NODE: ClassVar[str] = "prometheus"
+
+    port: int = 9411
+    address: str = "127.0.0.1"
 
 
 @dataclass
@@ -212,10 +236,12 @@ class Config:
     sizes: dict[str, Any] = field(default_factory=dict)
     degree: int | None = None
     mix: list[Any] | None = None
+    neighbours: Any = None
     gpu: GpuConfig = field(default_factory=GpuConfig)
     listeners: dict[str, ListenerConfig] = field(default_factory=dict)
     env: Any = MISSING
     profiler: Any = MISSING
+    exporter: Any = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -223,11 +249,13 @@ class Config:
     baseline: Baseline = Baseline.auto
     order: Order = Order.random
     repeats: int = 1
+    only: list[str] | None = None
     seed: int = 0
     pin_cpus: bool = False
     warm_start: bool = True
     resume: str = "false"
     unit: int | None = None
+    unit_of: UnitOf = UnitOf.block
     plan_file: str | None = None
     dry_run: bool | str = False
     time_limit_s: float | None = None
@@ -241,7 +269,7 @@ def register() -> None:
     """Make the nodes known to Hydra, under the names that the YAML files extend."""
     store = ConfigStore.instance()
     store.store(name="config_schema", node=Config)
-    for base in (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig):
+    for base in (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig, ExporterConfig):
         for node in kinds(base):
             store.store(group="schema", name=node.NODE, node=_open(OmegaConf.structured(node)))
 

@@ -143,7 +143,9 @@ class TrainTextConfig(TrainingConfig):
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             kind = config["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._refused(f"weights={folder}: config.json is not of a model: {error!r}") from error
+            raise self._refused(
+                f"weights={folder}: config.json is not of a model: {type(error).__name__}: {error}"
+            ) from error
         if kind != self.model.name:
             raise self._refused(f"weights={folder} are of a {kind}, and model={self.model.name}")
         for name, value in self.model_args.items():

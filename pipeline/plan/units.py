@@ -1,6 +1,7 @@
 """The units of a plan: what one worker runs on one GPU, so that many GPUs can share a study. Pure.
 
-A unit is a block: every comparison is made within one, so no ratio is ever taken across GPUs.
+A unit is a block, or one case of a block: groups that have a program in common, directly or through others, and so
+all that are compared with the same baselines. Every comparison is made within one, so no ratio is taken across GPUs.
 """
 
 from __future__ import annotations
@@ -13,11 +14,24 @@ from pipeline.base.records import Group, Plan
 from pipeline.base.words import counted
 
 
+def numbered(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
+    """The groups of a plan, each with its unit."""
+    if not by_case:
+        return tuple(dataclasses.replace(group, unit=group.block) for group in groups)
+    cases = _cases(groups)
+    num_cases = len(set(cases.values()))
+    return tuple(
+        dataclasses.replace(group, unit=(group.block - 1) * num_cases + case, case=case)
+        for group in groups
+        for case in [cases[group.jobs[0].workload.digest]]
+    )
+
+
 def of(groups: Sequence[Group]) -> Mapping[int, Sequence[Group]]:
     """The groups of each unit, by its number, in the order of the plan."""
-    found: dict[int, list[Group]] = {}
+    found: dict[int, list[Group]] = {number: [] for number in sorted({group.unit for group in groups})}
     for group in groups:
-        found.setdefault(group.block, []).append(group)
+        found[group.unit].append(group)
     return found
 
 
@@ -36,3 +50,15 @@ def only(plan: Plan, number: int | None) -> Plan:
         )
     groups = tuple(units[number])
     return dataclasses.replace(plan, groups=groups, devices=tuple(dict.fromkeys(group.device for group in groups)))
+
+
+def _cases(groups: Sequence[Group]) -> Mapping[str, int]:
+    """The case of each program, by its digest; numbered in the order of the digests, the same on every machine."""
+    cases: list[set[str]] = []
+    for group in groups:
+        programs = {job.workload.digest for job in group.jobs}
+        joined = [case for case in cases if case & programs]
+        cases = [case for case in cases if not case & programs]
+        cases.append(programs.union(*joined))
+    in_order = sorted(cases, key=min)
+    return {program: number for number, case in enumerate(in_order, start=1) for program in case}

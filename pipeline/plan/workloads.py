@@ -19,7 +19,7 @@ from omegaconf import MISSING
 
 from pipeline.base import units
 from pipeline.base.errors import ConfigError
-from pipeline.base.paths import expanded
+from pipeline.base.paths import expanded, is_file
 from pipeline.base.records import Device, Objective, RateSource, Window
 from pipeline.plan import user_command
 
@@ -142,7 +142,7 @@ class WorkloadConfig:
 
     def source_files(self) -> list[str]:
         """The Python files, beside the script, that the command line names: their content belongs to the program."""
-        return [file for file in user_command.source_files("", self.argument_words()) if Path(file).is_file()]
+        return [file for file in user_command.source_files("", self.argument_words()) if is_file(Path(file))]
 
     def words(self, own: Iterable[str] = ()) -> list[str]:
         """The words that `args` and `flags` add to the command line, which has these of its own.

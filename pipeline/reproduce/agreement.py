@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import regular_files
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Plan
 from pipeline.plan.inventory import Inventory
@@ -59,7 +60,7 @@ def _first(path: Path, mine: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         os.link(beside, path)
     except FileExistsError:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(regular_files.read_text(path)))
     finally:
         beside.unlink()
     return mine

@@ -30,11 +30,14 @@ from pipeline.reproduce import differences
 
 # What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
 _MAY_BE_GIVEN = (
-    *("gpu", "tracking", "listeners", "limits", "data.root", "dry_run", "wait", "wait_limit_s"),
+    *("gpu", "tracking", "listeners", "exporter", "limits", "data.root", "dry_run", "wait", "wait_limit_s"),
     *("reproduce", "reproduce_strict"),
 )
 # What says nothing of the group.
-_OF_THE_START = ("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict")
+_OF_THE_START = (
+    *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
+    "exporter",
+)
 _SUFFIX = "-reproductions"
 
 

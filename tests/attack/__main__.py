@@ -21,7 +21,7 @@ from tests.attack import damage, disks, inputs, jobs, kills, limits, servers
 from tests.attack.bench import Bench, Outcome
 
 ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
-    "kills": (5, kills.attack),
+    "kills": (6, kills.attack),
     "inputs": (4, inputs.attack),
     "jobs": (1, jobs.attack),
     "damage": (1, damage.attack),

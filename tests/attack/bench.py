@@ -16,6 +16,7 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag
 from tests import fail_everywhere, forks
+from tests.attack import figures
 
 EXIT_STATUSES = frozenset({0, 1, 2, 130, 143})
 """Those that README.md documents."""
@@ -61,7 +62,7 @@ class Bench(fail_everywhere.Bench):
     def __init__(self, folder: Path, template_store: Path | None = None) -> None:
         super().__init__(folder, template_store)
         self.before = self.snapshot()
-        self.mark = ""
+        self.mark = self.printed = ""
 
     def start(self, *arguments: str, code: Path | None = None, root: Path | None = None) -> forks.Fork:
         """Start a study on the machine, with a store and a spool in `root` if not in those of the bench."""
@@ -80,8 +81,9 @@ class Bench(fail_everywhere.Bench):
 
     def end(self, process: forks.Fork) -> Iterator[str]:
         """Wait for the end of a study; what is wrong with how it ended."""
+        self.printed = ""
         try:
-            _, err = process.communicate(timeout=LIMIT_S)
+            self.printed, err = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             living = self.commands()
             process.kill()
@@ -112,6 +114,10 @@ class Bench(fail_everywhere.Bench):
             yield from fail_everywhere.unfinished_runs(root)
             if (checked := fail_everywhere.query(root / "mlflow.db", "PRAGMA integrity_check")) != [["ok"]]:
                 yield f"the store is damaged: {checked}"
+
+    def wrong_figures(self, experiment: str, database: Path | None = None) -> Iterator[str]:
+        """What the last study printed and the store has otherwise, after all of it was sent."""
+        yield from figures.differences(self.printed, database or self.root / "mlflow.db", experiment)
 
     def results_of(self, experiment: str, database: Path | None = None) -> Counter[str]:
         """How many results each group of an experiment has in the store."""

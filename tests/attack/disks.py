@@ -52,6 +52,7 @@ def _study(bench: Bench, random: Random, place: Path) -> Outcome:
     if again.returncode != 0:
         outcome.problems.append(f"resumed with room enough, it ended with {again.returncode}")
     outcome.problems += bench.problems_after(root)
+    outcome.problems += bench.wrong_figures(experiment, root / "mlflow.db")
     results = bench.results_of(experiment, root / "mlflow.db")
     if set(results.values()) != {1}:
         outcome.problems.append(f"results a group: {results}")

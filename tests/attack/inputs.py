@@ -20,10 +20,11 @@ _PAGE = (PROJECT_DIR / "docs/configuration.md").read_text(encoding="utf-8")
 _KEYS = re.findall(r"^\| `([\w.]+)` \|", _PAGE, re.MULTILINE)
 _GROUPS = [path.name for path in (PROJECT_DIR / "conf").iterdir() if path.is_dir()]
 _FILES = sorted(path for path in (PROJECT_DIR / "conf").rglob("*.yaml") if path.parent.name != "conf")
+_LONG = "x" * 5000
 _VALUES = (
     "", "null", "true", "0", "-1", "1", "2", "1e400", "nan", "inf", "-inf", "1e3", "[]", "[1,2]", "[[]]", "{}",
     "{a: 1}", "{a:1}", "'", '"', "a b", "é", "\\", "$HOME", "${workload.name}", "${nothing}", "${.}", "~", "~/x",
-    "/dev/null", "/dev/zero", "/etc/passwd", "/", ".", "..", "a/../b", "x" * 5000, "=", "==", ",", "1,2", "a,b",
+    "/dev/null", "/dev/zero", "/etc/passwd", "/", ".", "..", "a/../b", _LONG, "=", "==", ",", "1,2", "a,b",
     "naive", "mig", "tiny", "script", "S", "[S,M]", "[S,X]", "*", "?", "%s", "{output_dir}", "{job", "0x10", "1_000",
     "9" * 30, "\t", "none", "None", "???", "-", "--", "--help", "@", "#", "!", "range(1,3)", "choice(1,2)", "glob(*)",
     "interval(0,1)", "shuffle(1,2)",
@@ -128,6 +129,7 @@ def _plan(
 
 
 def _judge(outcome: Outcome, status: int, err: str, said: str, allowed: set[int]) -> None:
+    err, said = (text.replace(_LONG, "x...") for text in (err, said))
     if status not in allowed:
         outcome.problems.append(f"exit status {status} for {said}: {err[-1500:]}")
     if "Traceback" in err:

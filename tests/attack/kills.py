@@ -52,11 +52,13 @@ def attack(bench: Bench, random: Random) -> Outcome:
         _signal(bench, process, kind, random, outcome)
     outcome.problems += bench.end(process)
     outcome.problems += bench.problems_after()
+    outcome.problems += bench.wrong_figures(experiment)
     if random.random() < 0.3:
         outcome.what += ", resumed"
         again = bench.start(*study, "resume=true")
         outcome.problems += bench.end(again)
         outcome.problems += bench.problems_after()
+        outcome.problems += bench.wrong_figures(experiment)
         twice = {digest: number for digest, number in bench.results_of(experiment).items() if number != 1}
         if twice:
             outcome.problems.append(f"results a group: {twice}")

@@ -46,6 +46,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
     if flushed.returncode != 0:
         outcome.problems.append(f"flush without faults ended with {flushed.returncode}: {flushed.stderr[-1500:]}")
     outcome.problems += bench.problems_after(root)
+    outcome.problems += bench.wrong_figures(experiment, server.database)
     results = bench.results_of(experiment, server.database)
     if not results and process.returncode == 0:
         outcome.problems.append("the study ended well, and the server has nothing of it")

@@ -102,6 +102,24 @@ TRACER = """
         def report(self, folder):
             return folder / "job.json"
     """
+SCOREBOARD = """
+    from contextlib import contextmanager
+    from pathlib import Path
+    from pipeline.observe.exporters.series import GroupSeries
+
+    class Scoreboard:
+        def __init__(self, file):
+            self.file = Path(file)
+        @contextmanager
+        def serving(self):
+            self.file.write_text("")
+            yield self._showing
+        @contextmanager
+        def _showing(self, group, live):
+            yield
+            names = " ".join(metric.name for metric in GroupSeries(group, live).read() if metric.values)
+            self.file.write_text(f"{self.file.read_text()}{group.name} {names}\\n")
+    """
 CENSUS = """
     from functools import partial
     from pipeline.report.figures.drawing import Sketch, panels_of
@@ -114,11 +132,22 @@ CENSUS = """
         axes.bar([0], [len(cells)])
         return figure
     """
+TALLY = """
+    from pipeline.base.answer import Answer
+
+    def add_arguments(parser):
+        parser.add_argument("things", nargs="*")
+
+    def answer(arguments):
+        number = len(arguments.things)
+        return Answer(data={"number": number}, text=f"{number} things")
+    """
 STUDY = """
     # @package _global_
     defaults:
       - override /workload: products
       - override /env: painted
+      - override /exporter: scoreboard
       - override /listeners: [host, pressure]
       - _self_
     hydra:
@@ -186,6 +215,15 @@ ADDED = {
             "conf/profiler/tracer.yaml": "name: tracer\n_target_: pipeline.launch.profilers.tracer.Tracer\ndepth: 3\n",
         },
     ),
+    "exporter": Added(
+        "scoreboard",
+        {
+            "pipeline/observe/exporters/scoreboard.py": SCOREBOARD,
+            "conf/exporter/scoreboard.yaml": (
+                "name: scoreboard\n_target_: pipeline.observe.exporters.scoreboard.Scoreboard\nfile: scores\n"
+            ),
+        },
+    ),
     "report figure": Added(
         "census",
         {"pipeline/report/figures/census.py": CENSUS},
@@ -195,6 +233,11 @@ ADDED = {
                 "    energy.sketches,": "    census.sketches,\n",
             }
         },
+    ),
+    "command of the planner": Added(
+        "tally",
+        {"pipeline/planner/commands/tally.py": TALLY},
+        {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": "how many things there are",\n'}},
     ),
     "study": Added("added", {"conf/experiment/added.yaml": STUDY}),
     "findings of a publication": Added("hearsay", {"pipeline/report/evaluate/publications/hearsay.yaml": FINDINGS}),
@@ -350,10 +393,22 @@ def check_profiler(study: Study) -> None:
     assert "figures are taken under the tracer" in study.err
 
 
+def check_exporter(study: Study) -> None:
+    """It is shown every group, with the listener and the progress of the jobs."""
+    lines = (study.tree / "scores").read_text(encoding="utf-8").splitlines()
+    assert len({line.split()[0] for line in lines}) == len(lines) == 4
+    for line in lines:
+        assert {"collocation_pressure_io_pressure_ratio", "collocation_job_work_total"} < set(line.split())
+
+
 def check_figure(study: Study) -> None:
     assert (study.report / "figures/census.svg").is_file()
     page = (study.report / "index.html").read_text(encoding="utf-8")
     assert '<h2 id="counted">Counted</h2>' in page and "Census" in page
+
+
+def check_command_of_the_planner(study: Study) -> None:
+    assert python(study.tree, "-m", "pipeline.planner", "tally", "one", "two").stdout == "2 things\n"
 
 
 def check_study(study: Study) -> None:
@@ -377,7 +432,9 @@ CHECKS = {
     "workload": check_workload,
     "environment kind": check_environment,
     "profiler": check_profiler,
+    "exporter": check_exporter,
     "report figure": check_figure,
+    "command of the planner": check_command_of_the_planner,
     "study": check_study,
     "findings of a publication": check_findings,
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fail_everywhere import HOWS, SCENARIOS, Bench, fail_everywhere
+from tests.fail_everywhere import HOWS, SCENARIOS, Bench, fail_by_hand, fail_everywhere
 
 pytest_plugins = ["tests.tracking_fixtures"]
 CASES = [(scenario, how) for scenario in SCENARIOS for how in HOWS]
@@ -38,3 +38,19 @@ def test_a_study_that_fails_anywhere_leaves_nothing(bench, scenario, how):
     print(f"{scenario}, {how}: {tally.points} points, {len(tally.left_to_clean)} of them left something to clean")
     assert tally.problems == []
     assert tally.points > 60
+
+
+@pytest.mark.slow
+def test_mig_by_hand_that_is_killed_somewhere_is_whole_when_it_is_run_again(bench):
+    tally = fail_by_hand(bench, "sigkill", first=12, most=1)
+    assert tally.problems == []
+    assert tally.points == 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", HOWS)
+def test_mig_by_hand_that_fails_anywhere_is_whole_when_it_is_run_again(bench, how):
+    tally = fail_by_hand(bench, how)
+    print(f"by hand, {how}: {tally.points} points, {len(tally.left_to_clean)} of them left something to clean")
+    assert tally.problems == []
+    assert tally.points > 40

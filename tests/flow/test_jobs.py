@@ -59,21 +59,29 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
         seconds: float = 0.3,
         starter: Starter = of_fixture,
         limits: Limits = PATIENT,
+        num_neighbours: int = 0,
         **options,
     ) -> GroupResult:
+        """The last so many of them are neighbours."""
         mark = uuid.uuid4().hex
-        epochs = "0" if kind is WindowKind.STEADY else "2"
+        num_measured = len(manners) - num_neighbours
         every = tuple(
             Job(
                 index=index,
                 workload=Workload(
                     name="toy",
                     script=str(TOYS / "toy.py"),
-                    argv=(str(TOYS / "toy.py"), "--epochs", epochs, manner),
+                    argv=(
+                        str(TOYS / "toy.py"),
+                        "--epochs",
+                        "0" if kind is WindowKind.STEADY or index >= num_measured else "2",
+                        manner,
+                    ),
                     ends_by_itself=False,
                     env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
                     digest="d",
                 ),
+                is_neighbour=index >= num_measured,
             )
             for index, manner in enumerate(manners)
         )
@@ -110,6 +118,24 @@ def test_jobs_that_behave_run_together_until_they_are_told_to_stop(run):
 def test_seven_jobs_start_within_ten_milliseconds(run):
     skews = [run(*["well"] * 7, seconds=0.1).metrics["start_skew_ms"] for _ in range(5)]
     assert statistics.median(skews) <= 10, skews
+
+
+@pytest.mark.parametrize("kind", [WindowKind.WORK, WindowKind.STEADY])
+def test_neighbours_run_from_before_to_after_what_is_measured_and_are_no_part_of_its_figures(run, kind):
+    row = run("well", "well", "well", kind=kind, num_neighbours=2)
+    assert row.result is Result.OK, row.reason
+    first, *neighbours = row.jobs
+    assert all(each.start_ns < first.start_ns and first.end_ns < each.end_ns for each in neighbours)
+    own = first.metrics["throughput_samples_per_s"]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(own, rel=0.2)
+    theirs = sum(each.metrics["throughput_samples_per_s"] for each in neighbours)
+    assert row.metrics["neighbours_throughput_total_samples_per_s"] == theirs > 0
+    assert row.metrics["makespan_s"] == first.metrics["makespan_s"]
+
+
+def test_a_neighbour_that_ends_before_those_that_are_measured_makes_the_group_fail(run):
+    row = run("well", "ends_early", num_neighbours=1, seconds=5)
+    assert (row.result, row.jobs[1].reason) == (Result.FAILED, "ended before it was told to stop")
 
 
 def test_what_jobs_do_in_turn_never_overlaps(run):

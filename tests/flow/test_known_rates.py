@@ -5,34 +5,50 @@ from __future__ import annotations
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.tags import Tag
 from tests.run_cases import TOY, groups
+from tests.toys.stalling import done_by
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
-RATE = 4 / 0.005
-SETTLE_S, WINDOW_S = 0.3, 2.0
-WINDOW = [f"window.settle_s={SETTLE_S}", f"window.seconds={WINDOW_S}", "limits.ready_s=20", "limits.stop_s=5"]
+WINDOW = ["window.settle_s=0.3", "window.seconds=1.2", "limits.ready_s=20", "limits.stop_s=5"]  # from 0.3 s to 1.5 s
+PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"
 
 
 @pytest.mark.parametrize(
-    ("begin_s", "length_s", "degree", "stalled", "is_flagged"),
+    ("begin_s", "length_s", "is_flagged"),
     [
-        (None, 0, 2, 0.0, False),
-        (0.0, 0.2, 2, 0.0, False),  # before the window
-        (0.1, 0.7, 1, 0.5, True),  # into it
-        (0.9, 0.5, 2, 0.5, False),  # in its middle: slow, and truly so
-        (1.8, 1.5, 1, 0.5, True),  # to its end and beyond
+        pytest.param(0, 0, False, id="steady"),
+        pytest.param(0, 0.6, False, id="starts late"),  # the window opens with its first step
+        pytest.param(0.1, 0.1, False, id="before the window"),
+        pytest.param(0.1, 0.7, True, id="into the window"),
+        pytest.param(0.6, 0.5, False, id="in its middle"),  # slow, and truly so
+        pytest.param(1.2, 1.5, True, id="to its end and beyond"),
     ],
-    ids=["steady", "before", "beginning", "middle", "end"],
 )
-def test_a_stall_is_slow_or_flagged_and_never_fast(run, client, begin_s, length_s, degree, stalled, is_flagged):
-    program = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
-    if begin_s is not None:
-        program.append(f"workload.args=['--from={begin_s}','--for={length_s}','--only=0']")
-    status, _, err = run(*TOY, *program, *WINDOW, f"degree={degree}", "baseline=never")
+def test_a_stall_is_slow_or_flagged_and_never_fast(run, client, begin_s, length_s, is_flagged):
+    stall = f"workload.args=['--from={begin_s}','--for={length_s}','--only=0']"
+    status, _, err = run(*TOY, "-m", PROGRAM, stall, *WINDOW, "degree=1,2", "baseline=never")
     assert status == 0, err
-    ((group, jobs),) = groups(client)
-    rates = {job.data.tags["collocation.index"]: job.data.metrics["throughput_samples_per_s"] for job in jobs}
-    assert bool(group.data.tags.get("collocation.flag")) == is_flagged
-    assert rates["0"] == pytest.approx(RATE * (1 - stalled / WINDOW_S), rel=0.02)
-    if degree == 2:
-        assert rates["1"] == pytest.approx(RATE, rel=0.02)
+    found = groups(client)
+    assert sorted(len(jobs) for _, jobs in found) == [1, 2]
+    for group, jobs in found:
+        flag = group.data.tags.get(Tag.FLAG, "")
+        assert bool(flag) == is_flagged, flag
+        edges = [int(group.data.tags[tag]) for tag in (Tag.WINDOW_START_NS, Tag.WINDOW_END_NS)]
+        for job in jobs:
+            since = [(edge - int(job.data.tags[Tag.START_NS])) / 1e9 for edge in edges]
+            mine = (begin_s, length_s) if job.data.tags[Tag.INDEX] == "0" else (0, 0)
+            before, after = (done_by(seconds, *mine) for seconds in since)
+            truth = (after - before) / (since[1] - since[0])
+            assert job.data.metrics["throughput_samples_per_s"] == pytest.approx(truth, rel=0.01)
+
+
+def test_a_job_that_ends_early_has_failed_and_the_group_has_no_total(run, client):
+    leave = "workload.args=['--leave=0.9','--only=0']"
+    status, _, err = run(*TOY, "-m", PROGRAM, leave, *WINDOW, "degree=1,2", "baseline=never")
+    assert status == 1, err
+    found = groups(client)
+    assert sorted(len(jobs) for _, jobs in found) == [1, 2]
+    for group, _ in found:
+        assert group.data.tags[Tag.RESULT] == "failed"
+        assert "throughput_total_samples_per_s" not in group.data.metrics

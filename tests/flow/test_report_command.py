@@ -195,7 +195,7 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     assert not (tmp_path / "out").exists() and len(list((tmp_path / "mine").iterdir())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # python -m benchmarks.report measures it
 def test_a_thousand_groups_take_less_than_30_s_and_2_gb(root: Path, tmp_path: Path) -> None:
     scale.fill(root, 1000, 1000)
     _, cpu_s, mib = scale.measure(root, tmp_path / "out")

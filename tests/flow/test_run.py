@@ -259,18 +259,25 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         assert {run.data.tags["collocation.result"] for run, _ in groups(client)} == {"ok"}
 
 
-def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(run, client, tmp_path):
+@pytest.mark.parametrize(
+    ("what", "before"),
+    [
+        pytest.param("pipeline.launch.spawn.Spawn.start", "", id="a job is started"),
+        pytest.param("pipeline.observe.measure.judge", "no figures: OSError: ", id="figures are computed"),
+    ],
+)
+def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(run, client, tmp_path, what, before):
     (tmp_path / "refused.py").write_text(
         f"import errno, os, runpy, sys; sys.path.insert(0, {str(PROJECT_DIR)!r})\n"
-        "from pipeline.launch.spawn import Spawn\n"
-        "def start(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), 'stdout.log')\n"
-        "Spawn.start = start\n"
+        "import pipeline.launch.spawn, pipeline.observe.measure\n"
+        "def refused(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), 'stdout.log')\n"
+        f"{what} = refused\n"
         f"sys.argv[0] = {str(PROJECT_DIR / 'run.py')!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     status, _, err = run(*TOY, *SHORT, "baseline=never", script=tmp_path / "refused.py")
     assert status == 1 and "Traceback" not in err
     ((group, _),) = groups(client)
-    assert group.data.tags["collocation.reason"] == "[Errno 24] Too many open files: 'stdout.log'"
+    assert group.data.tags["collocation.reason"] == f"{before}[Errno 24] Too many open files: 'stdout.log'"
     assert "orchestrator_error.txt" in {file.path for file in client.list_artifacts(group.info.run_id)}
 
 

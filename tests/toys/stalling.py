@@ -1,4 +1,7 @@
-"""A job of a known rate: a step of 4 samples every 5 ms, but for a stall. `--stall middle --for 0.5 --only 1`."""
+"""A job that sleeps, of a known rate but for one stall: `--from 0.9 --for 0.5`; `--leave 0.5` ends it by then.
+
+What it has done by an instant is told by `done_by` alone, and each step says all of it, however late it was woken.
+"""
 
 import argparse
 import os
@@ -9,7 +12,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from workloads import client
 
-STEP_S, SAMPLES = 0.005, 4
+RATE, STEP_S = 8000, 0.005
+
+
+def done_by(seconds: float, begin_s: float, length_s: float) -> int:
+    """Samples since the start, of a job that does nothing for a while."""
+    return int(RATE * (seconds - min(max(seconds - begin_s, 0), length_s)))
 
 
 def main() -> None:
@@ -17,21 +25,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--device")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--from", dest="begin_s", type=float, help="seconds after the start at which it stalls")
+    parser.add_argument("--from", dest="begin_s", type=float, default=0.0, help="seconds after the start")
     parser.add_argument("--for", dest="length_s", type=float, default=0.0)
-    parser.add_argument("--only", type=int, help="index of the one job that stalls")
+    parser.add_argument("--leave", type=float, help="seconds after the start")
+    parser.add_argument("--only", type=int, help="index of the one job that does so")
     options = parser.parse_args()
-    index = int(Path(os.environ["COLLOCATION_JOB"]).name)
-    stalls = options.begin_s is not None and options.only in (None, index)
+    if options.only not in (None, int(Path(os.environ["COLLOCATION_JOB"]).name)):
+        options.length_s, options.leave = 0.0, None
     with client.attach() as job:
-        began = due = job.ready() / 1e9
+        start_ns, done = job.ready(), 0
         while not job.stopping:
-            # Due instants are kept, so that the rate does not depend on how late a busy machine wakes us.
-            due += STEP_S
-            if stalls and due - began > options.begin_s:
-                stalls, due = False, due + options.length_s
-            time.sleep(max(0.0, due - time.monotonic()))
-            job.step(samples=SAMPLES)
+            time.sleep(STEP_S)
+            since_s = (time.monotonic_ns() - start_ns) / 1e9
+            if options.begin_s <= since_s < options.begin_s + options.length_s:
+                time.sleep(options.begin_s + options.length_s - since_s)
+                continue
+            if options.leave is not None and since_s > options.leave:
+                return
+            now = done_by(since_s, options.begin_s, options.length_s)
+            job.step(samples=now - done, t_ns=start_ns + round(since_s * 1e9))
+            done = now
 
 
 if __name__ == "__main__":

@@ -165,15 +165,19 @@ def written(value):
 def test_the_page_of_configuration_has_every_key_with_its_default(compose):
     options = {
         "scenario": ["naive", "serial", "mps", "mps_percent", "mig", "mig_mps"],
-        "workload": ["tiny", "resnet26_cifar10", "script", "infer_tiny", "tiny_text"],
+        "workload": ["tiny", "resnet26_cifar10", "script", "infer_tiny", "tiny_text", "micro", "particles"],
         "env": ["current", "conda", "venv", "existing"],
         "window": ["steady", "work"],
         "gpu": ["auto"],
         "profiler": ["none", "nsys", "ncu"],
+        "exporter": ["none", "prometheus"],
         "tracking": ["local", "server"],
         "listeners": ["[host,nvml,smi,gpm,dcgm]"],
     }
-    chosen = [[f"{group}={every[i % len(every)]}" for group, every in options.items()] for i in range(6)]
+    chosen = [
+        [f"{group}={every[i % len(every)]}" for group, every in options.items()]
+        for i in range(max(map(len, options.values())))
+    ]
     rows, found = documented(), set()
     for config in compose(*chosen):
         for key, value in keys_of(OmegaConf.to_container(config, enum_to_str=True)):

@@ -188,6 +188,13 @@ def test_what_cannot_fork_starts_its_jobs_from_nothing_and_says_so(module, words
     assert [words in record.getMessage() for record in caplog.records] == [True]
 
 
+def test_libraries_that_would_start_a_thread_when_they_are_imported_are_kept_from_it(monkeypatch):
+    monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
+    job = dataclasses.replace(workload("w"), preload="pyarrow")
+    with WarmStart() as warm:
+        assert isinstance(warm.starter(job, PYTHON), ForkServer)
+
+
 def test_some_workloads_start_from_nothing():
     job = dataclasses.replace(workload("w"), preload="workloads.client")
     with WarmStart() as warm:

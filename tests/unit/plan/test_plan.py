@@ -66,6 +66,25 @@ def test_repeats_are_whole_blocks_in_an_order_of_their_own(make_plan):
     assert len({group.digest for group in plan.groups}) == len(plan.groups)
 
 
+def test_some_groups_of_a_study_keep_their_names_digests_and_baselines(make_plan):
+    asked = [*sweep(scenario=["naive", "mps"], degree=[2, 3]), ["workload.batch_size=16", "degree=2"]]
+    whole = {group.digest: group.name for group in make_plan(*[[*o, "repeats=2"] for o in asked]).groups}
+    names = ["naive-3x-tiny-batch_size=32", "mps-3x-tiny-batch_size=32"]
+    assert {*names} < {*whole.values()}
+    plan = make_plan(*[[*o, "repeats=2", f"only=[{','.join(map(repr, names))}]"] for o in asked])
+    assert Counter(group.name for group in plan.groups) == dict.fromkeys([*names, "serial-1x-tiny-batch_size=32"], 2)
+    assert {group.digest: group.name for group in plan.groups}.items() <= whole.items()
+    assert [group.number for group in plan.groups] == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(ConfigError, match="only=naive-9x-tiny: the plan has no group of that name; the nearest are"):
+        make_plan(*[[*o, "only=[naive-9x-tiny]"] for o in asked])
+
+
+def test_a_mix_in_one_window_keeps_the_baseline_of_all_its_jobs(make_plan):
+    mix = ["mix=[S,S]", "workload@sizes.S=tiny", "window=work", "+workload@sizes.T=tiny", "sizes.T.batch_size=16"]
+    plan = make_plan([*mix, "mix=[S,T]", "only=[naive-S+T]"], ["degree=2", "only=[naive-S+T]"])
+    assert {group.name for group in plan.groups} == {"naive-S+T", "serial-S+T"}
+
+
 def test_listed_order_and_the_same_seed_give_the_same_plan(make_plan):
     listed = make_plan(*[[*o, "order=listed"] for o in sweep(degree=[3, 1, 2])])
     assert [group.name for group in listed.groups] == [
@@ -173,6 +192,8 @@ def test_options_become_flags(make_plan):
         (["repeats=0"], "repeats"),
         (["window.seconds=0"], "window.seconds"),
         (["tracking.experiment="], "tracking.experiment is empty"),
+        ([f"tracking.experiment={'x' * 256}"], "must not be longer than 255 bytes"),
+        ([f"gpu.lock_dir={'x' * 256}"], "no path is that long"),
         (["workload.unit=two words"], "unit=two words must be a plural of letters, digits and underscores"),
         (["tracking.root="], "tracking.root is empty"),
         (["window.settle_s=-1"], "settle_s"),
@@ -250,7 +271,7 @@ def choice_of(path: Path) -> str:
 
 def marks_of(path: Path) -> list[pytest.MarkDecorator]:
     """A workload that names packages is refused where they are not installed, as on the newest Python of `.ci/run`."""
-    names_packages = re.search(r"/schema/(infer|train_text)@", path.read_text(encoding="utf-8"))
+    names_packages = re.search(r"/schema/(infer|infer_text|train_text)@", path.read_text(encoding="utf-8"))
     return [pytest.mark.torch] if names_packages else []
 
 

@@ -179,3 +179,40 @@ def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
         (config,) = read.read([again])
         plan = planning.build_plan([config], inventory_of([config]), is_sweep=False)
         assert [each.digest for each in plan.groups] == [group.digest]
+
+
+def test_neighbours_go_on_until_they_are_told_to_stop_and_tell_their_group_from_others(make_plan):
+    asked = ("degree=1", "window=work", "window.epochs=3", "baseline=never")
+    (alone,) = make_plan([*asked]).groups
+    (group,) = make_plan([*asked, "neighbours=2"]).groups
+    epochs = [job.workload.argv[job.workload.argv.index("--epochs") + 1] for job in group.jobs]
+    assert epochs == ["3", "0", "0"]
+    assert [job.is_neighbour for job in group.jobs] == [False, True, True]
+    assert group.measured[0].workload.digest == alone.jobs[0].workload.digest
+    assert (group.settings["neighbours"], alone.settings["neighbours"]) == ("2x tiny", "")
+    assert group.key != alone.key
+    assert (group.name, alone.name) == ("naive-1x-tiny-neighbours=2x_tiny", "naive-1x-tiny")
+    (other,) = make_plan([*asked, "neighbours=[S]", "data.source=synthetic_device"]).groups
+    assert other.settings["neighbours"].startswith("1x resnet26_cifar10 ")  # and digits: no measured job is such
+
+
+def test_neighbours_belong_to_no_baseline(make_plan):
+    groups = make_plan(["degree=1", "neighbours=2", "baseline=always"]).groups
+    together, alone = sorted(groups, key=lambda group: -group.degree)
+    assert (together.degree, len(alone.jobs), alone.settings["neighbours"]) == (3, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["degree=0", "neighbours=2"], "there are none"),
+        (["mix=[]", "neighbours=2"], "there are none"),
+        (["scenario=serial", "neighbours=2"], "one job at a time"),
+        (["neighbours=[Q]"], "give a number"),
+        (["neighbours=-1"], "give a number"),
+        (["workload=script", "workload.script=tests/toys/toy.py", "neighbours=1"], "cannot be told to stop"),
+    ],
+)
+def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
+    with pytest.raises(ConfigError, match=why):
+        make_plan(overrides)

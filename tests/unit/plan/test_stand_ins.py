@@ -56,8 +56,8 @@ def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
         ("tiny_text", 8, 64, None),
         ("tiny_text", 16, 32, None),
         ("tiny_text", 16, 128, None),  # 256 tokens are more than a rehearsal has time for
-        ("infer_tiny", 1, 128, 50),
-        ("infer_tiny", 1, 128, 100),
+        ("infer_tiny_text", 1, 32, 50),
+        ("infer_tiny_text", 1, 32, 100),
     }
     assert all(config.workload.step_mode.name == "eager" for config in configs)
     assert all(config.workload.precision.name == "default" for config in copies)

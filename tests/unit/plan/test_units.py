@@ -19,6 +19,25 @@ def test_the_units_are_the_blocks_and_make_up_the_plan(make_plan) -> None:
     assert units.only(plan, None) is plan
 
 
+def test_a_unit_may_be_a_case_with_all_that_shares_its_baselines(make_plan) -> None:
+    by_case = ["unit_of=case", "repeats=2"]
+    sweep = [[*by_case, f"workload.batch_size={size}", f"degree={degree}"] for size in (8, 16) for degree in (1, 2)]
+    plan = make_plan(*sweep)
+    assert plan.unit_sizes == (3, 3, 3, 3)
+    found = list(units.of(plan.groups).values())
+    assert [{group.block for group in members} for members in found] == [{1}, {1}, {2}, {2}]
+    programs = [{job.workload.digest for group in members for job in group.jobs} for members in found]
+    assert all(len(each) == 1 for each in programs)
+    assert programs[0] == programs[2] != programs[1] == programs[3]
+    assert plan.digest != make_plan(*(each[1:] for each in sweep)).digest  # workers must agree on it
+
+
+def test_mixes_that_share_a_program_are_one_case(make_plan) -> None:
+    of_workloads = ["workload@sizes.S=tiny", "workload@sizes.M=robroek_small", "workload@sizes.L=robroek_medium"]
+    mixes = [["unit_of=case", *of_workloads, f"mix=[{mix}]", "data.source=synthetic_device"] for mix in ("S,M", "M,L")]
+    assert set(units.of(make_plan(*mixes).groups)) == {1}
+
+
 @pytest.mark.parametrize("number", [0, 4, -1])
 def test_a_unit_outside_the_plan_is_refused(make_plan, number) -> None:
     with pytest.raises(ConfigError, match=f"unit={number}: the plan has 3 units, numbered from 1"):

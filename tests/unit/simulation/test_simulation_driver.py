@@ -379,6 +379,12 @@ def test_what_is_no_machine_is_refused(state_file: StateFile, text: str) -> None
         state_file.read()
 
 
+def test_a_pipe_is_no_machine_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        StateFile(tmp_path / "pipe").keep(["a100_40gb"])
+
+
 def test_gpus_differ_by_uuid_and_address(state_file: StateFile) -> None:
     gpus = state_file.create(["h100_80gb", "h100_80gb", "a30_24gb"]).gpus
     for one, other in itertools.combinations(gpus, 2):
