@@ -19,8 +19,8 @@ from tests.run_cases import SHORT, TOY, groups
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=0.9", "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
 BLOCK = ["-m", *TOY, *SHORT]
-# Of a run, what no two starts share.
-PASSING = ("study", "spool_id", "command_line", "first_losses", "rates", "pid")
+# Of a run, what no two starts share, and the flag, which says how evenly this machine let the jobs run.
+PASSING = ("study", "spool_id", "command_line", "first_losses", "rates", "pid", "flag")
 
 
 def facts(run):
