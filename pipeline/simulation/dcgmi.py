@@ -1,7 +1,8 @@
 """The program dcgmi of the simulated driver: `python -m pipeline.simulation.dcgmi --state-file FILE ...`.
 
-It lists and watches what DCGM's host engine would see of the machine, in the layout of DCGM 4, and has no reading at
-all: every cell is not available. It starts no program and looks at nothing but the state file.
+It lists and watches what DCGM's host engine would see of the machine, in the layout of DCGM 4. Its cells are what the
+machine's source of readings says, and not available without one. It starts no program and looks at nothing but the
+state file and what that source names.
 
 Source of the formats, of the order of rows and of what goes to which stream: the source of dcgmi, DCGM 4.6. Statuses
 are DCGM's return codes, of which a process keeps the last byte.
@@ -12,13 +13,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from pipeline.simulation import program
-from pipeline.simulation.machine import queries
+from pipeline.simulation.machine import queries, readings
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.queries import model_of
-from pipeline.simulation.machine.state import Gpu, GpuInstance
+from pipeline.simulation.machine.readings import Quantity
+from pipeline.simulation.machine.state import Gpu, GpuInstance, State
 from pipeline.simulation.program import RefusedError, say
 
 # What a fault names to keep the host engine from answering, or from watching a field, as `dcgmWatchFields:1006`.
@@ -54,6 +58,19 @@ _TITLES = dict(
 )
 # Those that instances have none of; their cells are blank, and wider.
 _OF_GPU = frozenset({1009, 1010, 1011, 1012})
+# What each reads; traffic is in bytes a second. Source: dcgm_fields.h.
+_QUANTITIES = dict(
+    zip(
+        _TITLES,
+        (
+            *(Quantity.GRACT, Quantity.SMACT, Quantity.SM_OCCUPANCY, Quantity.TENSOR, Quantity.DRAM),
+            *(Quantity.FP64, Quantity.FP32, Quantity.FP16),
+            *(Quantity.PCIE_OUT, Quantity.PCIE_IN, Quantity.NVLINK_OUT, Quantity.NVLINK_IN),
+        ),
+        strict=True,
+    )
+)
+_MIB = 2**20
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,6 +80,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _refusal(message: str, code: int) -> RefusedError:
     return RefusedError(message, code & 0xFF)
+
+
+class _Entity(NamedTuple):
+    """A GPU or GPU instance as the host engine knows it: how its row begins, and NVML's index and id."""
+
+    label: str
+    gpu: int
+    instance_id: int | None
 
 
 class _Program:
@@ -141,9 +166,10 @@ class _Program:
             self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
         done, next_header = 0, _ROUNDS_OF_HEADER + 1
         while True:
-            for label, is_instance in entities:
-                there = set(numbers) - (_OF_GPU if is_instance else set())
-                say(_line(label, dict.fromkeys(there, "N/A"), numbers))
+            state = self._driver.state()
+            for label, index, instance_id in entities:
+                there = set(numbers) - (_OF_GPU if instance_id is not None else set())
+                say(_line(label, {number: self._cell(state, number, index, instance_id) for number in there}, numbers))
             done += 1
             if done == num_rounds:
                 return
@@ -152,21 +178,33 @@ class _Program:
                 next_header += _ROUNDS_OF_HEADER
                 say(header)
 
-    def _entities(self, targets: str | None) -> list[tuple[str, bool]]:
-        """How the row of each entity that is asked for begins, and whether it is an instance; every GPU if none is.
+    @staticmethod
+    def _cell(state: State, number: int, index: int, instance_id: int | None) -> str:
+        """A reading as it is printed; an instance that is gone, and paused counters, have none."""
+        value = None
+        with suppress(DriverError):
+            if not state.dcgm_is_paused:
+                value = readings.read(state, index, _QUANTITIES[number], instance_id)
+        if value is None:
+            return "N/A"
+        return f"{value * _MIB:.0f}" if number in _OF_GPU else f"{value:.3f}"
+
+    def _entities(self, targets: str | None) -> list[_Entity]:
+        """Each entity that is asked for; every GPU if none is.
 
         A GPU comes before its instances, and those in the order of NVML's ids.
         """
-        known: dict[str, tuple[str, bool]] = {}
+        known: dict[str, _Entity] = {}
         for index, gpu in enumerate(self._driver.state().gpus):
-            known[f"gpu:{index}"] = (f"GPU {index}", False)
-            known |= {f"i:{entity}": (f"GPU-I {entity}", True) for entity, _ in _seen_instances(index, gpu)}
+            known[f"gpu:{index}"] = _Entity(f"GPU {index}", index, None)
+            for number, instance in _seen_instances(index, gpu):
+                known[f"i:{number}"] = _Entity(f"GPU-I {number}", index, instance.id)
         if targets is None:
-            return [row for row in known.values() if not row[1]]
+            return [entity for entity in known.values() if entity.instance_id is None]
         wanted = set(targets.split(","))
         if strange := wanted - known.keys():
             raise _refusal(f"Error: the host engine knows no entity {min(strange)}.", _BAD_PARAMETER)
-        return [row for name, row in known.items() if name in wanted]
+        return [entity for name, entity in known.items() if name in wanted]
 
 
 def _seen_instances(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import mig_table, regular_files
+from pipeline.base import factory, mig_table, regular_files
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import read_process
+from pipeline.base.records import Spec
 from pipeline.simulation.machine.codes import DriverError
 
 DRIVER_VERSION = "580.159.04"
@@ -125,6 +126,7 @@ class State:
     Attributes:
         mps_faults: of `simulation.mps.control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
         dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
+        sources: classes that answer for sensors and counters (`simulation.machine.readings`), by precedence.
     """
 
     gpus: tuple[Gpu, ...]
@@ -132,6 +134,7 @@ class State:
     faults: tuple[Fault, ...] = ()
     mps_faults: tuple[str, ...] = ()
     dcgm_is_paused: bool = False
+    sources: tuple[Spec, ...] = ()
 
     def with_gpu(self, index: int, gpu: Gpu) -> State:
         """The same machine with another GPU at this index."""
@@ -291,7 +294,13 @@ def _from_json(text: str) -> State:
         faults=tuple(Fault(**row) for row in data["faults"]),
         mps_faults=tuple(data["mps_faults"]),
         dcgm_is_paused=data["dcgm_is_paused"],
+        # Machines that were kept before there were sources have none.
+        sources=tuple(_source(row) for row in data.get("sources", ())),
     )
+
+
+def _source(row: dict[str, Any]) -> Spec:
+    return Spec(target=row["target"], options=tuple((key, factory.freeze(value)) for key, value in row["options"]))
 
 
 def _gpu(row: dict[str, Any]) -> Gpu:

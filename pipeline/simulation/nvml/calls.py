@@ -18,20 +18,7 @@ from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance,
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
-_NEEDS_HARDWARE = frozenset(
-    f"nvmlDeviceGet{quantity}"
-    for quantity in (
-        "ClockInfo",
-        "CurrentClocksThrottleReasons",
-        "EccMode",
-        "EnforcedPowerLimit",
-        "PerformanceState",
-        "PowerUsage",
-        "Temperature",
-        "TotalEnergyConsumption",
-        "UtilizationRates",
-    )
-)
+_NEEDS_HARDWARE = frozenset({"nvmlDeviceGetEccMode", "nvmlDeviceGetEnforcedPowerLimit"})
 _METHODS: dict[str, str] = {}
 _Method = TypeVar("_Method", bound=Callable[..., int | None])
 

@@ -1,6 +1,6 @@
-"""The GPM functions of the library beneath pynvml: samples can be taken, but no counter of a unit has a value.
+"""The GPM functions of the library beneath pynvml: samples are taken, counters read what a source of readings says.
 
-Nobody could know what the units of a GPU do that is not there, so each metric is answered as not supported.
+Without a source nobody could know what the units of a GPU do that is not there: each metric is not supported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import pynvml
 
-from pipeline.simulation.machine import codes, queries
+from pipeline.simulation.machine import codes, queries, readings
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.state import Gpu
+from pipeline.simulation.machine.readings import Quantity
+from pipeline.simulation.machine.state import Gpu, State
 from pipeline.simulation.nvml.calls import Calls, answers, number, pointee
 
 # Source: nvml.h: plain numbers, unlike the versions of most structures, which have the size in them.
@@ -24,6 +25,22 @@ _SUPPORT_VERSION, _METRICS_VERSION = 1, 1
 _APART_NS = 100_000_000
 # Source: nvml.h: GPM came with Hopper.
 _WITHOUT_COUNTERS = frozenset({"Ampere"})
+# Each metric, and how many of NVML's units are one of ours: ratios are in percent, traffic in MiB/s. Source: nvml.h.
+_PERCENT = 100
+_METRICS = {
+    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: (Quantity.GRACT, _PERCENT),
+    pynvml.NVML_GPM_METRIC_SM_UTIL: (Quantity.SMACT, _PERCENT),
+    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: (Quantity.SM_OCCUPANCY, _PERCENT),
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: (Quantity.TENSOR, _PERCENT),
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: (Quantity.DRAM, _PERCENT),
+    pynvml.NVML_GPM_METRIC_FP64_UTIL: (Quantity.FP64, _PERCENT),
+    pynvml.NVML_GPM_METRIC_FP32_UTIL: (Quantity.FP32, _PERCENT),
+    pynvml.NVML_GPM_METRIC_FP16_UTIL: (Quantity.FP16, _PERCENT),
+    pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: (Quantity.PCIE_OUT, 1),
+    pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: (Quantity.PCIE_IN, 1),
+    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: (Quantity.NVLINK_OUT, 1),
+    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: (Quantity.NVLINK_IN, 1),
+}
 
 
 @dataclass(slots=True)
@@ -78,8 +95,12 @@ class GpmCalls(Calls):
             raise DriverError(codes.INVALID_ARGUMENT)
         if second.taken_ns - first.taken_ns <= _APART_NS:
             raise DriverError(codes.INVALID_ARGUMENT)
+        state = self.driver.state()
         for metric in query.metrics[: query.numMetrics]:
-            metric.nvmlReturn = codes.NOT_SUPPORTED
+            value = _value(state, metric.metricId, second)
+            metric.nvmlReturn = codes.NOT_SUPPORTED if value is None else codes.SUCCESS
+            if value is not None:
+                metric.value = value
 
     def _take(self, gpu: Gpu, sample: Any, subject: tuple[Any, ...]) -> None:
         if not _has_gpm(gpu):
@@ -92,6 +113,16 @@ class GpmCalls(Calls):
         if room is None:
             raise DriverError(codes.INVALID_ARGUMENT)
         return room
+
+
+def _value(state: State, metric_id: int, sample: _Sample) -> float | None:
+    """What a counter reads, in NVML's units, of what a sample was taken of and when; `None` if nobody knows."""
+    if metric_id not in _METRICS or sample.subject is None:
+        return None
+    quantity, scale = _METRICS[metric_id]
+    _, index, *ids = sample.subject
+    value = readings.read(state, index, quantity, ids[0] if ids else None, sample.taken_ns)
+    return None if value is None else value * scale
 
 
 def _has_gpm(gpu: Gpu) -> bool:

@@ -1,7 +1,8 @@
 """The library beneath pynvml: the C functions of libnvidia-ml, by ctypes signature, over the simulated driver.
 
-What only hardware could know (power, clocks, utilisation, energy, temperature, GPM counters) answers "not supported";
-functions that the project does not call are not found, as those of a newer driver.
+What only hardware could know (power, clocks, utilisation, energy, temperature, GPM counters) is answered by the
+machine's sources of readings, and "not supported" without one; functions that the project does not call are not found,
+as those of a newer driver.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, Gpu,
 from pipeline.simulation.nvml.calls import answers, fill, number, pointee
 from pipeline.simulation.nvml.gpm import GpmCalls
 from pipeline.simulation.nvml.mig import MigCalls
+from pipeline.simulation.nvml.sensors import SensorCalls
 
 _MIB = 2**20
 # Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
@@ -25,7 +27,7 @@ _CORES_PER_LATER_MULTIPROCESSOR = 128
 _NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
 
 
-class NvmlLibrary(MigCalls, GpmCalls):
+class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
     """An object that takes the place of `pynvml.nvmlLib`."""
 
     def close_all(self) -> None:

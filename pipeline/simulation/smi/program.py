@@ -90,7 +90,7 @@ class _Program:
         while True:
             now, gpus = datetime.now().astimezone(), self._gpus(indices)
             if query is not None:
-                lines = query.lines(gpus, now)
+                lines = query.lines(gpus, now, self._driver.state())
             elif "-L" in options:
                 lines = output.device_list(gpus)
             else:

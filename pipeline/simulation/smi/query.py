@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from pipeline.simulation.machine import codes, queries
-from pipeline.simulation.machine.state import DRIVER_VERSION, Gpu
+from pipeline.simulation.machine import codes, queries, readings
+from pipeline.simulation.machine.readings import Quantity
+from pipeline.simulation.machine.state import DRIVER_VERSION, Gpu, State
 from pipeline.simulation.program import RefusedError
 from pipeline.simulation.smi.output import Numbered
 
@@ -27,6 +28,21 @@ _UNITS = {
 _ALIASES = {"clocks.sm": "clocks.current.sm", "clocks.mem": "clocks.current.memory"}
 
 
+# What each sensor reads, and how it is printed. Power is the mean of a second in all three, whatever the name says.
+_SENSORS: dict[str, tuple[Quantity, Callable[[float], str]]] = {
+    **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), (Quantity.POWER, "{:.2f}".format)),
+    "utilization.gpu": (Quantity.GPU_UTILIZATION, "{:.0f}".format),
+    "utilization.memory": (Quantity.MEMORY_UTILIZATION, "{:.0f}".format),
+    "clocks.current.sm": (Quantity.SM_CLOCK, "{:.0f}".format),
+    "clocks.current.memory": (Quantity.MEMORY_CLOCK, "{:.0f}".format),
+    "temperature.gpu": (Quantity.TEMPERATURE, "{:.0f}".format),
+    "pstate": (Quantity.PERFORMANCE_STATE, "P{:.0f}".format),
+    "clocks_event_reasons.active": (Quantity.THROTTLE_REASONS, lambda bits: f"0x{int(bits):016x}"),
+}
+# Source: nvml.h, nvmlDeviceGetUtilizationRates: not of a GPU in MIG mode.
+_NOT_UNDER_MIG = frozenset({"utilization.gpu", "utilization.memory"})
+
+
 class Query:
     """Columns that were asked for, by their names with commas between; one that there is not is refused."""
 
@@ -43,10 +59,20 @@ class Query:
         """The line of names. It has the units even where the values do without them."""
         return ", ".join(f"{name} [{_UNITS[name]}]" if _UNITS[name] else name for name in self._columns)
 
-    def lines(self, gpus: Iterable[Numbered], now: datetime) -> list[str]:
-        """The lines of values, one a GPU."""
-        known = (_known(now, index, gpu) for index, gpu in gpus)
+    def lines(self, gpus: Iterable[Numbered], now: datetime, state: State) -> list[str]:
+        """The lines of values, one a GPU of the machine."""
+        known = (_known(now, index, gpu) | self._readings(index, gpu, state) for index, gpu in gpus)
         return [", ".join(self._cell(name, values.get(name)) for name in self._columns) for values in known]
+
+    def _readings(self, index: int, gpu: Gpu, state: State) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name in self._columns:
+            if name not in _SENSORS or (gpu.mig_current and name in _NOT_UNDER_MIG):
+                continue
+            quantity, layout = _SENSORS[name]
+            if (value := readings.read(state, index, quantity)) is not None:
+                found[name] = layout(value)
+        return found
 
     def _cell(self, name: str, value: object) -> str:
         if value is None:
