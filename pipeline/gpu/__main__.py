@@ -119,6 +119,14 @@ def destroy(arguments: argparse.Namespace) -> Answer:
     return by_hand.destroy(_asked(arguments))
 
 
+def check(arguments: argparse.Namespace) -> Answer:
+    """Whether a GPU's counters are believable and it is healthy; 1 if not."""
+    from pipeline.gpu.selftest import command
+
+    lock_dir, machine = Path(arguments.lock_dir), arguments.machine
+    return command.selftest(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
+
+
 def _asked(arguments: argparse.Namespace) -> by_hand.Asked:
     from pipeline.gpu import by_hand
 
@@ -161,6 +169,12 @@ COMMANDS = {
         flags=_DRY_RUN,
         options=_ADMIN,
     ),
+    "selftest": Command(
+        answer=check,
+        about="load a GPU and see whether its counters can be believed; its health (exit status 1 if not)",
+        has_journals=True,
+        flags={"--health": "the health only: no load, whoever computes on the GPU"},
+    ),
     "profiles": Command(answer=show_profiles, about="the MIG profiles of a GPU, with placements and SMs"),
     "partitions": Command(
         answer=show_partitions,
@@ -185,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.gpu",
-        description="Show what a GPU offers and its state; divide it by hand; clean up after killed studies.",
+        description="Show what a GPU offers and its state; check it; divide it by hand; clean up after killed studies.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())

@@ -199,7 +199,7 @@ class GpuReader:
         """
         values: dict[str, float] = {}
         for name, read in self._quantities.items():
-            answer = _ask_if_offered(name, read)
+            answer = ask_if_offered(name, read)
             if hasattr(answer, "_fields_"):
                 members = (member[0] for member in answer._fields_ if member[0] != "version")
                 values.update({f"{name}.{member}": float(getattr(answer, member)) for member in members})
@@ -211,7 +211,7 @@ class GpuReader:
         """Id of each GPU instance to its memory in use, in bytes, as `quantities` counts it; those that tell it."""
         found = {}
         for gi_id, handle in self._instances.items():
-            memory = _ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+            memory = ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
             if memory is not None:
                 found[gi_id] = float(memory.used)
         return found
@@ -223,7 +223,7 @@ class GpuReader:
             entry.pid: entry.usedGpuMemory
             for handle in self._process_handles
             for processes_of in lists
-            for entry in _ask_if_offered("the memory of processes", processes_of, handle) or ()
+            for entry in ask_if_offered("the memory of processes", processes_of, handle) or ()
             if entry.usedGpuMemory is not None
         }
 
@@ -232,9 +232,9 @@ class GpuReader:
         # The list that says most about a process comes last and decides. By versioned names: with the others pynvml
         # turns "function not found" into an exception that is no NVMLError.
         lists = (
-            ("graphics", _ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+            ("graphics", ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
             ("compute", _ask, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
-            ("mps", _ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+            ("mps", ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
         )
         listed: dict[int, tuple[str, int | None]] = {}
         for handle in self._process_handles:
@@ -291,7 +291,7 @@ def _ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return function(*arguments)
 
 
-def _ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     """As `_ask`, but `None` for what this GPU or driver does not offer, or not to us (the whole GPU under MIG)."""
     try:
         return _ask(what, function, *arguments)
@@ -309,7 +309,7 @@ def _performance_state(handle: object) -> int | None:
 
 def _process_handles(handle: object) -> list[object]:
     """The handles whose process lists need no privilege: the GPU or, under MIG, its MIG devices."""
-    mode = _ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
+    mode = ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] == 0:
         return [handle]
     with asking("the MIG devices"):
@@ -318,7 +318,7 @@ def _process_handles(handle: object) -> list[object]:
 
 def _instances(handle: object) -> dict[int, object]:
     """Id of each GPU instance to the handle of one of its MIG devices, which share its memory; none without MIG."""
-    if not ((mode := _ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)) and mode[0]):
+    if not ((mode := ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)) and mode[0]):
         return {}
     with asking("the MIG devices"):
         return {pynvml.nvmlDeviceGetGpuInstanceId(device): device for device in mig_handles(handle)}
@@ -343,9 +343,9 @@ def _name(pid: int) -> str | None:
 
 
 def _device(index: int, handle: object) -> Device:
-    mode = _ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
+    mode = ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     # Of a GPU in MIG mode as a whole, NVML tells it to root only.
-    memory = _ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
     return Device(
         kind="nvidia",
         uuid=_ask("the UUID", pynvml.nvmlDeviceGetUUID, handle),
@@ -382,12 +382,12 @@ def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None
     cuda = _ask("the CUDA version", pynvml.nvmlSystemGetCudaDriverVersion)
     pci = _ask("the PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
     capability = _ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    cores = _ask_if_offered("the number of cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
+    cores = ask_if_offered("the number of cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
     cores_each = _CORES_PER_MULTIPROCESSOR.get(tuple(capability))
-    persistence = _ask_if_offered("the persistence mode", pynvml.nvmlDeviceGetPersistenceMode, handle)
-    compute_mode = _ask_if_offered("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)
-    power_limit_mw = _ask_if_offered("the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    ecc = _ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
+    persistence = ask_if_offered("the persistence mode", pynvml.nvmlDeviceGetPersistenceMode, handle)
+    compute_mode = ask_if_offered("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)
+    power_limit_mw = ask_if_offered("the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    ecc = ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
     return {
         "driver_version": _ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),
         "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",

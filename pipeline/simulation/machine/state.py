@@ -106,6 +106,25 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What is wrong with a GPU: nothing, unless somebody writes it into the file.
+
+    Attributes:
+        ecc_uncorrected_now, ecc_uncorrected_ever: errors since the driver was loaded, and since the GPU was made.
+        rows_remapped_correctable, rows_remapped_uncorrectable: how many rows of the memory were replaced.
+        recovery_action: what the driver wants done, as nvml.h numbers it: 0 nothing, 1 a reset.
+    """
+
+    ecc_uncorrected_now: int = 0
+    ecc_uncorrected_ever: int = 0
+    rows_remapped_correctable: int = 0
+    rows_remapped_uncorrectable: int = 0
+    is_remap_pending: bool = False
+    has_remap_failed: bool = False
+    recovery_action: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU. `compute_mode` is NVML's number; the MIG modes are whether it is on now, and after the next reset."""
 
@@ -117,6 +136,7 @@ class Gpu:
     compute_mode: int = 0
     instances: tuple[GpuInstance, ...] = ()
     processes: tuple[Process, ...] = ()
+    health: Health = Health()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,4 +328,7 @@ def _gpu(row: dict[str, Any]) -> Gpu:
         GpuInstance(**{**i, "compute_instances": tuple(ComputeInstance(**ci) for ci in i["compute_instances"])})
         for i in row["instances"]
     )
-    return Gpu(**{**row, "instances": instances, "processes": tuple(Process(**p) for p in row["processes"])})
+    processes = tuple(Process(**p) for p in row["processes"])
+    # A machine that was kept before there was a health has none in its file.
+    health = Health(**row.get("health", {}))
+    return Gpu(**{**row, "instances": instances, "processes": processes, "health": health})

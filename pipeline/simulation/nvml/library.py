@@ -17,6 +17,7 @@ from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, Gpu, mig_uuid
 from pipeline.simulation.nvml.calls import answers, fill, number, pointee
 from pipeline.simulation.nvml.gpm import GpmCalls
+from pipeline.simulation.nvml.health import HealthCalls
 from pipeline.simulation.nvml.mig import MigCalls
 from pipeline.simulation.nvml.sensors import SensorCalls
 
@@ -27,7 +28,7 @@ _CORES_PER_LATER_MULTIPROCESSOR = 128
 _NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
 
 
-class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
+class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls):
     """An object that takes the place of `pynvml.nvmlLib`."""
 
     def close_all(self) -> None:

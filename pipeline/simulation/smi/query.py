@@ -96,4 +96,5 @@ def _known(now: datetime, index: int, gpu: Gpu) -> dict[str, object]:
         "mig.mode.current": _SWITCH[gpu.mig_current],
         "mig.mode.pending": _SWITCH[gpu.mig_pending],
         "compute_mode": _COMPUTE_MODES[gpu.compute_mode],
+        "ecc.errors.uncorrected.volatile.total": gpu.health.ecc_uncorrected_now,
     }

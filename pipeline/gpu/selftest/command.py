@@ -1,0 +1,179 @@
+"""`python -m pipeline.gpu selftest`: holds the GPU, measures, judges, and says it. Changes no setting.
+
+Loads the GPU for less than a minute, more on one with many instances; nobody else may compute on it meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import words
+from pipeline.base.answer import Answer
+from pipeline.base.errors import ConfigError, GpuBusyError, InUseError
+from pipeline.base.records import Device
+from pipeline.gpu.selftest import health as healthy
+from pipeline.gpu.selftest import judge
+from pipeline.gpu.selftest.health import Item
+from pipeline.gpu.selftest.judge import Finding, Row
+from pipeline.gpu.selftest.measure import Measured, devices_of, measure
+from pipeline.gpu.selftest.steps import QUANTITIES
+from pipeline.gpu.status import driver, printable, targets
+from pipeline.prepare.device import health as device_health
+from pipeline.prepare.device import lease
+
+_HEADS = {"gract_ratio": "GRACT", "smact_ratio": "SMACT", "smocc_ratio": "occupancy", "utilization_ratio": "util."}
+_SIMULATED = "not checked: a simulated GPU has no counters"
+_NO_INSTANCE = "not checked: MIG mode is on and there is no instance to compute on (python -m pipeline.gpu create)"
+_HEALTH_ONLY = "not asked for"
+_NO_SOURCE = "not checked: no listener reads any here"
+
+
+def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: bool = False) -> Answer:
+    """Check counters and health of one GPU; the status is 1 when one of them is not as it must be.
+
+    Its health alone is read without holding the GPU, whoever computes on it.
+
+    Raises:
+        ConfigError: there is no such GPU, somebody holds or uses it, or the load cannot run with what is installed.
+    """
+    with driver(gpu, machine) as selector:
+        (device,) = targets(selector, folder, is_real=False)
+        if machine is not None or selector != gpu:
+            device = dataclasses.replace(device, kind="simulated")
+        unchecked = _HEALTH_ONLY if is_only_health else _unchecked(device)
+        began_s = time.monotonic()
+        measured = Measured() if unchecked else _measured(device, folder)
+        health = device_health.read(device)
+        items = healthy.items(health, time.monotonic(), None if unchecked else began_s)
+    if unchecked is None and not any(row.readings for row in measured.rows):
+        unchecked = _NO_SOURCE
+    findings = judge.find(measured.rows)
+    trouble = _trouble(measured, findings, items)
+    data = {
+        "gpu": device.uuid,
+        "name": device.name,
+        "is_simulated": device.is_simulated,
+        "is_ok": not trouble,
+        "trouble": trouble,
+        "counters_unchecked": unchecked,
+        "steps": [_told(row, findings) for row in measured.rows],
+        "absent": measured.absent,
+        "died": measured.died,
+        "findings": [asdict(finding) for finding in findings],
+        "health": asdict(health),
+        "units": {**dict.fromkeys(QUANTITIES, "share, 0 to 1"), "t_s": "s since the machine was started"},
+    }
+    lines = [*_health_lines(items), *_counter_lines(device, measured, findings, unchecked)]
+    lines += [f"not ok: {each}" for each in trouble] or ["ok" if unchecked is None else "ok, as far as it was checked"]
+    name = f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})"
+    return Answer(data=data, text="\n".join(map(printable, [name, *lines])), status=int(bool(trouble)))
+
+
+def _measured(device: Device, folder: Path) -> Measured:
+    with _held(device, folder), tempfile.TemporaryDirectory(prefix="collocation-selftest-") as scratch:
+        return measure(device, Path(scratch))
+
+
+@contextmanager
+def _held(device: Device, folder: Path) -> Iterator[None]:
+    """Hold the GPU, on which nobody may compute; else a ConfigError."""
+    try:
+        with lease.hold(device, folder):
+            lease.refuse_strangers(device, ())
+            yield
+    except InUseError as error:
+        raise ConfigError(f"{error.whom}: wait until that is done, or choose another GPU with --gpu") from error
+    except GpuBusyError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _unchecked(device: Device) -> str | None:
+    """Why the counters are not looked at; `None` if they are."""
+    if device.is_simulated:
+        return _SIMULATED
+    return None if devices_of(device) else _NO_INSTANCE
+
+
+def _trouble(measured: Measured, findings: Sequence[Finding], items: Sequence[Item]) -> list[str]:
+    return [
+        *(f"{item.name}: {item.trouble}" for item in items if item.trouble),
+        *map(str, findings),
+        *([measured.failure] if measured.failure else []),
+        *(f"{name} stopped on the way: {why}" for name, why in measured.died.items()),
+        *(f"{where}: {number} results of the load are wrong" for where, number in measured.num_wrong.items()),
+    ]
+
+
+def _told(row: Row, findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "step": row.step,
+        "gi_id": None if row.place is None else row.place.gi_id,
+        "multiprocessors": None if row.place is None else row.place.multiprocessors,
+        "blocks": None if row.load is None else row.load.blocks,
+        "threads": None if row.load is None else row.load.threads,
+        "expected": row.expected,
+        "within": {quantity: row.within(quantity) for quantity in row.expected},
+        "readings": {source: dict(values) for source, values in row.readings.items()},
+        "num_samples": dict(row.num_samples),
+        "verdict": _verdict(row, findings),
+    }
+
+
+def _verdict(row: Row, findings: Sequence[Finding]) -> str:
+    if not row.readings:
+        return "-"
+    return "cannot be" if any(finding.is_of(row) for finding in findings) else "ok"
+
+
+def _health_lines(items: Sequence[Item]) -> list[str]:
+    rows = [
+        ["  ", item.name, "not ok" if item.trouble else "ok" if item.is_known else "-", item.said] for item in items
+    ]
+    return ["health", *words.aligned(rows, left=range(4))]
+
+
+def _counter_lines(device: Device, measured: Measured, findings: Sequence[Finding], unchecked: str | None) -> list[str]:
+    lines = [] if unchecked is None else [f"counters: {unchecked}"]
+    if measured.rows:
+        lines += [f"counters: expected in parentheses{_of_whom(device)}", *_table(measured.rows, findings)]
+    lines += [f"   {name} is left out: {why}" for name, why in measured.absent.items()]
+    return lines
+
+
+def _of_whom(device: Device) -> str:
+    return "; simulated, by a model of the load" if device.is_simulated else ""
+
+
+def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
+    """A line a row; of each counter what is expected, then a column a source that reads it."""
+    columns = [
+        (quantity, source)
+        for quantity in QUANTITIES
+        for source in dict.fromkeys(source for row in rows for source in row.readings)
+        if any(quantity in row.readings.get(source, {}) for row in rows)
+    ]
+    quantities = list(dict.fromkeys(quantity for quantity, _ in columns))
+    head = ["", "step", "where", "blocks", "threads"]
+    for quantity in quantities:
+        head += [_HEADS[quantity], *(source for each, source in columns if each == quantity)]
+    lines = [[*head, "verdict"]]
+    for row in rows:
+        place, load = row.place, row.load
+        cells = ["", row.step, row.where, *(("-", "-") if load is None else (str(load.blocks), str(load.threads)))]
+        for quantity in quantities:
+            must = row.expected.get(quantity)
+            cells.append("" if place is None or must is None else f"({must:.3f})")
+            cells += [_cell(row.readings.get(source, {}).get(quantity)) for each, source in columns if each == quantity]
+        lines.append([*cells, _verdict(row, findings)])
+    return words.aligned(lines, left=(0, 1, 2, len(lines[0]) - 1))
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

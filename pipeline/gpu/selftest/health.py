@@ -1,0 +1,128 @@
+"""Whether a GPU is healthy, by what its driver tells: each item in words, and what is wrong with it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.base.words import counted, duration
+from pipeline.prepare.device.health import Health, Xid
+
+_UNKNOWN = "not told by the driver"
+
+# Errors of the GPU, its memory, its links or its firmware, not of a program that ran there (as 13, 31 and 43 are).
+# Source: NVIDIA, "Xid Errors" and "GPU Memory Error Management": uncorrectable ECC error, failed row remapping, NVLink,
+# fallen off the bus, contained and uncontained ECC error, no answer of the firmware (GSP), unrecovered ECC error.
+_OF_HARDWARE = frozenset({48, 64, 74, 79, 94, 95, 119, 120, 140})
+
+# The hardware slows itself down to protect itself; power caps and heat within limits are everyday.
+_PROTECTION = ("hardware slowdown", "heat (hardware)", "power brake (hardware)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One item of the health; `trouble` says what is wrong and what to do, if anything is."""
+
+    name: str
+    said: str
+    is_known: bool = True
+    trouble: str | None = None
+
+
+def items(health: Health, now_s: float, since_s: float | None = None) -> tuple[Item, ...]:
+    """Everything that is told of the health.
+
+    Args:
+        health: the reading, which was made at `now_s`.
+        now_s: on the clock of the kernel's log, in seconds.
+        since_s: when the self-test began to load the GPU, on the same clock; `None` if it did not.
+    """
+    return (
+        _ecc(health),
+        _rows(health),
+        _pages(health),
+        _waiting(health),
+        _xids(health, now_s, since_s),
+        _throttling(health),
+    )
+
+
+def _ecc(health: Health) -> Item:
+    now, ever = health.num_ecc_uncorrected_now, health.num_ecc_uncorrected_ever
+    name = "uncorrected ECC errors"
+    if now is None and ever is None:
+        return Item(name=name, said=_UNKNOWN, is_known=False)
+    said = f"{_number(now)} since the driver was loaded, {_number(ever)} ever"
+    trouble = "data was lost since the driver was loaded: let an administrator reset the GPU" if now else None
+    return Item(name=name, said=said, trouble=trouble)
+
+
+def _rows(health: Health) -> Item:
+    name = "remapped rows"
+    if health.is_remap_pending is None:
+        return Item(name=name, said=_UNKNOWN, is_known=False)
+    numbers = (health.num_rows_remapped_correctable, health.num_rows_remapped_uncorrectable)
+    said = f"{_number(numbers[0])} after correctable, {_number(numbers[1])} after uncorrectable errors"
+    states = [
+        text for text, holds in (("pending", health.is_remap_pending), ("failed", health.has_remap_failed)) if holds
+    ]
+    trouble = None
+    if health.has_remap_failed:
+        trouble = "a row could not be remapped: the GPU is to be replaced"
+    elif health.is_remap_pending:
+        trouble = "rows wait to be remapped: let an administrator reset the GPU"
+    return Item(name=name, said=", ".join([said, *(states or ["none pending, none failed"])]), trouble=trouble)
+
+
+def _pages(health: Health) -> Item:
+    name, pending = "retired pages", health.is_page_retirement_pending
+    if pending is None and health.num_pages_retired is None:
+        return Item(name=name, said=f"{_UNKNOWN} (GPUs from Ampere on remap rows instead)", is_known=False)
+    trouble = "pages wait to be retired: let an administrator reset the GPU" if pending else None
+    return Item(name=name, said=f"{_number(health.num_pages_retired)}{', pending' if pending else ''}", trouble=trouble)
+
+
+def _waiting(health: Health) -> Item:
+    name, action = "pending resets", health.recovery_action
+    said = [f"the driver asks for: {action}"] if action not in (None, "none") else []
+    said += list(health.waiting)
+    if said:
+        return Item(name=name, said="; ".join(said), trouble=f"{'; '.join(said)}: an administrator must see to it")
+    return Item(name=name, said="none" if action == "none" else f"none by its settings; recovery action {_UNKNOWN}")
+
+
+def _xids(health: Health, now_s: float, since_s: float | None) -> Item:
+    name = "XID events"
+    if health.xids is None:
+        return Item(name=name, said=f"cannot be read: {health.xids_unread}", is_known=False)
+    if not health.xids:
+        return Item(name=name, said="none in the kernel's log")
+    told = Counter(xid.number for xid in health.xids)
+    said = ", ".join(f"{number}{'' if times == 1 else f' ({times} times)'}" for number, times in told.items())
+    bad = list(_grave(health.xids, since_s))
+    last = f"the last one {duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
+    trouble = None
+    if bad:
+        which = f"{counted(len(bad), 'XID event')} that no program causes, or during the self-test"
+        trouble = f"{which}; the last: {bad[-1].text}"
+    return Item(name=name, said=f"{said} in the kernel's log, {last}", trouble=trouble)
+
+
+def _grave(xids: tuple[Xid, ...], since_s: float | None) -> Iterator[Xid]:
+    for xid in xids:
+        if xid.number in _OF_HARDWARE or (since_s is not None and xid.t_s >= since_s):
+            yield xid
+
+
+def _throttling(health: Health) -> Item:
+    name, reasons = "throttled now", health.throttle_reasons
+    if reasons is None:
+        return Item(name=name, said=_UNKNOWN, is_known=False)
+    bad = [reason for reason in reasons if reason in _PROTECTION]
+    trouble = f"{', '.join(bad)}: look at cooling and power supply" if bad else None
+    return Item(name=name, said=", ".join(reasons) or "no", trouble=trouble)
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else str(value)

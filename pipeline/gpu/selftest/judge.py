@@ -1,0 +1,190 @@
+"""What of the readings of a self-test cannot be. Pure.
+
+Limits are wide on purpose: a listener is not to be accused of what the moment of its samples explains. What is found
+with them are counters that mean something else than they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from pipeline.base.words import counted
+from pipeline.gpu.selftest.steps import QUANTITIES, Load, Place
+
+RELATIVE, ABSOLUTE = 0.15, 0.05
+"""How far a counter may be from what is expected: by this part of that, and by this much more. Chosen, not measured."""
+
+ABOVE = 0.05
+"""How far a counter may be above one that contains it: both are read at about the same time."""
+
+OUTSIDE = 0.005
+"""How far a share may be outside 0 to 1: sources print three decimals, and count time by two clocks."""
+
+MOVES = 0.002
+"""By how much a counter must move from an idle place to a full one, to be a counter at all."""
+
+_NEAR_SHARE = 0.08
+"""How near to a neighbour's share a reading is that was capped at it."""
+
+_CONTAINED = (("smact_ratio", "gract_ratio"), ("smocc_ratio", "smact_ratio"))
+_NAMES = {
+    "gract_ratio": "GRACT",
+    "smact_ratio": "SMACT",
+    "smocc_ratio": "SM occupancy",
+    "utilization_ratio": "utilisation",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One place during one step, and what listeners read of it.
+
+    Attributes:
+        place: `None` for the whole GPU in MIG mode, of which nothing is known but that instances compute.
+        load: that ran there; `None` likewise.
+        readings: listener to quantity to its mean over the step, as a share between 0 and 1; only what was read.
+        num_samples: listener to how many of its samples that is of.
+    """
+
+    step: str
+    place: Place | None = None
+    load: Load | None = None
+    readings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    num_samples: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        return "GPU" if self.place is None else self.place.name
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """By quantity, where something is expected."""
+        return {} if self.place is None or self.load is None else self.load.expected(self.place)
+
+    def within(self, quantity: str) -> tuple[float, float] | None:
+        """Between which shares a quantity must be."""
+        if (value := self.expected.get(quantity)) is None:
+            return None
+        return max(0.0, value * (1 - RELATIVE) - ABSOLUTE), min(1.0, value * (1 + RELATIVE) + ABSOLUTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What cannot be.
+
+    Attributes:
+        step: `None` where it is about all steps.
+        value: what the source says, as a share; `None` where it says nothing.
+    """
+
+    source: str
+    quantity: str
+    where: str
+    what: str
+    step: str | None = None
+    value: float | None = None
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f", step `{self.step}`"
+        return f"{self.source}, {self.where}{step}: {self.what}"
+
+    def is_of(self, row: Row) -> bool:
+        """Whether the row shows it."""
+        return self.where == row.where and self.step in (None, row.step)
+
+
+def find(rows: Sequence[Row]) -> tuple[Finding, ...]:
+    """Everything that cannot be, what is about all steps first."""
+    stuck = tuple(_stuck(rows))
+    is_stuck = {(each.source, each.quantity, each.where) for each in stuck}
+    missing = tuple(_missing(rows))
+    single = [
+        finding
+        for row in rows
+        for source, values in row.readings.items()
+        for finding in _impossible(row, source, values, rows)
+        if (source, finding.quantity, row.where) not in is_stuck
+    ]
+    return (*stuck, *missing, *single)
+
+
+def _impossible(row: Row, source: str, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[Finding]:
+    """What is wrong with one source's readings of one row; of each quantity the first that is."""
+
+    def found(quantity: str, what: str) -> Finding:
+        return Finding(
+            source=source, quantity=quantity, where=row.where, step=row.step, value=values[quantity], what=what
+        )
+
+    wrong: dict[str, Finding] = {}
+    for quantity, value in values.items():
+        if not -OUTSIDE <= value <= 1 + OUTSIDE:
+            wrong[quantity] = found(quantity, f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1")
+        elif (limits := row.within(quantity)) is not None and not limits[0] <= value <= limits[1]:
+            wrong[quantity] = found(quantity, _far_off(row, quantity, value, rows))
+    for inner, outer in _CONTAINED:
+        if inner in values and outer in values and inner not in wrong and values[inner] > values[outer] + ABOVE:
+            said = f"{_NAMES[inner]} is {values[inner]:.3f}, above {_NAMES[outer]}, which is {values[outer]:.3f}"
+            wrong[inner] = found(inner, said)
+    yield from wrong.values()
+
+
+def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> str:
+    assert row.place is not None and row.load is not None
+    name = _NAMES[quantity]
+    if row.load.blocks == 0:
+        return f"{name} is {value:.3f}, and nothing ran there"
+    blocks = counted(row.load.blocks, "block")
+    ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
+    said = f"{name} is {value:.3f} where {row.expected[quantity]:.3f} was to be seen: {ran}"
+    if quantity != "smocc_ratio" and (neighbour := _capped_at(row, value, rows)) is not None:
+        said += f"; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}"
+    return said
+
+
+def _capped_at(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
+    """The smaller instance whose size explains a reading that is too low."""
+    own = row.place
+    assert own is not None
+    if own.gi_id is None or own.counted is None or row.expected["smact_ratio"] < 1:
+        return None
+    others = {each.place for each in rows if each.place is not None and each.place != own}
+    for other in sorted(others, key=lambda place: place.multiprocessors, reverse=True):
+        shares = [other.multiprocessors / own.counted]
+        if other.compute_slices and own.compute_slices:
+            shares.append(other.compute_slices / own.compute_slices)
+        if any(share < 1 and abs(value - share) <= _NEAR_SHARE for share in shares):
+            return other
+    return None
+
+
+def _stuck(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Counters that say the same of an idle and of a full place."""
+    for source, quantity in product(_sources(rows), QUANTITIES):
+        for where in dict.fromkeys(row.where for row in rows):
+            seen = [
+                (row.expected[quantity], row.readings[source][quantity])
+                for row in rows
+                if row.where == where and quantity in row.expected and quantity in row.readings.get(source, {})
+            ]
+            must, values = [must for must, _ in seen], [value for _, value in seen]
+            if seen and max(must) - min(must) > 1 / 2 and max(values) - min(values) < MOVES:
+                what = f"{_NAMES[quantity]} does not move: {max(values):.3f} in {len(values)} steps, from idle to full"
+                yield Finding(source=source, quantity=quantity, where=where, value=max(values), what=what)
+
+
+def _missing(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Instances of which a source tells nothing that it tells of another one."""
+    places = {row.place.name: row.place for row in rows if row.place is not None}
+    for source, quantity in product(_sources(rows), QUANTITIES):
+        told = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
+        for name in places if told else ():
+            if name not in told:
+                what = f"no {_NAMES[quantity]}, which it tells of {', '.join(sorted(told))}"
+                yield Finding(source=source, quantity=quantity, where=name, what=what)
+
+
+def _sources(rows: Iterable[Row]) -> dict[str, None]:
+    return dict.fromkeys(source for row in rows for source in row.readings)

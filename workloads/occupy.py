@@ -1,0 +1,166 @@
+"""A load whose use of a GPU is known: blocks of threads that compute. For `python -m pipeline.gpu selftest`.
+
+Reads standard input: a line `BLOCKS THREADS` begins a load, and the next line, `stop`, or the end of the input ends it.
+By hand: start it, type `132 1024`, then `stop`. Writes JSON, a line each: what the device is, then of each load
+`running` as soon as it is under way, and `done` with how many results were wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":
+    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from workloads import program
+
+if TYPE_CHECKING:
+    import torch
+
+WARP = 32
+"""Threads that a GPU runs together. Triton launches no fewer, and the counters count warps, not threads."""
+
+_THREADS = tuple(WARP << doubled for doubled in range(6))
+
+_KERNEL_S = 0.05
+"""How long a kernel is to take: so long that the time between two of them, some microseconds, is none of it."""
+
+_ROUNDS_BY, _TRIED_ROUNDS, _MOST_ROUNDS = 16, 2000, 1 << 30
+"""Rounds of a kernel: Triton builds one kernel for all multiples of 16, and others for other numbers."""
+
+_AHEAD = 3
+"""Kernels that are issued before the first of them has ended: the device never waits for the host."""
+
+_UNROLLED, _FACTOR, _SUMMAND = 32, -1.0, 1.0
+"""As in `rates.operations`: x becomes 1 - x, exactly, after an odd number of steps."""
+
+
+def main() -> None:
+    """Carry out what comes on standard input."""
+    parser = program.Parser(description="Carry out loads from standard input: BLOCKS THREADS begins one, stop ends it.")
+    parser.add_argument("--device", default="cuda", choices=["auto", "cuda"])
+    args = parser.parse_args()
+    device = program.device_of(args, parser)
+    if device.type != "cuda":
+        parser.error("torch finds no GPU here")
+    program.need_triton(device, parser)
+    _tell(**_facts(device))
+    lines = Lines(sys.stdin.fileno())
+    while (line := lines.next()) is not None:
+        numbers = [int(word) for word in line.split() if word.isdecimal()]
+        if len(numbers) != 2 or numbers[0] < 1 or numbers[1] not in _THREADS:
+            parser.error(f"{line!r} is not BLOCKS THREADS, with one of {_THREADS} as threads")
+        occupy(device, numbers[0], numbers[1], lines)
+        lines.next()
+
+
+class Lines:
+    """The lines of a descriptor; also tells whether there is one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._pending, self._has_ended = descriptor, b"", False
+
+    def next(self) -> str | None:
+        """Return the next line, without its end; `None` at the end."""
+        while b"\n" not in self._pending and not self._has_ended:
+            self._read()
+        line, newline, self._pending = self._pending.partition(b"\n")
+        return line.decode(errors="replace").strip() if newline else None
+
+    def is_there(self) -> bool:
+        """Return whether a line has come, or the end."""
+        while b"\n" not in self._pending and not self._has_ended and select.select([self._descriptor], [], [], 0)[0]:
+            self._read()
+        return self._has_ended or b"\n" in self._pending
+
+    def _read(self) -> None:
+        chunk = os.read(self._descriptor, 4096)
+        self._pending += chunk
+        self._has_ended = not chunk
+
+
+def occupy(device: torch.device, blocks: int, threads: int, lines: Lines) -> None:
+    """Keep the device busy with kernels of these blocks, one right after the other, until a line comes.
+
+    Looks at the results of the last one then.
+    """
+    import torch
+
+    out = torch.full((blocks * threads,), torch.nan, device=device)
+    _seconds(out, threads, _TRIED_ROUNDS)  # builds it
+    rounds = _TRIED_ROUNDS * _KERNEL_S / _seconds(out, threads, _TRIED_ROUNDS)
+    rounds = _ROUNDS_BY * round(min(max(rounds, _TRIED_ROUNDS), _MOST_ROUNDS) / _ROUNDS_BY)
+    under_way: deque[torch.cuda.Event] = deque()
+    began, num_launches = time.monotonic(), 0
+    _tell(running={"blocks": blocks, "threads": threads, "rounds": rounds})
+    while not lines.is_there():
+        _launch(out, threads, rounds)
+        num_launches += 1
+        under_way.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+        under_way[-1].record()
+        if len(under_way) > _AHEAD:
+            under_way.popleft().synchronize()
+    torch.cuda.synchronize(device)
+    kernel_s = (time.monotonic() - began) / max(1, num_launches)
+    index = torch.arange(len(out), device=device)
+    num_wrong = int((out != 1 - (index % 1024) / 1024).sum())
+    _tell(done={"launches": num_launches, "kernel_s": kernel_s, "num_wrong": num_wrong})
+
+
+def _launch(out: torch.Tensor, threads: int, rounds: int) -> None:
+    """One element a thread, as many threads a block as asked for."""
+    import triton.language as tl
+
+    from workloads.rates import kernels
+
+    kernels.multiply_add[(len(out) // threads,)](
+        out,
+        _FACTOR,
+        _SUMMAND,
+        rounds,
+        dtype=tl.float32,
+        packed=False,
+        block=threads,
+        unrolled=_UNROLLED,
+        num_warps=threads // WARP,
+    )
+
+
+def _seconds(out: torch.Tensor, threads: int, rounds: int) -> float:
+    import torch
+
+    began = time.perf_counter()
+    _launch(out, threads, rounds)
+    torch.cuda.synchronize(out.device)
+    return time.perf_counter() - began
+
+
+def _facts(device: torch.device) -> dict[str, object]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "device": {
+            "name": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
+            "torch": torch.__version__,
+        }
+    }
+
+
+def _tell(**what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
