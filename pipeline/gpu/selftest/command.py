@@ -6,10 +6,11 @@ Loads the GPU for less than a minute, more on one with many instances; nobody el
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,20 @@ from pipeline.base import words
 from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError, GpuBusyError, InUseError
 from pipeline.base.records import Device
+from pipeline.clean import held_folder
 from pipeline.gpu.selftest import health as healthy
-from pipeline.gpu.selftest import judge
+from pipeline.gpu.selftest import judge, rehearsed
 from pipeline.gpu.selftest.health import Item
 from pipeline.gpu.selftest.judge import Finding, Row
-from pipeline.gpu.selftest.measure import Measured, devices_of, measure
+from pipeline.gpu.selftest.measure import REHEARSED_PACE, Measured, devices_of, measure
 from pipeline.gpu.selftest.steps import QUANTITIES
 from pipeline.gpu.status import driver, printable, targets
 from pipeline.prepare.device import health as device_health
 from pipeline.prepare.device import lease
 
+_PREFIX, _RANDOM = "colloc-selftest-", "[a-z0-9_]+"  # as tempfile makes names
 _HEADS = {"gract_ratio": "GRACT", "smact_ratio": "SMACT", "smocc_ratio": "occupancy", "utilization_ratio": "util."}
-_SIMULATED = "not checked: a simulated GPU has no counters"
+_UNKNOWN = "not checked: the number of SMs of this simulated model is not known, so nothing can be expected"
 _NO_INSTANCE = "not checked: MIG mode is on and there is no instance to compute on (python -m pipeline.gpu create)"
 _HEALTH_ONLY = "not asked for"
 _NO_SOURCE = "not checked: no listener reads any here"
@@ -48,10 +51,10 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
         if machine is not None or selector != gpu:
             device = dataclasses.replace(device, kind="simulated")
         unchecked = _HEALTH_ONLY if is_only_health else _unchecked(device)
-        began_s = time.monotonic()
-        measured = Measured() if unchecked else _measured(device, folder)
+        before = device_health.read(device)
+        measured = Measured() if unchecked else _measured(device, folder, gpu, machine)
         health = device_health.read(device)
-        items = healthy.items(health, time.monotonic(), None if unchecked else began_s)
+        items = healthy.items(health, before, time.monotonic())
     if unchecked is None and not any(row.readings for row in measured.rows):
         unchecked = _NO_SOURCE
     findings = judge.find(measured.rows)
@@ -76,9 +79,29 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
     return Answer(data=data, text="\n".join(map(printable, [name, *lines])), status=int(bool(trouble)))
 
 
-def _measured(device: Device, folder: Path) -> Measured:
-    with _held(device, folder), tempfile.TemporaryDirectory(prefix="collocation-selftest-") as scratch:
-        return measure(device, Path(scratch))
+def _measured(device: Device, folder: Path, gpu: str, machine: str | None) -> Measured:
+    with ExitStack() as stack:
+        if machine is not None or not device.is_simulated:  # a model exists for this command only
+            stack.enter_context(_held(device, folder))
+        scratch = stack.enter_context(_scratch())
+        if not device.is_simulated:
+            return measure(device, scratch)
+        rehearsal = stack.enter_context(rehearsed.copied(gpu, machine, scratch))
+        return measure(rehearsal.simulated(device), scratch, rehearsal.started, REHEARSED_PACE)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder while this runs; also removes those that killed self-tests left."""
+    with ExitStack() as stack:
+        try:
+            there = Path(tempfile.gettempdir())
+            for folder in held_folder.find_abandoned(there, _PREFIX, _RANDOM):
+                shutil.rmtree(folder, ignore_errors=True)
+            scratch = stack.enter_context(held_folder.held(there, _PREFIX))
+        except OSError as error:
+            raise ConfigError(f"there is no place for the files of a self-test: {error}") from error
+        yield scratch
 
 
 @contextmanager
@@ -96,9 +119,10 @@ def _held(device: Device, folder: Path) -> Iterator[None]:
 
 def _unchecked(device: Device) -> str | None:
     """Why the counters are not looked at; `None` if they are."""
-    if device.is_simulated:
-        return _SIMULATED
-    return None if devices_of(device) else _NO_INSTANCE
+    devices = devices_of(device)
+    if device.is_simulated and not all(map(rehearsed.multiprocessors_of, devices)):
+        return _UNKNOWN
+    return None if devices else _NO_INSTANCE
 
 
 def _trouble(measured: Measured, findings: Sequence[Finding], items: Sequence[Item]) -> list[str]:
@@ -142,7 +166,8 @@ def _health_lines(items: Sequence[Item]) -> list[str]:
 def _counter_lines(device: Device, measured: Measured, findings: Sequence[Finding], unchecked: str | None) -> list[str]:
     lines = [] if unchecked is None else [f"counters: {unchecked}"]
     if measured.rows:
-        lines += [f"counters: expected in parentheses{_of_whom(device)}", *_table(measured.rows, findings)]
+        lines += [f"counters, expected in parentheses{_of_whom(device)}", *_table(measured.rows, findings)]
+        lines.append("   32 threads are a warp, the least that is launched; one thread counts as much")
     lines += [f"   {name} is left out: {why}" for name, why in measured.absent.items()]
     return lines
 
@@ -156,7 +181,7 @@ def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
     columns = [
         (quantity, source)
         for quantity in QUANTITIES
-        for source in dict.fromkeys(source for row in rows for source in row.readings)
+        for source in sorted({source for row in rows for source in row.readings})
         if any(quantity in row.readings.get(source, {}) for row in rows)
     ]
     quantities = list(dict.fromkeys(quantity for quantity, _ in columns))
@@ -164,9 +189,10 @@ def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
     for quantity in quantities:
         head += [_HEADS[quantity], *(source for each, source in columns if each == quantity)]
     lines = [[*head, "verdict"]]
-    for row in rows:
+    for number, row in enumerate(rows):
         place, load = row.place, row.load
-        cells = ["", row.step, row.where, *(("-", "-") if load is None else (str(load.blocks), str(load.threads)))]
+        step = "" if number and rows[number - 1].step == row.step else row.step
+        cells = ["", step, row.where, *(("-", "-") if load is None else (str(load.blocks), str(load.threads)))]
         for quantity in quantities:
             must = row.expected.get(quantity)
             cells.append("" if place is None or must is None else f"({must:.3f})")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.base.words import counted, duration
-from pipeline.prepare.device.health import Health, Xid
+from pipeline.prepare.device.health import Health
 
 _UNKNOWN = "not told by the driver"
 
@@ -30,20 +29,20 @@ class Item:
     trouble: str | None = None
 
 
-def items(health: Health, now_s: float, since_s: float | None = None) -> tuple[Item, ...]:
+def items(health: Health, before: Health, now_s: float) -> tuple[Item, ...]:
     """Everything that is told of the health.
 
     Args:
-        health: the reading, which was made at `now_s`.
-        now_s: on the clock of the kernel's log, in seconds.
-        since_s: when the self-test began to load the GPU, on the same clock; `None` if it did not.
+        health: the reading after the load.
+        before: the one before it: XIDs that are not there came with the load.
+        now_s: when the later one was made, in seconds of CLOCK_MONOTONIC.
     """
     return (
         _ecc(health),
         _rows(health),
         _pages(health),
         _waiting(health),
-        _xids(health, now_s, since_s),
+        _xids(health, before, now_s),
         _throttling(health),
     )
 
@@ -92,7 +91,7 @@ def _waiting(health: Health) -> Item:
     return Item(name=name, said="none" if action == "none" else f"none by its settings; recovery action {_UNKNOWN}")
 
 
-def _xids(health: Health, now_s: float, since_s: float | None) -> Item:
+def _xids(health: Health, before: Health, now_s: float) -> Item:
     name = "XID events"
     if health.xids is None:
         return Item(name=name, said=f"cannot be read: {health.xids_unread}", is_known=False)
@@ -100,19 +99,13 @@ def _xids(health: Health, now_s: float, since_s: float | None) -> Item:
         return Item(name=name, said="none in the kernel's log")
     told = Counter(xid.number for xid in health.xids)
     said = ", ".join(f"{number}{'' if times == 1 else f' ({times} times)'}" for number, times in told.items())
-    bad = list(_grave(health.xids, since_s))
+    bad = [xid for xid in health.xids if xid.number in _OF_HARDWARE or xid not in (before.xids or ())]
     last = f"the last one {duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
     trouble = None
     if bad:
         which = f"{counted(len(bad), 'XID event')} that no program causes, or during the self-test"
         trouble = f"{which}; the last: {bad[-1].text}"
     return Item(name=name, said=f"{said} in the kernel's log, {last}", trouble=trouble)
-
-
-def _grave(xids: tuple[Xid, ...], since_s: float | None) -> Iterator[Xid]:
-    for xid in xids:
-        if xid.number in _OF_HARDWARE or (since_s is not None and xid.t_s >= since_s):
-            yield xid
 
 
 def _throttling(health: Health) -> Item:

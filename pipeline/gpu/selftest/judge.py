@@ -72,10 +72,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What cannot be.
+    """What cannot be, of one quantity of one place as one source has it.
 
     Attributes:
-        step: `None` where it is about all steps.
+        steps: in which it was seen, the one first that `what` and `value` are about; none where it is about all.
         value: what the source says, as a share; `None` where it says nothing.
     """
 
@@ -83,65 +83,82 @@ class Finding:
     quantity: str
     where: str
     what: str
-    step: str | None = None
+    steps: tuple[str, ...] = ()
     value: float | None = None
 
     def __str__(self) -> str:
-        step = "" if self.step is None else f", step `{self.step}`"
-        return f"{self.source}, {self.where}{step}: {self.what}"
+        more = f" and {counted(len(self.steps) - 1, 'other step')}" if len(self.steps) > 1 else ""
+        when = f" (step `{self.steps[0]}`{more})" if self.steps else ""
+        return f"{self.source}, {self.where}: {self.what}{when}"
 
     def is_of(self, row: Row) -> bool:
         """Whether the row shows it."""
-        return self.where == row.where and self.step in (None, row.step)
+        return self.where == row.where and (not self.steps or row.step in self.steps)
 
 
 def find(rows: Sequence[Row]) -> tuple[Finding, ...]:
     """Everything that cannot be, what is about all steps first."""
-    stuck = tuple(_stuck(rows))
-    is_stuck = {(each.source, each.quantity, each.where) for each in stuck}
-    missing = tuple(_missing(rows))
-    single = [
-        finding
-        for row in rows
-        for source, values in row.readings.items()
-        for finding in _impossible(row, source, values, rows)
-        if (source, finding.quantity, row.where) not in is_stuck
-    ]
-    return (*stuck, *missing, *single)
+    general = [*_stuck(rows), *_missing(rows)]
+    known = {(each.source, each.quantity, each.where) for each in general}
+    single: dict[tuple[str, str, str], list[_Single]] = {}
+    for row in rows:
+        for source, values in sorted(row.readings.items()):
+            for each in _impossible(row, values, rows):
+                single.setdefault((source, each.quantity, row.where), []).append(each)
+    return (*general, *(_together(key, found) for key, found in single.items() if key not in known))
 
 
-def _impossible(row: Row, source: str, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Single:
+    """What cannot be in one row; of several, the one of the highest weight says most."""
+
+    quantity: str
+    step: str
+    value: float
+    what: str
+    weight: float = 0.0
+
+
+def _together(key: tuple[str, str, str], found: Sequence[_Single]) -> Finding:
+    source, quantity, where = key
+    worst = max(found, key=lambda each: each.weight)
+    steps = dict.fromkeys([worst.step, *(each.step for each in found)])
+    return Finding(
+        source=source, quantity=quantity, where=where, what=worst.what, value=worst.value, steps=tuple(steps)
+    )
+
+
+def _impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[_Single]:
     """What is wrong with one source's readings of one row; of each quantity the first that is."""
-
-    def found(quantity: str, what: str) -> Finding:
-        return Finding(
-            source=source, quantity=quantity, where=row.where, step=row.step, value=values[quantity], what=what
-        )
-
-    wrong: dict[str, Finding] = {}
+    wrong: dict[str, tuple[str, float]] = {}
     for quantity, value in values.items():
         if not -OUTSIDE <= value <= 1 + OUTSIDE:
-            wrong[quantity] = found(quantity, f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1")
-        elif (limits := row.within(quantity)) is not None and not limits[0] <= value <= limits[1]:
-            wrong[quantity] = found(quantity, _far_off(row, quantity, value, rows))
+            wrong[quantity] = f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1", abs(value) + 1
     for inner, outer in _CONTAINED:
         if inner in values and outer in values and inner not in wrong and values[inner] > values[outer] + ABOVE:
             said = f"{_NAMES[inner]} is {values[inner]:.3f}, above {_NAMES[outer]}, which is {values[outer]:.3f}"
-            wrong[inner] = found(inner, said)
-    yield from wrong.values()
+            wrong[inner] = said, 1 + values[inner] - values[outer]
+    for quantity, value in values.items():
+        limits = row.within(quantity)
+        if quantity not in wrong and limits is not None and not limits[0] <= value <= limits[1]:
+            wrong[quantity] = _far_off(row, quantity, value, rows)
+    for quantity, (what, weight) in wrong.items():
+        yield _Single(quantity=quantity, step=row.step, value=values[quantity], what=what, weight=weight)
 
 
-def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> str:
+def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tuple[str, float]:
+    """What is wrong with a reading outside its limits, and the weight of that."""
     assert row.place is not None and row.load is not None
-    name = _NAMES[quantity]
+    name, must = _NAMES[quantity], row.expected[quantity]
     if row.load.blocks == 0:
-        return f"{name} is {value:.3f}, and nothing ran there"
+        return f"{name} is {value:.3f}, and nothing ran there", value
     blocks = counted(row.load.blocks, "block")
     ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
-    said = f"{name} is {value:.3f} where {row.expected[quantity]:.3f} was to be seen: {ran}"
-    if quantity != "smocc_ratio" and (neighbour := _capped_at(row, value, rows)) is not None:
-        said += f"; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}"
-    return said
+    said = f"{name} is {value:.3f} where {must:.3f} was to be seen: {ran}"
+    neighbour = None if quantity == "smocc_ratio" else _capped_at(row, value, rows)
+    if neighbour is None:
+        return said, abs(value - must)
+    return f"{said}; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}", 1.0
 
 
 def _capped_at(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
@@ -187,4 +204,4 @@ def _missing(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def _sources(rows: Iterable[Row]) -> dict[str, None]:
-    return dict.fromkeys(source for row in rows for source in row.readings)
+    return dict.fromkeys(sorted(source for row in rows for source in row.readings))

@@ -55,7 +55,7 @@ class Loader:
             self.facts = self._answer("device", _START_LIMIT_S)
         except LaunchError as error:
             if self._process.returncode == _REFUSED:
-                raise ConfigError(str(error)) from error
+                raise ConfigError(f"{error}; --health tells the health without a load") from error
             raise
 
     def begin(self, load: Load) -> None:

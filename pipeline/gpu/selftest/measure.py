@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
@@ -20,18 +22,59 @@ from pipeline.base.records import Device, Slot
 from pipeline.base.samples import Sample
 from pipeline.gpu.selftest import load
 from pipeline.gpu.selftest.judge import Row
-from pipeline.gpu.selftest.load import Loader
-from pipeline.gpu.selftest.steps import QUANTITIES, Place, Step, plan
+from pipeline.gpu.selftest.steps import QUANTITIES, Load, Place, Step, plan
 from pipeline.prepare.device import nvml
 from pipeline.prepare.mig import profiles
 
-SETTLE_S, WINDOW_S, INTERVAL_MS = 2.0, 3.0, 500
-"""What a step leaves out at its beginning, as utilisation is a mean of up to a second; what it measures; how often."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long a step lasts, and how often listeners read.
+
+    Attributes:
+        settle_s: what it leaves out at its beginning, at least: two readings of each source, of which the second has
+            nothing in it of the step before.
+        window_s: how long it measures, at least: until each source has been read.
+        limit_s: how much longer it waits for readings that do not come.
+    """
+
+    settle_s: float
+    window_s: float
+    interval_ms: int
+    limit_s: float = 10.0
+
+
+PACE = Pace(settle_s=2.0, window_s=3.0, interval_ms=500)
+"""Utilisation is a mean of up to a second."""
+
+REHEARSED_PACE = Pace(settle_s=0.0, window_s=0.0, interval_ms=200)
+"""A model answers at once."""
+
 
 _FIELDS = {**{name: (name, 1.0) for name in QUANTITIES}, "utilization_ratio": ("utilization_gpu_pct", 0.01)}
 """By counter: how listeners name it, and the factor that makes it a share."""
 
 _MIG_NAME = re.compile(r"\bMIG (?P<part>\d+c\.)?(?P<profile>(?P<slices>\d+)g[^,]*)")
+
+
+class Loading(Protocol):
+    """What loads one device, one load at a time; see `load.Loader`."""
+
+    facts: dict[str, Any]
+
+    def wait_for_device(self) -> None: ...
+
+    def begin(self, load: Load) -> None: ...
+
+    def wait_running(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def wait_done(self) -> dict[str, Any]: ...
+
+
+Start = Callable[[Device, Path], AbstractContextManager[Loading]]
+"""Starts what loads a device, with a folder of its own; it is gone after the context."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,9 +103,42 @@ class _Watch:
         return {}
 
 
-class _Samples(list[Sample]):
+class _Samples:
+    """What listeners read, and a way to wait for more of it."""
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+        self._changed = threading.Condition()
+
     def put(self, sample: Sample) -> None:
-        self.append(sample)
+        with self._changed:
+            self._samples.append(sample)
+            self._changed.notify_all()
+
+    def between(self, begin_ns: int, end_ns: int) -> list[Sample]:
+        with self._changed:
+            return [sample for sample in self._samples if begin_ns < sample.t_ns <= end_ns]
+
+    def wait(self, number: int, at_least_s: float, limit_s: float) -> int:
+        """Wait so long, and until each source that is alive was read so often from now on; gives the instant, in ns.
+
+        A source is alive that was read in the last seconds, as many as the limit; of each GPU instance by itself.
+        """
+        since_ns = time.monotonic_ns()
+        time.sleep(at_least_s)
+        with self._changed:
+            alive = {_subject(each) for each in self._samples if since_ns - each.t_ns < limit_s * 1e9}
+
+            def is_enough() -> bool:
+                read = Counter(_subject(each) for each in self._samples if each.t_ns > since_ns)
+                return all(read[subject] >= number for subject in alive)
+
+            self._changed.wait_for(is_enough, limit_s)
+        return time.monotonic_ns()
+
+
+def _subject(sample: Sample) -> tuple[str, int | None, int | None]:
+    return sample.source, sample.gi_id, sample.job
 
 
 def devices_of(gpu: Device) -> tuple[Device, ...]:
@@ -77,67 +153,68 @@ def devices_of(gpu: Device) -> tuple[Device, ...]:
     return tuple(largest[gi_id] for gi_id in sorted(largest, key=lambda each: each or 0))
 
 
-def listeners() -> dict[str, Listener]:
+def listeners(interval_ms: int) -> dict[str, Listener]:
     """Every listener of the project, a user's own among them, that reads a counter which is looked at; by name."""
     found: dict[str, Listener] = {}
     for path in sorted((PROJECT_DIR / "conf" / "listeners").glob("*.yaml")):
         for name, config in (OmegaConf.to_object(OmegaConf.load(path)) or {}).items():  # type: ignore[union-attr]
             spec = factory.spec_of(config, without=frozenset({"interval_ms", "required"}))
-            listener: Listener = factory.instance(spec, interval_ms=INTERVAL_MS)
+            listener: Listener = factory.instance(spec, interval_ms=interval_ms)
             if {each.name for each in listener.table.fields} & {name for name, _ in _FIELDS.values()}:
                 found[str(name)] = listener
     return found
 
 
-def measure(gpu: Device, scratch: Path) -> Measured:
-    """Go through the steps; takes about 6 s each. `scratch` is a short-lived folder.
+def measure(gpu: Device, scratch: Path, start: Start = load.started, pace: Pace = PACE) -> Measured:
+    """Go through the steps. `scratch` is a short-lived folder.
 
     Raises:
         ConfigError: the load cannot run with what is installed.
     """
     measured = Measured()
     try:
-        _go_through(gpu, scratch, measured)
+        _go_through(gpu, scratch, start, pace, measured)
     except LaunchError as error:  # a GPU on which nothing runs has a health all the same
         measured.failure = str(error)
     return measured
 
 
-def _go_through(gpu: Device, scratch: Path, measured: Measured) -> None:
+def _go_through(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: Measured) -> None:
     samples, devices = _Samples(), devices_of(gpu)
     with ExitStack() as stack:
-        loaders = {device.gi_id: stack.enter_context(_loader(device, scratch)) for device in devices}
+        loaders: dict[int | None, Loading] = {}
+        for device in devices:
+            (folder := scratch / f"load-{device.gi_id}").mkdir()
+            loaders[device.gi_id] = stack.enter_context(start(device, folder))
         for each in loaders.values():
             each.wait_for_device()
         places = [_place(device, loaders[device.gi_id].facts, gpu) for device in devices]
         watch = _Watch(device=gpu, slots=[Slot.on(device) for device in devices])
-        for name, listener in listeners().items():
+        for name, listener in listeners(pace.interval_ms).items():
             stack.enter_context(_observed(name, listener, watch, samples, measured))
         steps = plan(places)
         for number, step in enumerate(steps, start=1):
             words.say(f"step {number} of {len(steps)}: {step.name}")
-            begin_ns, end_ns = _carry_out(step, loaders, measured)
-            seen = [sample for sample in list(samples) if begin_ns <= sample.t_ns <= end_ns]
-            measured.rows += _rows(step, seen)
+            measured.rows += _rows(step, _carry_out(step, loaders, samples, pace, measured))
 
 
-def _carry_out(step: Step, loaders: Mapping[int | None, Loader], measured: Measured) -> tuple[int, int]:
-    """From when to when all loads of the step ran and had settled; monotonic, in ns."""
+def _carry_out(
+    step: Step, loaders: Mapping[int | None, Loading], samples: _Samples, pace: Pace, measured: Measured
+) -> list[Sample]:
+    """What was read while all loads of the step ran and had settled."""
     working = {place.name: (loaders[place.gi_id], load) for place, load in step.loads if load.blocks}
     for loader, each in working.values():
         loader.begin(each)
     for loader, _ in working.values():
         loader.wait_running()
-    time.sleep(SETTLE_S)
-    begin_ns = time.monotonic_ns()
-    time.sleep(WINDOW_S)
-    end_ns = time.monotonic_ns()
+    begin_ns = samples.wait(2, pace.settle_s, pace.limit_s)
+    end_ns = samples.wait(1, pace.window_s, pace.limit_s)
     for loader, _ in working.values():
         loader.stop()
     for name, (loader, _) in working.items():
         if num_wrong := int(loader.wait_done()["num_wrong"]):
             measured.num_wrong[name] = measured.num_wrong.get(name, 0) + num_wrong
-    return begin_ns, end_ns
+    return samples.between(begin_ns, end_ns)
 
 
 def _rows(step: Step, samples: Sequence[Sample]) -> Iterator[Row]:
@@ -161,14 +238,6 @@ def _readings(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, d
             if values:
                 readings.setdefault(source, {})[quantity] = factor * sum(values) / len(values)
     return readings, {source: sum(s.source == source for s in of_place) for source in readings}
-
-
-@contextmanager
-def _loader(device: Device, scratch: Path) -> Iterator[Loader]:
-    folder = scratch / f"load-{device.gi_id}"
-    folder.mkdir()
-    with load.started(device, folder) as loader:
-        yield loader
 
 
 @contextmanager

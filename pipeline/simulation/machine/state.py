@@ -113,6 +113,7 @@ class Health:
         ecc_uncorrected_now, ecc_uncorrected_ever: errors since the driver was loaded, and since the GPU was made.
         rows_remapped_correctable, rows_remapped_uncorrectable: how many rows of the memory were replaced.
         recovery_action: what the driver wants done, as nvml.h numbers it: 0 nothing, 1 a reset.
+        counter_fault: how its counters lie in a self-test, one of `simulation.machine.occupied.FAULTS`.
     """
 
     ecc_uncorrected_now: int = 0
@@ -122,6 +123,7 @@ class Health:
     is_remap_pending: bool = False
     has_remap_failed: bool = False
     recovery_action: int = 0
+    counter_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
