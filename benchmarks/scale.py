@@ -3,46 +3,65 @@
     python -m benchmarks.scale gpus      # eight blocks of scripts that sleep 5 s, on one simulated GPU and on four
     python -m benchmarks.scale status    # an overview of 64 units and 10,000 groups
     python -m benchmarks.scale plan      # a plan of 10,000 groups
+    python -m benchmarks.scale sending --uri http://127.0.0.1:5000
+                                         # eight workers that finish a group of seven jobs every 20 s send to a server
 
-The table comes last.
+The table comes last. `sending` runs one group of seven simulated trainings, copies it for each worker and round, and
+leaves its runs in experiment `sending-TIME` of the server, which may be one on PostgreSQL (docs/tracking.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import random
+import resource
+import shutil
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from pipeline.base import layout
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.record.sender import Sender
+from pipeline.record.store.local import open_store
+from pipeline.scale.template import SENDER, name_of
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S, BLOCKS, GPUS = 5, 8, 4
 UNITS, GROUPS = 64, 10_000
+SENDERS, JOBS, EVERY_S, ROUNDS = 8, 7, 20.0, 10
 
 
 def gpus(folder: Path) -> list[str]:
-    """Seconds of a study on one GPU and on four, and the memory of a worker with its sender."""
+    """Seconds and CPU seconds of a study on one GPU and on four, and the memory of a worker with its sender."""
     script = folder / "sleep.py"
     script.write_text(f"import time; time.sleep({SLEEP_S})\n")
     machine = ["gpu=simulated_a100_40gb", f"gpu.count={GPUS}", f"gpu.machine={folder}/machine.json"]
     study = ["-m", "scenario=naive", "degree=1", f"repeats={BLOCKS}", "workload=script", f"workload.script={script}"]
     study += [*machine, f"gpu.lock_dir={folder}", f"tracking.root={folder}/mlruns"]
     _timed([*study, "repeats=1", "tracking.experiment=first"])  # makes the store
-    alone_s, _ = _timed([*study, "tracking.experiment=alone"])
-    shared_s, peak_mib = _timed([*study, "tracking.experiment=shared", "hydra/launcher=gpus"])
+    alone_s, alone_cpu_s, _ = _timed([*study, "tracking.experiment=alone"])
+    shared_s, shared_cpu_s, peak_mib = _timed([*study, "tracking.experiment=shared", "hydra/launcher=gpus"])
     return [
-        f"| GPUs | time, s | against {alone_s:.0f} s / {GPUS} | memory of a worker with its sender, MiB |",
-        "|---|---|---|---|",
-        f"| 1 | {alone_s:.1f} | | |",
-        f"| {GPUS} | {shared_s:.1f} | {shared_s / (alone_s / GPUS):.2f} | {peak_mib:.0f} |",
+        f"| GPUs | time, s | against {alone_s:.0f} s / {GPUS} | CPU time, s | memory of a worker and its sender, MiB |",
+        "|---|---|---|---|---|",
+        f"| 1 | {alone_s:.1f} | | {alone_cpu_s:.1f} | |",
+        f"| {GPUS} | {shared_s:.1f} | {shared_s / (alone_s / GPUS):.2f} | {shared_cpu_s:.1f} | {peak_mib:.0f} |",
+        f"load average {os.getloadavg()[0]:.1f} at the end",
     ]
 
 
@@ -50,7 +69,6 @@ def status(folder: Path) -> list[str]:
     """Seconds and memory of `pipeline.tracking status` over a store with many groups."""
     from pipeline.base.layout import DATABASE
     from pipeline.base.tags import GROUP, Tag, fact_tag
-    from pipeline.record.store.local import open_store
 
     store = open_store(folder)
     tags = {fact_tag(f"fact{each}"): "x" * 20 for each in range(30)}
@@ -107,9 +125,83 @@ def plan(_: Path) -> list[str]:
     return ["| groups | time, s |", "|---|---|", f"| {num} | {took_s:.1f} |"]
 
 
-def _timed(arguments: list[str]) -> tuple[float, float]:
-    """Seconds, and the most memory (PSS, MiB) that a worker held with its sender and not its jobs."""
-    begin = time.monotonic()
+def sending(folder: Path, uri: str) -> list[str]:
+    """Seconds from the end of a group until a server has all of it, with many workers; what is left in their spools."""
+    experiment = f"sending-{time.strftime('%Y%m%dT%H%M%S')}"
+    group = _finished_group(folder)
+    are_ready = threading.Barrier(SENDERS)
+
+    def work(number: int) -> tuple[list[float], int]:
+        return _send(folder / f"worker{number}", group, random.Random(number), are_ready, experiment, uri)  # noqa: S311
+
+    with ThreadPoolExecutor(SENDERS) as workers:
+        found = list(workers.map(work, range(SENDERS)))
+    took_s = sorted(each for took, _ in found for each in took)
+    client = open_store(folder, uri).client
+    store = client.get_experiment_by_name(experiment)
+    assert store is not None
+    runs, token = 0, None
+    while True:
+        page = client.search_runs([store.experiment_id], "attributes.status = 'FINISHED'", page_token=token)
+        runs, token = runs + len(page), page.token
+        if not token:
+            break
+    left = len(list(folder.glob(f"worker*/{layout.SPOOL}/*/*")))
+    quantiles = statistics.quantiles(took_s, n=20, method="inclusive")
+    return [
+        "| groups | runs, of | p50, s | p95, s | longest, s | longest spool, groups | left in spools |",
+        "|---|---|---|---|---|---|---|",
+        f"| {len(took_s)} | {runs} of {SENDERS * ROUNDS * (1 + JOBS)} | {quantiles[9]:.2f} | {quantiles[18]:.2f} "
+        f"| {took_s[-1]:.2f} | {max(longest for _, longest in found)} | {left} |",
+        f"load average {os.getloadavg()[0]:.1f} at the end",
+    ]
+
+
+def _finished_group(folder: Path) -> Path:
+    """The folder of a group of small trainings that no server took."""
+    study = ["scenario=naive", f"degree={JOBS}", "workload=tiny", "baseline=never", "window.seconds=15"]
+    study += ["gpu=simulated_a100_40gb", f"gpu.lock_dir={folder}", f"tracking.root={folder}/mlruns"]
+    away = ["tracking=server", "tracking.uri=http://127.0.0.1:9", "unit=1", f"plan_file={folder}/plan.json"]
+    environ = os.environ | {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = subprocess.run([*RUN, *study, *away], env=environ, capture_output=True, text=True, check=False)
+    found = list((folder / "mlruns" / layout.SPOOL).glob("*/*/record.json"))
+    if len(found) != 1:
+        raise RuntimeError(f"no group to send: {done.stderr}")
+    return found[0].parent
+
+
+def _send(
+    root: Path, group: Path, chance: random.Random, are_ready: threading.Barrier, experiment: str, uri: str
+) -> tuple[list[float], int]:
+    """As one worker: how long each group took from its end until it was sent, and the longest spool."""
+    took: list[float] = []
+    longest = 0
+    known: dict[str, Any] = json.loads((group / layout.RECORD).read_text())
+    with Sender() as sender:
+        sender.open(experiment, root, uri, 500)
+        sender.store()
+        are_ready.wait()
+        first_end_s = time.monotonic() + chance.uniform(0, EVERY_S)  # groups end at any time, and so the workers' do
+        for number in range(ROUNDS):
+            text = json.dumps(known | {"experiment": experiment, "uri": uri})
+            copy = root / layout.SPOOL / "study" / f"{number:04}"
+            shutil.copytree(group, copy)
+            (copy / layout.RECORD).write_text(text.replace(known["spool_id"], uuid.uuid4().hex))
+            end_s = first_end_s + number * EVERY_S
+            time.sleep(max(0.0, end_s - time.monotonic()))
+            longest = max(longest, 1 + int(max(0.0, time.monotonic() - end_s) / EVERY_S))
+            sender.send(copy)
+            sender.rest()
+            took.append(time.monotonic() - end_s)
+    return took, longest
+
+
+def _timed(arguments: list[str]) -> tuple[float, float, float]:
+    """Seconds, CPU seconds of all its processes, and the most memory that a worker held with its sender.
+
+    The memory (PSS, MiB) is without that of its jobs.
+    """
+    begin, used_s = time.monotonic(), _cpu_s()
     process = subprocess.Popen([*RUN, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     peak = 0.0
     said: list[str] = []
@@ -117,27 +209,34 @@ def _timed(arguments: list[str]) -> tuple[float, float]:
     reader.start()
     while process.poll() is None:
         time.sleep(1)
-        for worker in psutil.Process(process.pid).children():
-            if any(word.startswith("unit=") for word in _words(worker)):
-                peak = max(peak, sum(map(_pss_mib, [worker, *_senders(worker)])))
+        for worker in _children(psutil.Process(process.pid), recursive=True):
+            if _name(worker).startswith(name_of(["unit="])):
+                senders = [child for child in _children(worker) if _name(child) == SENDER]
+                peak = max(peak, sum(map(_pss_mib, [worker, *senders])))
     reader.join()
     if process.returncode:
         raise RuntimeError(f"{arguments} ended with {process.returncode}: {said}")
-    return time.monotonic() - begin, peak
+    return time.monotonic() - begin, _cpu_s() - used_s, peak
 
 
-def _senders(worker: psutil.Process) -> list[psutil.Process]:
+def _cpu_s() -> float:
+    """What processes have used that ended, and were waited for, since this one began."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
     try:
-        return [child for child in worker.children() if "pipeline.tracking" in _words(child)]
+        return process.children(recursive=recursive)
     except psutil.Error:
         return []
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _name(process: psutil.Process) -> str:
     try:
-        return process.cmdline()
+        return process.name()
     except psutil.Error:
-        return []
+        return ""
 
 
 def _pss_mib(process: psutil.Process) -> float:
@@ -150,10 +249,14 @@ def _pss_mib(process: psutil.Process) -> float:
 def main() -> None:
     """Run one measurement and print its table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("what", choices=["gpus", "status", "plan"])
+    parser.add_argument("what", choices=["gpus", "status", "plan", "sending"])
+    parser.add_argument("--uri", help="of the tracking server, for sending")
     options = parser.parse_args()
+    if (options.uri is None) == (options.what == "sending"):
+        parser.error("--uri belongs to sending")
+    measures = {"gpus": gpus, "status": status, "plan": plan, "sending": partial(sending, uri=options.uri)}
     with tempfile.TemporaryDirectory() as folder:
-        sys.stdout.write("\n".join({"gpus": gpus, "status": status, "plan": plan}[options.what](Path(folder))) + "\n")
+        sys.stdout.write("\n".join(measures[options.what](Path(folder))) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ job a study of its own.
 # dataclasses looks there to understand annotations that are text.
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -32,7 +33,7 @@ from omegaconf import DictConfig, open_dict
 
 from pipeline.base import library_internals
 from pipeline.base.errors import ConfigError
-from pipeline.plan import stand_ins
+from pipeline.plan import command_line, stand_ins
 from pipeline.scale.options import SlurmOptions
 
 
@@ -135,7 +136,16 @@ class StudyLauncher(Launcher):
             self.composed[key] = pickle.dumps(composed)
         config: DictConfig = pickle.loads(self.composed[key])  # noqa: S301  what was composed here
         values = [o for o in parsed if o not in choices and not o.get_key_element().startswith("hydra.")]
-        library_internals.set_values(values, config)
+        try:
+            library_internals.set_values(values, config)
+        except HydraException as error:
+            if not choices:
+                raise
+            chosen = " ".join(str(override.input_line) for override in choices)
+            raise ConfigError(
+                f"{command_line.explain(error)} (the combination with {chosen}; what is typed is set in each, and "
+                "hydra.sweeper.blocks of an experiment file gives each its own settings)"
+            ) from error
         return config
 
     def chooses_a_group(self, override: Override) -> bool:
@@ -153,20 +163,26 @@ class GpusLauncher(StudyLauncher):
         self.devices = devices
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from pipeline import study
         from pipeline.scale import gpus
 
-        return study.execute(configs, is_sweep=True, engine=partial(gpus.run, wanted=self.devices))
+        return self.with_workers(configs, gpus.run)
+
+    def with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
+        """Run the study by an engine whose workers are forks of this process, as it is now."""
+        from pipeline import study
+        from pipeline.scale import template
+
+        with template.begun(configs) as begun:
+            return study.execute(configs, is_sweep=True, engine=partial(engine, wanted=self.devices, template=begun))
 
 
 class BesideLauncher(GpusLauncher):
     """Measures each unit of a study on one GPU of this host alone, and while the others work."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from pipeline import study
         from pipeline.scale import beside
 
-        return study.execute(configs, is_sweep=True, engine=partial(beside.run, wanted=self.devices))
+        return self.with_workers(configs, beside.run)
 
 
 class SlurmLauncher(StudyLauncher):

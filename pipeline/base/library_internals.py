@@ -157,6 +157,40 @@ def set_values(overrides: Sequence[Override], config: DictConfig) -> None:
     ConfigLoaderImpl._apply_overrides_to_config(list(overrides), config)
 
 
+def let_sweeps_set_what_their_choices_have() -> None:
+    """Let a sweep over choices of a group set keys that these have: `-m scenario=mig,mig_mps scenario.profile=1g`.
+
+    Before it expands a sweep, Hydra composes what all jobs have in common, with the group's default in the place of the
+    choices, and refuses a key that the default lacks. So these keys are left to the jobs.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.types import RunMode
+
+    load = ConfigLoaderImpl.load_configuration
+
+    def load_common(
+        self: ConfigLoaderImpl,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        given = OverridesParser.create(config_loader=self).parse_overrides(overrides)
+        swept = [each for each in given if each.is_sweep_override() and self.get_group_options(each.key_or_group)]
+        places = tuple(f"{each.package or each.key_or_group.replace('/', '.')}." for each in swept)
+        left = [each for each in given if each.key_or_group.startswith(places)] if places else []
+        if run_mode is RunMode.RUN or not left:
+            return load(self, config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        common = [word for word, each in zip(overrides, given, strict=True) if each not in left]
+        composed = load(self, config_name, common, run_mode, from_shell, validate_sweep_overrides)
+        composed.hydra.overrides.task = [each.input_line for each in given if not each.is_hydra_override()]
+        return composed
+
+    setattr(ConfigLoaderImpl, "load_configuration", load_common)  # noqa: B010
+
+
 @contextmanager
 def nvml_answered_by(library: Any) -> Iterator[None]:
     """Let pynvml call this library instead of libnvidia-ml. Afterwards pynvml is as it was.

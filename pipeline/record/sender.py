@@ -16,11 +16,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import layout
+from pipeline.base import forked, layout
 from pipeline.base.errors import TrackingError
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ _WITHOUT_STORE = frozenset(
 
 log = logging.getLogger(__name__)
 
+serve_in_fork: Callable[[], int] | None = None
+"""What a sender runs, where this process has imported what it needs, so that it can be a fork of it."""
+
 
 class Sender:
     """A context in which the sender process lives. It imports MLflow at once and touches nothing before `open`.
@@ -50,7 +53,7 @@ class Sender:
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._pending: deque[dict[str, Any]] = deque()
         self._buffer = b""
         self._store: dict[str, Any] | None = None
@@ -62,6 +65,10 @@ class Sender:
     def start(self) -> None:
         """Start the process, if it does not run yet."""
         if self._process is not None:
+            return
+        # One that is started again would share the locks that are held by now.
+        if serve_in_fork is not None and not self._was_restarted and forked.has_one_thread():
+            self._process = forked.Forked(serve_in_fork)
             return
         argv = [sys.executable, "-m", "pipeline.tracking", "serve"]
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -91,6 +98,14 @@ class Sender:
             process.wait()
         finally:
             process.stdout.close()
+
+    def forget(self) -> None:
+        """Close our copies of its pipes, in a fork of the process that it belongs to."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            process.stdout.close()
+            process.returncode = 0  # it is no child of this process, which need not wait for it
 
     def _is_making_store(self) -> bool:
         """Whether all that it does is to make a local store, which takes seconds. A half of one is never in place."""
@@ -284,6 +299,12 @@ def start_early(arguments: Sequence[str]) -> None:
 def take() -> Sender:
     """The sender that was started early, or else a new one."""
     return _early.pop() if _early else Sender()
+
+
+def forget_early() -> None:
+    """In a fork of a process that has started one early: it is the other's."""
+    while _early:
+        _early.pop().forget()
 
 
 def end_early() -> None:

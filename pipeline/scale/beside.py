@@ -22,6 +22,7 @@ from pipeline.base.records import Device, Plan
 from pipeline.base.words import counted
 from pipeline.plan import units
 from pipeline.scale.gpus import Fleet, Worker, free, refuse_taken_ports
+from pipeline.scale.template import Template
 from pipeline.study import Asked
 
 _COMPANY = "company"
@@ -38,7 +39,7 @@ class Leg:
     numbers: Sequence[int]
 
 
-def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str]) -> int:
+def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Template | None) -> int:
     """Measure each unit of a study on the first of the GPUs, alone and in company; the worst exit status."""
     devices = free(asked, wanted)
     if len(devices) < 2:
@@ -56,7 +57,7 @@ def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str]) -> int:
     stamp = time.strftime("%Y%m%dT%H%M%S")
     plans = asked.root / layout.PLANS
     legs = [_leg(asked, devices[0], beside, str(plans / f"{stamp}-{beside}.json")) for beside in company]
-    fleet = Pairs(asked, devices, legs)
+    fleet = Pairs(asked, devices, legs, template)
     fleet.say_what_is_to_run()
     try:
         fleet.run()
@@ -88,8 +89,8 @@ def _set(asked: Asked, device: Device, beside: int, plan_file: str | None) -> No
 class Pairs(Fleet):
     """Units on the first GPU, one after another, each alone and in company."""
 
-    def __init__(self, asked: Asked, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
-        super().__init__(asked, devices, deque())
+    def __init__(self, asked: Asked, devices: Sequence[Device], legs: Sequence[Leg], template: Template | None) -> None:
+        super().__init__(asked, devices, deque(), template)
         self.measured_on, *self.others = devices
         numbers = sorted({number for leg in legs for number in leg.numbers})
         # Every other unit begins in company, so that what drifts with time favours neither.

@@ -1,12 +1,14 @@
 """The GPUs of this host as workers: each free one gets a unit of the study, and the next one when that is done.
 
 A worker is a `run.py ... unit=K gpu.device=UUID` of its own, as on a command line: it holds its GPU, sends what it
-measured, and undoes what it did. Nothing here touches a GPU.
+measured, and undoes what it did. It is a fork of a process that has imported what it needs (`template.py`), where that
+can be. Nothing here touches a GPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import selectors
 import subprocess
@@ -29,10 +31,13 @@ from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
 from pipeline.scale import cpus, workers
+from pipeline.scale.template import Forked, Template
 from pipeline.study import Asked
 
 ALL = "all"
 _REFUSED = 2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +55,7 @@ class Worker:
 
     device: Device
     what: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     unit: int = 0
     has_begun: bool = False
     is_quiet: bool = False
@@ -63,7 +68,7 @@ class Worker:
         return f"GPU {self.device.index} {self.what}"
 
 
-def run(asked: Asked, stack: UndoStack, wanted: str | Sequence[str]) -> int:
+def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Template | None) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
     devices = free(asked, wanted)
     refuse_taken_ports(asked, devices)
@@ -80,7 +85,7 @@ def run(asked: Asked, stack: UndoStack, wanted: str | Sequence[str]) -> int:
         f"{counted(len(numbers), 'unit')} of {len(units.of(plan.groups))} to run on "
         f"{', '.join(f'GPU {device.index}' for device in devices)}"
     )
-    fleet = Fleet(asked, devices, deque(numbers))
+    fleet = Fleet(asked, devices, deque(numbers), template)
     try:
         fleet.run()
     finally:
@@ -174,8 +179,8 @@ def refuse_taken_ports(asked: Asked, devices: Sequence[Device]) -> None:
 class Fleet:
     """Workers on some GPUs, and the units that wait for one."""
 
-    def __init__(self, asked: Asked, devices: Sequence[Device], waiting: deque[int]) -> None:
-        self.asked, self.devices, self.waiting = asked, devices, waiting
+    def __init__(self, asked: Asked, devices: Sequence[Device], waiting: deque[int], template: Template | None) -> None:
+        self.asked, self.devices, self.waiting, self.template = asked, devices, waiting, template
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
         self.idle = deque(devices[: len(waiting)])
         self.worst = 0
@@ -234,20 +239,38 @@ class Fleet:
         """Start a worker on a GPU, with these keys decided for it."""
         ports = ports_of(self.asked.config.exporter, self.devices)
         port = {"exporter.port": ports[device.uuid]} if ports else {}
-        argv = workers.command(outcome.command_line(), {**decided, **port, "gpu.device": device.uuid})
-        with cpus.of_children(self.cpus[device.uuid]):
-            process = subprocess.Popen(
-                [sys.executable, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C comes from here alone
-            )  # fmt: skip
+        of_worker = {**decided, **port, "gpu.device": device.uuid}
+        argv = workers.command(outcome.command_line(), of_worker)
+        pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+        outputs = [theirs for _, theirs in pipes.values()]
+        try:
+            process = self._process(argv, of_worker, self.cpus[device.uuid], outputs)
+        finally:
+            for descriptor in outputs:
+                os.close(descriptor)
         worker = Worker(device=device, what=what, process=process)
         self.workers.append(worker)
         outcome.has_started = True
-        for name in ("stdout", "stderr"):
-            pipe = getattr(worker.process, name)
-            selector.register(os.dup(pipe.fileno()), selectors.EVENT_READ, (worker, name))
-            pipe.close()
+        for name, (ours, _) in pipes.items():
+            selector.register(ours, selectors.EVENT_READ, (worker, name))
         return worker
+
+    def _process(
+        self, argv: Sequence[str], decided: Mapping[str, object], on_cpus: frozenset[int], outputs: Sequence[int]
+    ) -> subprocess.Popen[bytes] | Forked:
+        """A worker's process: a fork of the template, or else a new one."""
+        if self.template is not None:
+            try:
+                return self.template.start(argv, decided, on_cpus, outputs)
+            except OSError as error:
+                log.info("workers start from nothing: %s", error)
+                self.template = None
+        out, err = outputs
+        with cpus.of_children(on_cpus):
+            # Ctrl-C comes from here alone, so it has a session of its own.
+            return subprocess.Popen(
+                [sys.executable, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
         """Pass on what the workers say, and take note of those that end."""

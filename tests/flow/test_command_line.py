@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,16 @@ def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     message = "degre: there is no such setting; did you mean degree?"
     assert run(tmp_path, "-m", argument, is_real=argument.startswith("+")) == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_it(tmp_path):
+    asked = [PROJECT_DIR / "run.py", "gpu=simulated_a100_40gb", "workload=tiny", "scenario.profile=1g", "dry_run=true"]
+    done = forks.run(*asked, "-m", "scenario=mig,mig_mps", cwd=tmp_path)
+    assert done.returncode == 0 and "mig_mps-2x-tiny-profile=1g" in done.stdout, done.stderr
+    done = forks.run(*asked, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=mig,naive", cwd=tmp_path)
+    assert done.returncode == 2
+    line = "^error: scenario.profile: there is no such setting; .* \\(the combination with .*scenario=naive"
+    assert re.search(line, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])

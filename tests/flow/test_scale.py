@@ -46,8 +46,8 @@ def run_one(tmp_path):
 
 def worker_of(process, unit):
     """The process that runs a unit."""
-    children = psutil.Process(process.pid).children()
-    (found,) = [child for child in children if f"unit={unit}" in child.cmdline()]
+    every = psutil.Process(process.pid).children(recursive=True)
+    (found,) = [each for each in every if each.name() == f"run.py unit={unit}"]
     return found
 
 
