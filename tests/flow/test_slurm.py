@@ -7,6 +7,7 @@ import re
 import socket
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,19 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     assert study.num_planned == len(study.rows) == 4
     assert not [run for run, _ in groups(MlflowClient(server), tmp_path.name) if run.info.status == "RUNNING"]
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
+
+
+@pytest.mark.slow
+def test_a_task_runs_one_case_of_a_block_with_its_baselines(start, tmp_path, server):
+    process = start("workload.args=[well],[well,'--only=0']", "unit_of=case", "repeats=1", "window.seconds=0.2")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "submitted 2 units of 2" in err
+    assert [dict(unit.results) for unit in overview(server, tmp_path.name).units] == [{"ok": 2}] * 2, err
+    study = rows.read([server], tmp_path.name)
+    assert study.num_planned == len(study.rows) == 4
+    modes = Counter((row.facts["unit"], row.is_sequential) for row in study.rows)
+    assert modes == Counter([("1", True), ("1", False), ("2", True), ("2", False)])
 
 
 def test_what_slurm_refuses_is_said_in_its_words_and_nothing_is_submitted(start, slurm):
