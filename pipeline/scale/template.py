@@ -200,7 +200,7 @@ def _targets(node: Any) -> Iterator[str]:
             yield from _targets(each)
 
 
-def _work(configs: Sequence[DictConfig], request: Mapping[str, list[str]], outputs: Sequence[int]) -> int:
+def _work(configs: Sequence[DictConfig], request: Mapping[str, Any], outputs: Sequence[int]) -> int:
     """Be a worker."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -214,7 +214,11 @@ def _work(configs: Sequence[DictConfig], request: Mapping[str, list[str]], outpu
     overrides = OverridesParser.create().parse_overrides(request["overrides"])
     for config in configs:
         library_internals.set_values(overrides, config)
-    return command_line.run(partial(study.execute, configs, is_sweep=True))
+
+    def main() -> None:
+        study.execute(configs, is_sweep=True)
+
+    return command_line.run(main)
 
 
 def _send_groups() -> int:
