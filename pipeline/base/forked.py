@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -77,6 +77,14 @@ class Forked:
         return self.returncode
 
 
+def become_standard(descriptors: Sequence[int]) -> None:
+    """Let these be the standard input and what follows it, and nothing else."""
+    for number, descriptor in enumerate(descriptors):
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
 def _begin(run: Callable[[], int], reads: int, writes: int, ours: tuple[int, int]) -> int:
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -84,9 +92,7 @@ def _begin(run: Callable[[], int], reads: int, writes: int, ours: tuple[int, int
             signal.signal(signum, signal.SIG_DFL)
     for each in ours:
         os.close(each)
-    for number, descriptor in enumerate((reads, writes)):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    become_standard((reads, writes))
     sys.stdin = os.fdopen(0, closefd=False)
     logging.getLogger().handlers.clear()
     return run()

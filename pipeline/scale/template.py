@@ -203,10 +203,7 @@ def _targets(node: Any) -> Iterator[str]:
 def _work(configs: Sequence[DictConfig], request: Mapping[str, Any], outputs: Sequence[int]) -> int:
     """Be a worker."""
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, descriptor in enumerate((nothing, *outputs)):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    forked.become_standard((os.open(os.devnull, os.O_RDONLY), *outputs))
     os.sched_setaffinity(0, request["cpus"])
     sys.argv = request["argv"]
     _NAME.write_text(name_of(sys.argv))  # the command line that `ps` shows is the launcher's
