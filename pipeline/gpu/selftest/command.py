@@ -28,7 +28,7 @@ from pipeline.gpu.selftest.measure import REHEARSED_PACE, Measured, devices_of, 
 from pipeline.gpu.selftest.steps import QUANTITIES
 from pipeline.gpu.status import driver, printable, targets
 from pipeline.prepare.device import health as device_health
-from pipeline.prepare.device import lease
+from pipeline.prepare.device import lease, nvml
 
 _PREFIX, _RANDOM = "colloc-selftest-", "[a-z0-9_]+"  # as tempfile makes names
 _HEADS = {"gract_ratio": "GRACT", "smact_ratio": "SMACT", "smocc_ratio": "occupancy", "utilization_ratio": "util."}
@@ -47,6 +47,11 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
         ConfigError: there is no such GPU, somebody holds or uses it, or the load cannot run with what is installed.
     """
     with driver(gpu, machine) as selector:
+        if not nvml.list_devices():
+            raise ConfigError(
+                f"--gpu {gpu}: there is no NVIDIA GPU on this machine to check; `--gpu simulated_h100_80gb` shows what "
+                "the answer looks like"
+            )
         (device,) = targets(selector, folder, is_real=False)
         if machine is not None or selector != gpu:
             device = dataclasses.replace(device, kind="simulated")

@@ -196,8 +196,14 @@ def _retired_pages(handle: object) -> int | None:
 
 
 def _recovery_action(handle: object) -> str | None:
-    """What the driver wants done; `None` of one that is too old to say so (before R570)."""
-    values = nvml.ask_if_offered("the recovery action", pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY_ACTION])
+    """What the driver wants done; `None` of one that is too old to say so (before R570), or to know the field."""
+    what = "the recovery action"
+    try:
+        values = nvml.ask_if_offered(what, pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY_ACTION])
+    except nvml.NvmlError as error:
+        if isinstance(error.__cause__, pynvml.NVMLError_InvalidArgument):
+            return None
+        raise
     if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     number = int(values[0].value.uiVal)

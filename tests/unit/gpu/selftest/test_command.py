@@ -138,6 +138,13 @@ def test_a_load_that_breaks_leaves_the_health_to_be_told(h100: Kept, monkeypatch
     assert told["trouble"][0].startswith("uncorrected ECC errors: data was lost")
 
 
+def test_without_a_gpu_it_is_one_line(h100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "list_devices", tuple)
+    status, text = h100.run()
+    assert (status, text.count("\n")) == (2, 1)
+    assert "there is no NVIDIA GPU on this machine to check" in text
+
+
 def test_the_health_alone_is_read_whoever_computes(h100: Kept, sleeper: int) -> None:
     Clients(h100.file).hold(h100.device.uuid, sleeper, "python", 100)
     assert h100.run("--health")[0] == 0

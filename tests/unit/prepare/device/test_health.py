@@ -86,9 +86,11 @@ def test_a_mode_that_waits_for_a_reset_is_a_pending_reset(machine: simulated.Mac
     assert "MIG mode: off -> on" in troubles(health.read(machine.rehearsed))["pending resets"]
 
 
-def test_what_the_driver_does_not_offer_is_not_told(machine: simulated.Machine) -> None:
-    for function in ("TotalEccErrors", "RemappedRows", "FieldValues"):
+@pytest.mark.parametrize("of_fields", [codes.NOT_SUPPORTED, codes.INVALID_ARGUMENT])
+def test_what_the_driver_does_not_offer_is_not_told(machine: simulated.Machine, of_fields: int) -> None:
+    for function in ("TotalEccErrors", "RemappedRows"):
         machine.fail(f"nvmlDeviceGet{function}", codes.NOT_SUPPORTED, times=None)
+    machine.fail("nvmlDeviceGetFieldValues", of_fields, times=None)
     read = health.read(machine.rehearsed)
     assert (read.num_ecc_uncorrected_now, read.has_remap_failed, read.recovery_action) == (None, None, None)
     items = {item.name: item for item in judged.items(read, read, 100.0)}
