@@ -1,4 +1,7 @@
-"""The command `python -m pipeline.report`: from the runs of an experiment to a page, figures and tables."""
+"""The command `python -m pipeline.report`: from the runs of an experiment to a page, figures and tables.
+
+`python -m pipeline.report board ...` is a command of its own (`board.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record.store.existing import may_be_written
 from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.report import board
 from pipeline.report.page.page import content_of
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.report.read import rows, samples
@@ -22,8 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write one report; returns the exit status: 2 for whatever it cannot be written for."""
-    options = _parser().parse_args(argv)
+    """Write one report, or a board; returns the exit status: 2 for whatever it cannot be written for."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == [board.COMMAND]:
+        return board.main(arguments[1:])
+    options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
     try:
@@ -85,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.report",
         description="Write the report of a study: one HTML page, every figure as SVG and PDF, every table as CSV and "
-        "LaTeX, all of it also logged to MLflow.",
+        "LaTeX, all of it also logged to MLflow. Several studies in one table: python -m pipeline.report board --help",
     )
     add_store_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to; reports/NAME")

@@ -1,11 +1,14 @@
-"""Writes a report: its page, figures and tables in a folder, and all of it as artifacts of a run of its own."""
+"""Writes a report: its page, figures and tables in a folder, and all of it as artifacts of a run of its own.
+
+A board is written to its folder in the same way.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +16,13 @@ from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.tags import REPORT, Tag
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.upload import log_files
+from pipeline.report.evaluate import outcomes
 from pipeline.report.page.page import Content, render
 from pipeline.report.page.table_format import to_csv, to_latex
 
-PAGE, MANIFEST = "index.html", "report.json"
+PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
 _PART = f".{MANIFEST}.part"
-_OURS = re.compile(r"(index\.html|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
+_OURS = re.compile(r"(index\.html|cases\.json|board\.csv|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +60,27 @@ def check_folder(folder: Path) -> None:
 def write(content: Content, folder: Path) -> Written:
     """Write the page, every figure as SVG and PDF, every table as CSV and LaTeX; an earlier report there is replaced.
 
+    Raises:
+        ConfigError: the folder cannot be written, or holds something else.
+    """
+    study = content.study
+    return replace(folder, {"experiment": study.experiment, "simulated": study.is_simulated}, dict(_files(content)))
+
+
+def replace(folder: Path, says: Mapping[str, object], contents: Mapping[str, bytes]) -> Written:
+    """Write files, by their path in a folder, in the place of those of an earlier report or board; the page is last.
+
     Whenever it is cut off, the manifest names every file of a report that lies there, so that the next one replaces it.
+
+    Args:
+        folder: to write to.
+        says: what the manifest says of the files; `experiment` is among it.
+        contents: the files.
 
     Raises:
         ConfigError: the folder cannot be written, or holds something else.
     """
     check_folder(folder)
-    contents = dict(_files(content))
     try:
         earlier = _earlier(folder)
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
@@ -70,14 +88,14 @@ def write(content: Content, folder: Path) -> Written:
             instead = "move what is yours away, or choose another folder with --out"
             raise _refused(folder, f"no report wrote {foreign[0]} there{and_more}; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
-        _write_manifest(folder, content, [*contents, *(name for name in earlier if name not in contents)])
+        _write_manifest(folder, says, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:
             (folder / name).unlink(missing_ok=True)
         for name, data in contents.items():
             path = folder / name
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
-        _write_manifest(folder, content, list(contents))
+        _write_manifest(folder, says, list(contents))
     except OSError as error:
         raise _refused(folder, f"{error}; choose another folder with --out") from error
     return Written(folder=folder, files=(*contents, MANIFEST))
@@ -108,14 +126,14 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
     for table in content.tables:
         yield f"tables/{table.name}.csv", to_csv(table).encode("utf-8", "replace")
         yield f"tables/{table.name}.tex", to_latex(table).encode("utf-8", "replace")
+    found = outcomes.measured(content.study, content.cells, content.verdicts, content.winners)
+    yield CASES, outcomes.to_json(found).encode()
     yield PAGE, render(content).encode("utf-8")
 
 
-def _write_manifest(folder: Path, content: Content, files: Sequence[str]) -> None:
+def _write_manifest(folder: Path, says: Mapping[str, object], files: Sequence[str]) -> None:
     """Put a manifest in the place of the one before, which stands until this one is whole."""
-    study = content.study
-    says = {"experiment": study.experiment, "simulated": study.is_simulated, "files": files}
-    (folder / _PART).write_text(json.dumps(says, indent=2) + "\n", encoding="utf-8")
+    (folder / _PART).write_text(json.dumps({**says, "files": files}, indent=2) + "\n", encoding="utf-8")
     (folder / _PART).replace(folder / MANIFEST)
 
 

@@ -77,6 +77,15 @@ def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_fi
     assert not [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
 
 
+def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tmp_path: Path) -> None:
+    assert command(filled, "--out", tmp_path / "report", "--no-log") == 0
+    sources = ["--experiment", scale.EXPERIMENT, "--root", str(filled)], [str(tmp_path / "report")]
+    for number, source in enumerate(sources):
+        assert main(["board", *source, "--out", str(tmp_path / str(number))]) == 0
+    first, second = ((tmp_path / str(number) / "board.csv").read_text() for number in range(2))
+    assert first == second and len(first.splitlines()) > 2
+
+
 def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: Path, monkeypatch) -> None:
     chosen = next(row for row in rows.read([filled], scale.EXPERIMENT).rows if row.name == "naive-3x-workloada")
     for path in filled.rglob("samples.parquet"):

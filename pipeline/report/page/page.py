@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import not_
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pipeline.report.evaluate import paper, verdicts
@@ -23,6 +24,9 @@ from pipeline.report.page.table_format import MISSING, Table, Values, shown
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import Study
 from pipeline.report.read.samples import GroupSeries
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATE = "page.html.jinja"
 _IN_FILES_ONLY = ("low", "high", "mind")
@@ -56,43 +60,56 @@ def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
 
 def render(content: Content) -> str:
     """The HTML of the page. Equal content gives equal text."""
+    study = content.study
+    sections: dict[str, list[tuple[Drawn, str]]] = {}
+    for figure in content.figures[1:]:
+        sections.setdefault(figure.sketch.section, []).append((figure, inline(figure)))
+    is_found = [verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in content.verdicts]
+    text = (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            title=plain(study.experiment, 120),
+            colours=[(THEME[light], light, dark) for light, dark in COLOURS],
+            swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
+            stamp=STAMP if study.is_simulated else "",
+            setup=setup(study),
+            answer=answer(study, content.cells, content.winners),
+            opening=[(figure, inline(figure)) for figure in content.figures[:1]],
+            missing=[*missing(study), *doubts(study)],
+            not_ranked=not_ranked(content.cells),
+            winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
+            verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],
+            sections=sections,
+            tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
+            papers=[_by_agreement(t) for t in content.tables if t.about],
+            machine_tables=[t for t in content.tables if t.is_for_machines],
+            methods=methods.methods(),
+            provenance=methods.provenance(study),
+            shown=shown,
+            p_shown=p_shown,
+            slug=slug,
+            by_case=by_case,
+        )
+    )
+    return without_forbidden(text)
+
+
+def environment() -> jinja2.Environment:
+    """What renders the templates of this folder."""
     import jinja2
 
-    study = content.study
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("pipeline.report.page", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections: dict[str, list[tuple[Drawn, str]]] = {}
-    for figure in content.figures[1:]:
-        sections.setdefault(figure.sketch.section, []).append((figure, inline(figure)))
-    is_found = [verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in content.verdicts]
-    text = environment.get_template(TEMPLATE).render(
-        title=plain(study.experiment, 120),
-        colours=[(THEME[light], light, dark) for light, dark in COLOURS],
-        swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
-        stamp=STAMP if study.is_simulated else "",
-        setup=setup(study),
-        answer=answer(study, content.cells, content.winners),
-        opening=[(figure, inline(figure)) for figure in content.figures[:1]],
-        missing=[*missing(study), *doubts(study)],
-        not_ranked=not_ranked(content.cells),
-        winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
-        verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],
-        sections=sections,
-        tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
-        papers=[_by_agreement(t) for t in content.tables if t.about],
-        machine_tables=[t for t in content.tables if t.is_for_machines],
-        methods=methods.methods(),
-        provenance=methods.provenance(study),
-        shown=shown,
-        p_shown=p_shown,
-        slug=slug,
-        by_case=by_case,
-    )
+
+
+def without_forbidden(text: str) -> str:
+    """The text with a blank for each character that a page must not have."""
     return _FORBIDDEN.sub(" ", text)
 
 

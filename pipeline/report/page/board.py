@@ -1,0 +1,249 @@
+"""A board as a page, as a table for machines, and as lines for a terminal."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from pipeline.base.modes import MODES, SERIAL
+from pipeline.base.words import aligned, counted
+from pipeline.report.evaluate.board import Agreement, Board, Column, Entry, Line
+from pipeline.report.evaluate.outcomes import Outcome
+from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.wording import listed
+from pipeline.report.figures.drawing import COLOURS, THEME
+from pipeline.report.page.page import environment, without_forbidden
+from pipeline.report.page.table_format import MISSING, Table, Value, Values, with_interval
+
+TEMPLATE = "board.html.jinja"
+TITLE = "Which sharing mode wins where"
+NOTE = (
+    "Best: the fastest mode of a case, or those of which none was shown to be slower than the fastest median, which "
+    "comes first and whose figures stand beside it. Gain: speed of all jobs over one after another, median over the "
+    "blocks and 95 % t interval, or what stands there with its unit. Energy: of the whole GPU for each unit of work, "
+    "and that of one job at a time. Verdicts: whether the columns have the same best kind of sharing (same), whether "
+    "some do not tell kinds apart (open), or whether they contradict each other (differ). Each column has the verdicts "
+    "of its own study, and no figure is made of two columns."
+)
+_SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "u"))
+"""Of joules, with their prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    label: str
+    swatch: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    text: str
+    warns: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """An entry as a reader sees it."""
+
+    tied: tuple[_Mode, ...]
+    notes: tuple[_Note, ...]
+    gain: str
+    blocks: str
+    energy: str
+    serial: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """A line as a reader sees it, with a cell or nothing for each column."""
+
+    label: str
+    degree: int
+    consists: str
+    agreement: Agreement
+    why: str
+    cells: tuple[_Cell | None, ...]
+
+
+def render(board: Board) -> str:
+    """The HTML of the page, which loads nothing and runs no script. An equal board gives equal text."""
+    text = (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            title=TITLE,
+            colours=[(THEME[light], light, dark) for light, dark in COLOURS],
+            stamps=stamps(board),
+            agreed=agreed(board),
+            won=won(board),
+            common=board.common,
+            columns=board.columns,
+            cases=[
+                (label, consists, [_shown(line, board) for line in lines])
+                for (label, consists), lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
+            ],
+            note=NOTE,
+            told=[(column, _told(column)) for column in board.columns],
+        )
+    )
+    return without_forbidden(text)
+
+
+def agreed(board: Board) -> str:
+    """How far the columns agree, in a sentence."""
+    compared = Counter(line.agreement for line in board.lines if line.agreement is not Agreement.ALONE)
+    if not compared:
+        return "No case has verdicts in several columns."
+    in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
+    parts = [f"{words} {compared[agreement]}" for agreement, words in in_words if compared[agreement]]
+    return f"Of {counted(compared.total(), 'case')} in several columns, the best mode is {listed(parts)}."
+
+
+def won(board: Board) -> list[str]:
+    """What is best in each column, a sentence each."""
+    return [_won(place, board) for place in range(len(board.columns))]
+
+
+def _won(place: int, board: Board) -> str:
+    """Which kinds of sharing are best in a column, in how many of its cases."""
+    column = board.columns[place]
+    outcomes = [line.entries[place].outcome for line in board.lines if place in line.entries]
+    together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
+    best = [{outcome.kinds[mode] for mode in outcome.tied} for outcome in together]
+    wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
+    which = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
+    if not together:
+        return f"{which}: no case of several jobs has modes to compare."
+    parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
+    undecided = len(together) - wins.total()
+    parts += [f"modes are not told apart in {undecided}"] if undecided else []
+    return f"{which}: of {counted(len(together), 'case')} of several jobs, {listed(parts)}."
+
+
+def stamps(board: Board) -> list[str]:
+    """What a reader must not overlook of any column."""
+    return sorted({column.measured.stamp for column in board.columns if column.measured.stamp})
+
+
+def in_lines(board: Board) -> str:
+    """The board for a terminal: its columns by number, then a line a case."""
+    heads = [f"{column.mark} {column.name}: {'; '.join(_told(column))}" for column in board.columns]
+    rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
+    for line in board.lines:
+        cells = [_brief(line.entries.get(number)) for number in range(len(board.columns))]
+        agreement = f"{line.agreement.value}: {line.why}" if line.why else line.agreement.value
+        rows.append([line.label, str(line.degree), *cells, agreement])
+    left = {0, *range(2, len(board.columns) + 3)}
+    return "\n".join([*heads, "", *aligned(rows, left), "", agreed(board), *won(board)])
+
+
+def _brief(entry: Entry | None) -> str:
+    """`MPS 6.80 (6.44 to 7.29)`; what is behind `*` differs in settings."""
+    if entry is None:
+        return MISSING
+    outcome = entry.outcome
+    text = f"{'/'.join(outcome.tied)} {_gain(outcome)}" if outcome.tied else "; ".join(outcome.endings) or MISSING
+    return f"{text} *" if entry.differs else text
+
+
+def table(board: Board) -> Table:
+    """The board for machines: a row for each case and column that has it, numbers in full."""
+    rows: list[Values] = []
+    for line in board.lines:
+        for number, entry in line.entries.items():
+            rows.append((*_of_line(line), *_of_column(board.columns[number]), *_of_entry(entry)))
+    line_heads = ("case", "jobs", "mix", "verdicts", "why")
+    column_heads = ("column", "study", "device", "stamp", "GPUs")
+    heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
+    energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
+    last = ("compared modes", "no figure", "settings differ", "settings")
+    stamp = f"Among these are {listed(found)} figures. " if (found := stamps(board)) else ""
+    columns = (*line_heads, *column_heads, *heads, *energy_heads, *last)
+    return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
+
+
+def _of_line(line: Line) -> Values:
+    return (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
+
+
+def _of_column(column: Column) -> Values:
+    found = column.measured
+    return (f"{column.mark} {column.name}", found.experiment, found.device, found.stamp or None, found.num_gpus)
+
+
+def _of_entry(entry: Entry) -> Values:
+    outcome = entry.outcome
+    settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
+    energy = outcome.energy_of_serial
+    return (
+        *(", ".join(outcome.tied) or None, outcome.measure or None, *_three(outcome.figure)),
+        *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
+        *(*_three(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
+        *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, entry.differs or None, settings),
+    )
+
+
+def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
+    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
+
+
+def _shown(line: Line, board: Board) -> _Shown:
+    entries = [line.entries.get(number) for number in range(len(board.columns))]
+    cells = tuple(None if entry is None else _cell(entry) for entry in entries)
+    return _Shown(
+        label=line.label,
+        degree=line.degree,
+        consists=line.consists,
+        agreement=line.agreement,
+        why=line.why,
+        cells=cells,
+    )
+
+
+def _cell(entry: Entry) -> _Cell:
+    outcome, (energy, serial) = entry.outcome, _energy(entry.outcome)
+    colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
+    notes = []
+    if len(outcome.tied) > 1:
+        why = "not told apart" if outcome.is_enough else "too few blocks or GPUs for a verdict"
+        notes.append(_Note(why))
+    if len(outcome.kinds) == 1:
+        notes.append(_Note("the only one with a figure"))
+    notes += [_Note(ending) for ending in outcome.endings]
+    notes += [_Note(entry.differs, warns=True)] if entry.differs else []
+    return _Cell(
+        tied=tuple(_Mode(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied),
+        notes=tuple(notes),
+        gain=_gain(outcome),
+        blocks=counted(outcome.num_blocks, "block") if outcome.tied else "",
+        energy=energy,
+        serial=serial,
+    )
+
+
+def _gain(outcome: Outcome) -> str:
+    if outcome.figure is None:
+        return MISSING
+    text = with_interval(outcome.figure)
+    # What is no ratio to serial says what it is.
+    return text if "(" not in outcome.measure else f"{text} {outcome.measure}"
+
+
+def _energy(outcome: Outcome) -> tuple[str, str]:
+    """`4.56 mJ/sample`, and `14.8 one at a time` beside it."""
+    if outcome.energy is None:
+        return MISSING, ""
+    median, serial = outcome.energy.median, outcome.energy_of_serial
+    scale, prefix = next(((scale, prefix) for scale, prefix in _SCALES if median >= scale), _SCALES[-1])
+    beside = "" if serial is None or SERIAL.label in outcome.tied[:1] else f"{serial.median / scale:.3g} one at a time"
+    return f"{median / scale:.3g} {prefix}{outcome.energy_unit}", beside
+
+
+def _told(column: Column) -> list[str]:
+    found = column.measured
+    gpus, blocks = counted(found.num_gpus, "GPU"), counted(found.num_blocks, "block")
+    stamp = [f"{found.stamp}, says nothing about a real GPU"] if found.stamp else []
+    host = [found.host] if found.host else []
+    about = [f"experiment {found.experiment}", f"{gpus}, {blocks}", *host]
+    return [*stamp, *about, *(f"{name} {value}" for name, value in found.facts.items()), f"from {column.source}"]

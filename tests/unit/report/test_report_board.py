@@ -1,0 +1,259 @@
+"""A board: several studies and GPUs in one table, nothing pooled, and what differs said."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.report import publish
+from pipeline.report.__main__ import main
+from pipeline.report.board import columns_of
+from pipeline.report.evaluate import outcomes, verdicts
+from pipeline.report.evaluate.board import Agreement, Board, Column, Line, board_of
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.outcomes import Measured, from_json, to_json
+from pipeline.report.page import board as page
+from pipeline.report.read.records import Row, Study
+from tests.report_rows import collocation_study, copies, job, params, row, study
+
+H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-40GB"
+FASTER_MPS, FASTER_NAIVE, EQUAL = {"naive": 1.2, "mps": 1.8}, {"naive": 1.8, "mps": 1.2}, {"naive": 1.5, "mps": 1.5}
+
+
+def rows(speeds: dict[str, float], blocks: int = 5, own: Any = None, degree: int = 2, **changes: Any) -> list[Row]:
+    """Serial runs and groups of copies in some modes, a little scattered, whose speed-ups are given."""
+    made = []
+    for block in range(1, blocks + 1):
+        drift = 1 + 0.003 * (-1) ** block
+        made.append(copies("serial", 1, 1000.0 * drift, block, own, metrics={"energy_per_sample_j": 0.02}, **changes))
+        for number, (mode, speed) in enumerate(speeds.items()):
+            rate = 1000.0 * speed / degree * (1 + 0.002 * ((block * (number + 1)) % 3))
+            made.append(copies(mode, degree, rate, block, own, metrics={"energy_per_sample_j": 0.01}, **changes))
+    return made
+
+
+def measured_in(of: Study) -> list[Measured]:
+    cells = cells_of(of)
+    found = verdicts.verdicts(cells)
+    return outcomes.measured(of, cells, found, verdicts.winners(cells, found))
+
+
+def column(number: int, *members: Row) -> Column:
+    (found,) = measured_in(study(*members))
+    return Column(number=number, name=found.device, source=f"reports/{number}", measured=found)
+
+
+def board(*studies: list[Row]) -> Board:
+    return board_of([column(number, *members) for number, members in enumerate(studies, 1)])
+
+
+def only_line(*studies: list[Row]) -> Line:
+    (line,) = board(*studies).lines
+    return line
+
+
+def test_every_cell_is_what_its_own_study_says_and_nothing_is_pooled() -> None:
+    here, there = collocation_study(seed=1), [dataclasses.replace(r, device=H200) for r in collocation_study(seed=2)]
+    made = board(here, there)
+    for place, members in enumerate((here, there)):
+        of = study(*members)
+        cells = cells_of(of)
+        winners = verdicts.winners(cells, verdicts.verdicts(cells))
+        told = {(w.case.label, w.degree): (w.tied, w.speedup) for w in winners}
+        shown = {(line.label, line.degree): line.entries[place].outcome for line in made.lines}
+        assert {key: (shown[key].tied, shown[key].figure) for key in told} == told
+        assert all(entry.outcome.num_blocks == 5 for key, entry in enumerate_entries(made, place) if key in told)
+    alone = next(line for line in made.lines if line.label == "L+M+3S")
+    assert alone.entries[0].outcome.endings == ("MIG: skipped",) and alone.entries[0].outcome.figure is None
+
+
+def enumerate_entries(of: Board, place: int) -> list[tuple[tuple[str, int], Any]]:
+    return [((line.label, line.degree), line.entries[place]) for line in of.lines]
+
+
+def test_cases_are_written_and_read_again() -> None:
+    found = measured_in(study(*collocation_study()))
+    assert from_json(to_json(found)) == found
+    assert to_json(from_json(to_json(found))) == to_json(found)
+
+
+def damaged(change: Callable[[dict[str, Any]], object]) -> str:
+    told = json.loads(to_json(measured_in(study(*rows(FASTER_MPS, 1)))))
+    change(told)
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        damaged(lambda told: told.update(format=99)),
+        damaged(lambda told: told.update(measured=3)),
+        damaged(lambda told: told["measured"][0].pop("device")),
+        damaged(lambda told: told["measured"][0].update(num_blocks="5")),
+        damaged(lambda told: told["measured"][0]["outcomes"][0].update(programs=[])),
+        damaged(lambda told: told["measured"][0]["outcomes"][0].update(figure=None)),
+        damaged(lambda told: told["measured"][0]["outcomes"][0].update(tied=["MIG"])),
+        damaged(lambda told: told["measured"][0]["outcomes"][0]["figure"].update(median="fast")),
+    ],
+)
+def test_a_damaged_file_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"damaged|format 99"):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "agreement", "why"),
+    [
+        (FASTER_MPS, FASTER_MPS, Agreement.SAME, "MPS"),
+        (FASTER_MPS, EQUAL, Agreement.OPEN, "undecided on [2], MPS elsewhere"),
+        (EQUAL, EQUAL, Agreement.OPEN, "undecided in all"),
+        (FASTER_MPS, FASTER_NAIVE, Agreement.DIFFER, "MPS on [1] and naive on [2]"),
+        (FASTER_MPS, {"naive": 1.2}, Agreement.OPEN, "MPS has no figure on [2]"),
+    ],
+)
+def test_whether_gpus_agree(here: dict[str, float], there: dict[str, float], agreement: Agreement, why: str) -> None:
+    line = only_line(rows(here), rows(there, device=H200))
+    assert (line.agreement, line.why) == (agreement, why)
+
+
+def test_figures_of_simulated_gpus_never_count_beside_those_of_real_ones() -> None:
+    simulated = rows(FASTER_NAIVE, device=A100, is_simulated=True)
+    line = only_line(rows(FASTER_MPS), rows(FASTER_MPS, device=H200), simulated)
+    assert (line.agreement, line.why) == (Agreement.SAME, "MPS")
+    assert only_line(rows(FASTER_MPS), simulated).agreement is Agreement.ALONE
+    line = only_line(simulated, rows(FASTER_NAIVE, device=H200, is_simulated=True))
+    assert (line.agreement, line.why) == (Agreement.SAME, "naive (simulated)")
+
+
+def test_what_is_simulated_says_so_wherever_it_is_shown() -> None:
+    made = board(rows(FASTER_MPS), rows(FASTER_MPS, device=A100, is_simulated=True))
+    html, lines, table = page.render(made), page.in_lines(made), page.table(made)
+    assert '<p class="stamp">Simulated figures' in html and f"[2] {A100} <span" in html
+    assert f"[2] {A100}: simulated, says nothing about a real GPU" in lines
+    assert table.note.startswith("Among these are simulated figures.")
+    assert [found[table.columns.index("stamp")] for found in table.rows] == [None, "simulated"]
+    real = board(rows(FASTER_MPS))
+    assert "simulated" not in page.render(real) + page.in_lines(real) + page.table(real).note
+
+
+def test_cells_at_other_settings_say_in_what_they_differ() -> None:
+    window = (("device", H200), ("window", "steady, 9 s after 1 s"), ("seed", "0"), ("pinned CPUs", "false"))
+    line = only_line(rows(FASTER_MPS), rows(FASTER_MPS, device=H200, settings=window))
+    assert not line.entries[0].differs
+    assert line.entries[1].differs == "window steady, 9 s after 1 s instead of steady, 5 s after 1 s"
+    assert (line.agreement, line.why) == (Agreement.SAME, "MPS (settings differ)")
+    line = only_line(rows(FASTER_MPS), rows(FASTER_MPS, own=params(image_px=64), device=H200))
+    assert line.entries[1].differs == "image_px 64"
+    line = only_line(rows(FASTER_MPS, own=params(image_px=32)), rows(FASTER_MPS, own=params(image_px=64), device=H200))
+    assert line.entries[1].differs == "image_px 64 instead of 32"
+
+
+def test_programs_that_a_label_tells_apart_are_never_in_one_row() -> None:
+    tf32, fp32 = (rows(FASTER_MPS, own=params(precision=p), device=d) for p, d in (("tf32", H200), ("fp32", A100)))
+    assert [(line.label, list(line.entries)) for line in board(tf32, fp32).lines] == [
+        ("resnet26_cifar10 bs128 (TF32)", [0]),
+        ("resnet26_cifar10 bs128 (strict fp32)", [1]),
+    ]
+    small, large = (rows(FASTER_MPS, own=params(batch_size=size)) for size in (32, 256))
+    assert [list(line.entries) for line in board(small, large).lines] == [[0], [1]]
+    # What one study varies it compares, so that it is in the label of the row in every column.
+    both = [*rows(FASTER_MPS, own=params(image_px=32)), *rows(FASTER_NAIVE, own=params(image_px=64))]
+    made = board(both, rows(FASTER_NAIVE, own=params(image_px=64), device=H200))
+    assert [(line.label, list(line.entries), line.agreement) for line in made.lines] == [
+        ("resnet26_cifar10 bs128 image_px=32", [0], Agreement.ALONE),
+        ("resnet26_cifar10 bs128 image_px=64", [0, 1], Agreement.SAME),
+    ]
+    assert "eager" in made.common and "seed 0" in made.common
+
+
+def test_services_at_a_given_rate_are_compared_by_their_latency() -> None:
+    own = params("infer", given_rate="10", precision="fp32")
+    found = []
+    for block in range(1, 6):
+        for mode, ms in (("naive", 30.0), ("mps", 20.0)):
+            jobs = tuple(job(index, own, 10.0) for index in range(2))
+            found.append(row(mode, jobs, block, metrics={"latency_p99_worst_ms": ms + 0.1 * block}))
+    outcome = only_line(found).entries[0].outcome
+    assert outcome.tied == ("MPS",) and outcome.measure == "p99 latency of the slowest job (ms)"
+    assert outcome.figure is not None and outcome.figure.median == pytest.approx(20.3)
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, str]:
+    """What the reports of two GPUs say in their file of cases, by the name of their folder."""
+    studies = {"h100": rows(FASTER_MPS), "h200": rows(FASTER_MPS, device=H200)}
+    return {name: to_json(measured_in(study(*members))) for name, members in studies.items()}
+
+
+@pytest.fixture
+def reports(published: dict[str, str], tmp_path: Path) -> list[Path]:
+    """The folders of these reports."""
+    for name, text in published.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / publish.CASES).write_text(text)
+    return [tmp_path / name for name in published]
+
+
+def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "board"
+    for _ in range(2):  # the second replaces the first
+        assert main(["board", *map(str, reports), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "resnet26_cifar10 bs128     2  MPS 1.8" in said and "same: MPS" in said
+    assert f"board: {out / 'index.html'}" in said
+    assert {path.name for path in out.iterdir()} == {"index.html", "board.csv", "report.json"}
+    lines = [line for line in (out / "board.csv").read_text().splitlines() if not line.startswith("#")]
+    found = list(csv.DictReader(lines))
+    assert [(line["column"], line["best"], line["blocks"]) for line in found] == [
+        ("[1] NVIDIA H100 80GB HBM3", "MPS", "5"),
+        ("[2] NVIDIA H200", "MPS", "5"),
+    ]
+    html = (out / "index.html").read_text()
+    assert "<script" not in html and "http" not in html
+    assert "Of 1 case in several columns, the best mode is the same in 1." in html
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "a board needs studies"),
+        (["nowhere"], "name the folder of a report"),
+        (["old"], "write the report again with this version"),
+        (["damaged"], "it is damaged"),
+        (["h100", "h200", "h100"], "is named twice"),
+        (["h100", "--experiment", "a", "a"], "a study is named twice"),
+        (["h100", "--experiment", "a", "--root", "no_store"], "no_store"),
+        (["h100", "--out", "h100/cases.json"], "that is a file"),
+        (["h100", "--out", "mine"], "content that no report wrote"),
+    ],
+)
+@pytest.mark.usefixtures("reports")
+def test_what_a_board_cannot_be_made_of_is_one_line(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, file, text in (("old", "report.json", "{}"), ("damaged", "cases.json", "{"), ("mine", "a.txt", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(text)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path)
+    assert main(["board", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and captured.err.startswith("error: ") and says in captured.err
+    assert not captured.out
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_columns_of_one_device_are_told_apart() -> None:
+    found = [(f"reports/{name}", each) for name in ("a", "b") for each in measured_in(study(*rows(FASTER_MPS)))]
+    assert [each.name for each in columns_of(found)] == ["NVIDIA H100 80GB HBM3, a", "NVIDIA H100 80GB HBM3, b"]
