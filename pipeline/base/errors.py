@@ -61,3 +61,11 @@ class CommandError(CollocationError):
         self.argv, self.status, self.stderr = argv, status, stderr
         outcome = "did not run to its end" if status is None else f"ended with status {status}"
         super().__init__(f"`{' '.join(argv)}` {outcome}: {stderr.strip() or 'no message'}")
+
+
+def exit_status(error: CollocationError) -> int:
+    """Of a command that an error ends: 2 if it was refused before anything was touched, 1 if something failed then.
+
+    What was asked for cannot be used, a store cannot be read, or somebody else uses the GPU: then nothing was touched.
+    """
+    return 2 if isinstance(error, ConfigError | GpuBusyError | TrackingError) else 1

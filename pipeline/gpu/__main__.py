@@ -1,7 +1,8 @@
 """What can be asked of a GPU from the command line: `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`.
 
-A command is one entry of `COMMANDS`. The exit status is 2 when the question cannot be answered as it was put; 1 when a
-GPU does not answer, or something that a study did to it is not undone.
+A command is one entry of `COMMANDS`. The exit status is 2 when the question cannot be answered as it was put, or
+somebody uses the GPU, and nothing was touched; 1 when a GPU does not answer, or something that a study did to it is not
+undone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.base import interrupts, mig_table, words
 from pipeline.base.answer import Answer
-from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.base.errors import CollocationError, exit_status
 from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.mig import partitions, profiles
 
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer = COMMANDS[arguments.command].answer(arguments)
     except CollocationError as error:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]) + "\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        return exit_status(error)
     sys.stdout.write((json.dumps(answer.data) if arguments.json else answer.text) + "\n")
     return answer.status
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -21,7 +22,7 @@ from pipeline.base import interrupts, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import user_command
+from pipeline.plan import schema, user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -140,7 +141,25 @@ def _unknown(key: str, parent: Any) -> str:
         return no_such_setting(key, ())
     if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
         return f"{key}: there is no such entry; +{key} adds one"
-    return no_such_setting(key, map(str, parent))
+    known = [str(each) for each in parent]
+    group, _, name = key.rpartition(".")
+    if "name" in known and not difflib.get_close_matches(name, known) and (having := _choices_that_have(group, name)):
+        chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
+        return f"{key}: {group}={chosen} has no such setting; add {group}={' or '.join(having)}, which has it"
+    return no_such_setting(key, known)
+
+
+def _choices_that_have(group: str, name: str) -> list[str]:
+    """The choices of a group that have a setting, by their own keys and by the node of the schema that they extend."""
+    nodes = {node.NODE: node for base in schema.BASES for node in schema.kinds(base)}
+    found = []
+    for choice in _choices(group):
+        values = yaml.safe_load((PROJECT_DIR / "conf" / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+        extended = [str(each).removeprefix("/schema/").partition("@")[0] for each in values.get("defaults", ())]
+        fields = [field.name for node in extended if node in nodes for field in dataclasses.fields(nodes[node])]
+        if name in {*values, *fields} - {"defaults"}:
+            found.append(choice)
+    return found
 
 
 def why_refused(key: str, cause: OmegaConfBaseException) -> str:

@@ -265,11 +265,15 @@ class Config:
     reproduce_strict: bool = False
 
 
+BASES = (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig, ExporterConfig)
+"""The nodes that those of a group extend."""
+
+
 def register() -> None:
     """Make the nodes known to Hydra, under the names that the YAML files extend."""
     store = ConfigStore.instance()
     store.store(name="config_schema", node=Config)
-    for base in (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig, ExporterConfig):
+    for base in BASES:
         for node in kinds(base):
             store.store(group="schema", name=node.NODE, node=_open(OmegaConf.structured(node)))
 

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from pipeline.base import interrupts
 from pipeline.base.answer import Answer
-from pipeline.base.errors import CollocationError
+from pipeline.base.errors import CollocationError, exit_status
 
 COMMANDS = {
     "advise": "which sharing mode the results of a study recommend for each of its cases, and why",
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer = _file_of(arguments.command).answer(arguments)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        return exit_status(error)
     sys.stdout.write((json.dumps(answer.data) if arguments.json else answer.text) + "\n")
     return answer.status
 
@@ -61,7 +61,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         prog="python -m pipeline.planner",
         description="Plan which job runs on which partition of which GPU, from measured profiles. Touches no GPU.",
         epilog="python -m pipeline.planner COMMAND --help explains one. Exit status: 0; 1 where no plan exists or "
-        "what is checked does not hold; 2 for input that cannot be used.",
+        "what is checked does not hold, or a step failed; 2 for input that cannot be used, or a machine in use.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in COMMANDS.items():

@@ -48,7 +48,7 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     try:
         nodes: dict[str, Any] = {key: _typed(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
         sizes = values.pop("sizes").items()
-        nodes["exporter"] = OmegaConf.structured(schema.ExporterConfig)  # who looked on then changed no result
+        nodes["exporter"] = OmegaConf.structured(schema.ExporterConfig)  # who looked on changed no result
         values.pop("exporter", None)
         nodes["sizes"] = {name: _typed(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
         for key, node in nodes.items():

@@ -34,10 +34,7 @@ _MAY_BE_GIVEN = (
     *("reproduce", "reproduce_strict"),
 )
 # What says nothing of the group.
-_OF_THE_START = (
-    *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
-    "exporter",
-)
+_OF_THE_START = ("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict")
 _SUFFIX = "-reproductions"
 
 
@@ -171,7 +168,7 @@ def _take_over(whole: DictConfig, composed: DictConfig, key: str, hidden: Iterab
         for workload in (whole.workload, *whole.sizes.values()):
             if "data_root" in workload:
                 workload.data_root = composed.data.root
-    elif key.partition(".")[0] in ("gpu", "listeners", "limits"):
+    elif key.partition(".")[0] in ("gpu", "listeners", "exporter", "limits"):
         parent, _, name = key.rpartition(".")
         if name in (OmegaConf.select(composed, parent) if parent else composed):
             OmegaConf.update(whole, key, OmegaConf.select(composed, key), merge=False)

@@ -42,6 +42,14 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
         ),
         ("window.x=3", "window.x: there is no such setting; there are epochs, kind, seconds, settle_s"),
         (
+            "exporter.port=9411",
+            "exporter.port: exporter=none has no such setting; add exporter=prometheus, which has it",
+        ),
+        (
+            "scenario.layout=existing",
+            "scenario.layout: scenario=naive has no such setting; add scenario=mig, which has it",
+        ),
+        (
             "scenario=nave",
             "scenario=nave: there is no such choice; did you mean naive? "
             "There are mig, mig_mps, mps, mps_percent, naive, serial",

@@ -155,6 +155,7 @@ def _outcome(
 ) -> Outcome:
     ranked = [cell for cell in cells if cell.is_ranked and not (cell.is_derived and cell.num_given)]
     name, values = (SPEEDUP, {}) if winner is not None else _compared(ranked)
+    figure: Estimate | None
     if winner is not None:
         tied, figure, is_enough = winner.tied, winner.speedup, winner.is_enough
     else:
@@ -248,10 +249,16 @@ def from_json(text: str) -> list[Measured]:
 
 
 def _measured(told: Mapping[str, Any]) -> Measured:
-    texts = {name: _a(str, told[name]) for name in ("experiment", "device", "host", "stamp")}
-    numbers = {name: _a(int, told[name]) for name in ("num_gpus", "num_blocks")}
-    outcomes = tuple(_outcome_told(each) for each in told["outcomes"])
-    return Measured(**texts, **numbers, facts=_texts(told["facts"]), outcomes=outcomes)
+    return Measured(
+        experiment=_a(str, told["experiment"]),
+        device=_a(str, told["device"]),
+        host=_a(str, told["host"]),
+        stamp=_a(str, told["stamp"]),
+        num_gpus=_a(int, told["num_gpus"]),
+        num_blocks=_a(int, told["num_blocks"]),
+        facts=_texts(told["facts"]),
+        outcomes=tuple(map(_outcome_told, told["outcomes"])),
+    )
 
 
 def _outcome_told(told: Mapping[str, Any]) -> Outcome:

@@ -92,7 +92,9 @@ def render(board: Board) -> str:
 
 def agreed(board: Board) -> str:
     """How far the columns agree, in a sentence."""
-    compared = Counter(line.agreement for line in board.lines if line.agreement is not Agreement.ALONE)
+    compared: Counter[Agreement] = Counter(
+        line.agreement for line in board.lines if line.agreement is not Agreement.ALONE
+    )
     if not compared:
         return "No case has verdicts in several columns."
     in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.requests import waiting_quantile
 from pipeline.base.records import Objective
 from pipeline.launch import requests
 from pipeline.launch.requests import Requests
@@ -44,20 +44,6 @@ def queued(load: float, count: int, *, waits_for_answers: bool = False) -> np.nd
     begun = np.maximum.accumulate(due - turns) + turns
     sent = begun if waits_for_answers else due
     return np.stack([sent, sent, begun, begun + SERVICE_NS], axis=1)
-
-
-def waiting_quantile(load: float, share: float) -> float:
-    """Of the time in the queue of M/D/1, in services. Source: Erlang (1909), the series of its distribution."""
-
-    def at_most(t: float) -> float:
-        terms = ((-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(int(t) + 1))
-        return (1 - load) * sum(terms)
-
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if at_most(middle) < share else (low, middle)
-    return high
 
 
 def errors(load: float, found: dict[str, float]) -> dict[str, float]:

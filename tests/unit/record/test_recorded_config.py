@@ -89,6 +89,16 @@ def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose)
     assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
 
 
+def test_who_looks_on_at_a_reproduction_is_who_is_given_for_it(compose):
+    (original,) = compose([])
+    (given,) = compose(["exporter=prometheus", "exporter.port=9412"])
+    with open_dict(original):
+        for key in ("exporter", "exporter.port"):
+            reproduce._take_over(original, given, key)
+    (config,) = read.read([original])
+    assert (config.exporter.name, config.exporter.port) == ("prometheus", 9412)
+
+
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
     configs = read.read(compose(["baseline=never"]))
     built = inventory_of(configs, GPU)
