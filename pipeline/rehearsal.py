@@ -65,7 +65,7 @@ class Rehearsal:
     def charge(
         self, states: Sequence[JobState], slots: Sequence[Slot], programs: Sequence[str], memory_mib: int
     ) -> None:
-        """Let each job hold memory on the device of its slot, from now until it ends.
+        """Let each job hold memory on each device of its slot, from now until it ends.
 
         Ends at the first job whose device has no room for it, or that has the fault of the machine's state: its
         own state says so, in the words of the error that it would meet on a real GPU. `states` are jobs that stand at
@@ -89,7 +89,8 @@ class Rehearsal:
                 kind = "C" if bypasses else self._join_mps(state, slot)
                 if state.went_wrong:
                     return
-                self._clients.hold(uuid, pid, program, memory_mib, kind)
+                for uuid in slot.every_device:
+                    self._clients.hold(uuid, pid, program, memory_mib, kind)
             except codes.DriverError as error:
                 if start_ticks(pid) is None:
                     continue  # it has just ended, which the group notices
@@ -104,7 +105,7 @@ class Rehearsal:
                 )
                 state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
                 return
-            charged.append(uuid)
+            charged += slot.every_device
 
     def _join_mps(self, state: JobState, slot: Slot) -> str:
         """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind."""

@@ -201,6 +201,7 @@ class Workload:
         unit: what its work is counted in.
         objective: of its latency, if it answers requests and one was given.
         is_rate_given: it is a service that answers as many requests as the user chose to send.
+        lacks: what its environment lacks, in words, where that is an answer of the study and no error.
     """
 
     name: str
@@ -219,6 +220,7 @@ class Workload:
     unit: str = SAMPLES
     is_rate_given: bool = False
     objective: Objective | None = None
+    lacks: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +309,9 @@ class Slot:
     """What one job sees, and what listeners sample for it.
 
     Attributes:
-        visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID; empty on the CPU.
+        visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID, with commas between several; empty on the CPU.
         environ: further variables for the job.
-        gi_id, ci_id: GPU instance and compute instance on a MIG device, else `None`.
+        gi_id, ci_id: GPU instance and compute instance on a MIG device, else `None`, also of a job with several.
         facts: what else tells this place from others, for the record.
     """
 
@@ -324,6 +326,11 @@ class Slot:
     def on(cls, device: Device) -> Slot:
         """All of a GPU or of a MIG device."""
         return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        """The UUIDs of its devices."""
+        return tuple(filter(None, self.visible_devices.split(",")))
 
     @property
     def place(self) -> dict[str, str]:
@@ -341,6 +348,7 @@ class Interpreter:
         lock: lines of a text from which the same environment can be built again (docs/environments.md).
         lock_digest: of the packages, wherever they came from; provisional as long as `to_build` says something.
         to_build: what must be built before a job can run, in words; `None` for an environment that is ready.
+        why_not_built: why it could not be built, where that is an answer of the study and no error.
     """
 
     python: Path
@@ -348,6 +356,7 @@ class Interpreter:
     lock: tuple[str, ...] = ()
     lock_digest: str = ""
     to_build: str | None = None
+    why_not_built: str | None = None
 
 
 BESIDE = "GPUs beside"

@@ -13,8 +13,9 @@ from pipeline.base.records import Group, Plan
 def checked(plan: Plan) -> Plan:
     """The plan, with every class that it names built once: what is wrong is refused before anything happens.
 
-    A group that its sharing mode cannot hold is refused if it is alone; among others it is marked to be skipped, with
-    the reason, because that is a finding of the study. What the modes warn of is said once for the whole study.
+    A group that its sharing mode cannot hold, or whose environment lacks what is to be found out, is refused if it is
+    alone; among others it is marked to be skipped, with the reason, because that is a finding of the study. What the
+    modes warn of is said once for the whole study.
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         instance(listener.build, interval_ms=listener.interval_ms)
@@ -25,11 +26,10 @@ def checked(plan: Plan) -> Plan:
         profiler: Profiler = instance(group.profiler.build)
         profiler.check(group)
         sharing: Sharing = instance(group.sharing)
-        try:
-            sharing.check(group)
-        except ConfigError as error:
-            refusal = error
-            groups.append(dataclasses.replace(group, skip_reason=str(error)))
+        why_not = _refusal(sharing, group) if group.skip_reason is None else ConfigError(group.skip_reason)
+        if why_not is not None:
+            refusal = why_not
+            groups.append(dataclasses.replace(group, skip_reason=str(why_not)))
         else:
             groups.append(group)
             if group.block == 1:
@@ -37,3 +37,11 @@ def checked(plan: Plan) -> Plan:
     if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
         raise refusal  # baselines alone would answer nothing
     return dataclasses.replace(plan, groups=tuple(groups), warnings=tuple(warnings))
+
+
+def _refusal(sharing: Sharing, group: Group) -> ConfigError | None:
+    try:
+        sharing.check(group)
+    except ConfigError as error:
+        return error
+    return None

@@ -145,7 +145,9 @@ def _workload(
 ) -> Workload:
     path = inventory.scripts[workload.script].path
     env = env_of(config, workload)
-    _refuse_lacking(workload, inventory.interpreters[env])
+    lacks = _lacking(workload, inventory.interpreters[env])
+    if lacks and not workload.MAY_LACK:
+        raise ConfigError(lacks)
     # A forked job has executed the module that was preloaded.
     files = workload.source_files()
     codes = [
@@ -194,19 +196,23 @@ def _workload(
         unit=workload.unit,
         is_rate_given=workload.has_given_rate(),
         objective=workload.objective(),
+        lacks=lacks,
     )
 
 
-def _refuse_lacking(workload: WorkloadConfig, interpreter: Interpreter) -> None:
-    """Refuse a workload whose environment, as far as it is known, lacks a package that its options take."""
+def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
+    """What the environment of a workload, as far as it is known, lacks of the packages that its options take."""
+    if interpreter.why_not_built is not None:
+        return f"workload {workload.name}: {interpreter.why_not_built}"
     # A line names a package first, or the file that it comes from: `uvicorn==0.5`, `https://.../uvicorn-0.5.conda`.
-    lines = [] if interpreter.to_build is not None else [line.lower() for line in interpreter.lock]
+    # Whether it is `-` or `_` is up to how the package was made.
+    every = [] if interpreter.to_build is not None else interpreter.lock
+    lines = [line.lower().replace("_", "-") for line in every]
     for package in workload.packages() if lines else ():
-        if not any(re.match(rf"(?:.*/)?{re.escape(package)}(?:[-=@ ]|$)", line) for line in lines):
-            raise ConfigError(
-                f"workload {workload.name}: its options take {package}, which the environment of {interpreter.python} "
-                "lacks; install it there, or choose another option"
-            )
+        names = "|".join(map(re.escape, package.split("|")))
+        if not any(re.match(rf"(?:.*/)?(?:{names})(?:[-=@ ]|$)", line) for line in lines):
+            return workload.lacks(package.partition("|")[0], interpreter.python)
+    return None
 
 
 def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
@@ -340,6 +346,7 @@ def _identified(group: Group, inventory: Inventory) -> Group:
         key=digest_of([job.workload.digest for job in group.jobs], *facts),
         program_digest=digest_of([job.workload.program_digest for job in group.jobs], *facts),
         settings_digest=digest_of(group.settings, packages),
+        skip_reason=next((job.workload.lacks for job in group.jobs if job.workload.lacks), None),
     )
 
 

@@ -29,16 +29,26 @@ class Inventory:
         interpreters: by the environment that was asked for; some may have to be built before a job can run.
         scripts: the code of each script, by the path in the configuration; of a program of an environment, its name; of
             a module to preload as well, by its name, if it is ours.
+        may_lack: environments of which the study finds out whether they can be had.
     """
 
     devices: dict[tuple[GpuKind, str, str | None], Device]
     interpreters: dict[Spec, Interpreter]
     scripts: dict[str, Code]
+    may_lack: frozenset[Spec] = frozenset()
 
     def with_environments(self) -> Inventory:
         """The same, with every environment built that was not: slow, and best done for a plan that stands."""
         envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in self.interpreters}
-        return dataclasses.replace(self, interpreters={spec: env.resolve() for spec, env in envs.items()})
+        return dataclasses.replace(self, interpreters={spec: self._built(spec, env) for spec, env in envs.items()})
+
+    def _built(self, spec: Spec, env: Env) -> Interpreter:
+        try:
+            return env.resolve()
+        except ConfigError as error:
+            if spec not in self.may_lack:
+                raise
+            return dataclasses.replace(self.interpreters[spec], to_build=None, why_not_built=str(error))
 
     def device_of(self, gpu: GpuConfig) -> Device:
         return self.devices[_asked_for(gpu)]
@@ -70,7 +80,9 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)
         workload.check_data()
-    return Inventory(devices=devices, interpreters=interpreters, scripts=scripts)
+    needed = {env_of(config, workload) for config, workload in workloads if not workload.MAY_LACK}
+    may_lack = frozenset(interpreters.keys() - needed)
+    return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)
 
 
 def env_of(config: Config, workload: WorkloadConfig) -> Spec:

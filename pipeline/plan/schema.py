@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+import pipeline.plan.framework_workloads
 import pipeline.plan.infer_workloads
 import pipeline.plan.micro_workloads
 import pipeline.plan.text_workloads  # noqa: F401  a subclass is found by its being there
@@ -61,7 +62,10 @@ class MpsPercentConfig(MpsConfig):
 
 @dataclass
 class MigConfig(ScenarioConfig):
-    """MIG. `profiles` decides if given, then `profile`, then `size_profile` for a mix. `layout`: `existing` or none."""
+    """MIG. `profiles` decides if given, then `profile`, then `size_profile` for a mix. `layout`: `existing` or none.
+
+    `profiles` has one for each instance, those of the first job first, if `instances_per_job` gives each several.
+    """
 
     NODE: ClassVar[str] = "mig"
 
@@ -70,6 +74,7 @@ class MigConfig(ScenarioConfig):
     size_profile: dict[str, str] = field(default_factory=dict)
     program: str | None = None
     layout: str | None = None
+    instances_per_job: int | None = None
 
 
 @dataclass

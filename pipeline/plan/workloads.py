@@ -72,6 +72,7 @@ class WorkloadConfig:
         NODE: what the YAML files extend it by.
         PATHS: the options that are paths: they say where things lie on this machine, not what is computed.
         NOT_FLAGS: the options that are for us and not for the program.
+        MAY_LACK: whether a study finds out what its environment has: a group that lacks something is skipped in it.
         script: path of the script, from the working directory or from the project's own folder.
         args: further arguments: a list, or a text that is split as a shell would.
         flags: further flags by name, after the arguments: `--NAME VALUE`; the flag alone for true, none for false.
@@ -87,6 +88,7 @@ class WorkloadConfig:
     NODE: ClassVar[str] = "workload"
     PATHS: ClassVar[frozenset[str]] = frozenset()
     NOT_FLAGS: ClassVar[frozenset[str]] = frozenset()
+    MAY_LACK: ClassVar[bool] = False
 
     name: str = MISSING
     script: str = MISSING
@@ -129,8 +131,15 @@ class WorkloadConfig:
         return None
 
     def packages(self) -> tuple[str, ...]:
-        """Distributions that its options take, beside those that every job of its kind takes."""
+        """Distributions that its options take, beside those that every job of its kind takes; `A|B` is one of them."""
         return ()
+
+    def lacks(self, package: str, python: Path) -> str:
+        """That its environment, that of an interpreter, lacks a package, and what to do about it."""
+        return (
+            f"workload {self.name}: its options take {package}, which the environment of {python} lacks; install it "
+            "there, or choose another option"
+        )
 
     def window_notes(self, window: Window) -> list[str]:
         """What a user should know of it in this window; a window that cannot hold what is asked is a `ConfigError`."""

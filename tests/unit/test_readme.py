@@ -165,7 +165,16 @@ def written(value):
 def test_the_page_of_configuration_has_every_key_with_its_default(compose):
     options = {
         "scenario": ["naive", "serial", "mps", "mps_percent", "mig", "mig_mps"],
-        "workload": ["tiny", "resnet26_cifar10", "script", "infer_tiny", "tiny_text", "micro", "particles"],
+        "workload": [
+            "tiny",
+            "resnet26_cifar10",
+            "script",
+            "infer_tiny",
+            "tiny_text",
+            "micro",
+            "particles",
+            "framework",
+        ],
         "env": ["current", "conda", "venv", "existing"],
         "window": ["steady", "work"],
         "gpu": ["auto"],

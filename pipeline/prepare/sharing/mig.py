@@ -1,4 +1,4 @@
-"""MIG: each job has a GPU instance of its own, made for the group and destroyed after it, or one that is there.
+"""MIG: each job has GPU instances of its own, made for the group and destroyed after it, or that are there.
 
 What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
 """
@@ -47,10 +47,10 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
     A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a container
     its PIDs are not the driver's.
     """
-    for uuid in dict.fromkeys(slot.visible_devices for slot in slots):
+    for uuid in dict.fromkeys(uuid for slot in slots for uuid in slot.every_device):
         there = processes_on(uuid)
         for index, pid in pids.items():
-            if slots[index].visible_devices != uuid and tree_of(pid) & there:
+            if uuid not in slots[index].every_device and tree_of(pid) & there:
                 raise SharingError(
                     f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device: it must keep the "
                     "CUDA_VISIBLE_DEVICES that it is given"
@@ -67,9 +67,13 @@ class Mig:
         size_profile: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         program: str | None = None,
         layout: str | None = None,
+        instances_per_job: int | None = None,
     ) -> None:
         if layout not in (None, _EXISTING):
             raise ConfigError(f"scenario.layout={layout}: existing, or nothing for instances that are made")
+        if instances_per_job is not None and instances_per_job < 1:
+            raise ConfigError(f"scenario.instances_per_job={instances_per_job}: at least 1")
+        self._per_job = instances_per_job or 1
         self._uses_existing = layout == _EXISTING
         self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
         self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
@@ -130,7 +134,8 @@ class Mig:
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         with nullcontext(self._existing(group)) if self._uses_existing else self.divided(device, group) as places:
             environ = refusals.without_mps(scratch)
-            slots = tuple(dataclasses.replace(place, environ=environ) for place in places)
+            mine = [places[begin : begin + self._per_job] for begin in range(0, len(places), self._per_job)]
+            slots = tuple(dataclasses.replace(_together(each), environ=environ) for each in mine)
             yield MigSlots(slots=slots, jobs=group.jobs, device=device)
 
     @contextmanager
@@ -166,8 +171,8 @@ class Mig:
         )
 
     def sizes(self, group: Group) -> Sequence[str | None]:
-        """The mix letter for each instance, or `None`: here, an instance a job."""
-        return [job.size for job in group.jobs]
+        """The mix letter for each instance, or `None`: here, as many instances a job, one job after another."""
+        return [job.size for job in group.jobs for _ in range(self._per_job)]
 
     def _programs(self, group: Group) -> Programs:
         return of_group(group, {"nvidia-smi": self._program})
@@ -197,6 +202,18 @@ def _places(control: Control, made: Sequence[GpuInstance], layout: Layout) -> tu
             facts=_facts(planned),
         )
         for instance, planned in zip(made, layout.instances, strict=True)
+    )
+
+
+def _together(places: Sequence[Slot]) -> Slot:
+    """The one place of a job that has these; of several it has no one GPU instance whose figures could be its own."""
+    if len(places) == 1:
+        return places[0]
+    profiles = "+".join(dict(place.facts)["mig_profile"] for place in places)
+    return Slot(
+        visible_devices=",".join(place.visible_devices for place in places),
+        gpu_uuid=places[0].gpu_uuid,
+        facts=(("mig_profile", profiles),),
     )
 
 

@@ -17,6 +17,7 @@ from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.instances import instance_table
 from pipeline.report.page.scaling import neighbour_table, scaling_table
 from pipeline.report.page.services import beside_table, objective_table
@@ -43,6 +44,7 @@ def every_table(
         winner_table(winners),
         verdict_table(verdicts),
         *(group_table(cells, *group) for group in GROUPS),
+        framework_table(study),
         instance_table(study),
         objective_table(cells),
         beside_table(cells),

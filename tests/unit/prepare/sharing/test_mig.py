@@ -143,6 +143,29 @@ def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> No
     assert len(commands) == 1 + 3 + 3 * 2 + 1
 
 
+def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None:
+    before = a100.gpu
+    asked = {"instances_per_job": 2, "profiles": ["3g", "1g", "2g", "1g"]}
+    with a100.shared(None, None, **asked) as slots:
+        every = [uuid for slot in slots.slots for uuid in slot.every_device]
+        assert [len(slot.every_device) for slot in slots.slots] == [2, 2]
+        assert len(set(every)) == len(a100.gpu.instances) == 4
+        assert [slot.place["mig_profile"] for slot in slots.slots] == ["3g.20gb+1g.5gb", "2g.10gb+1g.5gb"]
+        assert {(slot.gpu_uuid, slot.gi_id, slot.ci_id) for slot in slots.slots} == {(a100.device.uuid, None, None)}
+    assert a100.gpu == before
+    with pytest.raises(ConfigError, match="instances_per_job=0: at least 1"):
+        Mig(instances_per_job=0)
+
+
+def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
+    with a100.shared(None, None, instances_per_job=2, profile="1g") as slots:
+        Clients(a100.file).hold(slots.slots[0].every_device[1], sleeper, "python", 10)
+        slots.verify({0: sleeper})
+        with pytest.raises(SharingError, match="which is not its MIG device"):
+            slots.verify({1: sleeper})
+        Clients(a100.file).release(sleeper)
+
+
 def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
     before = h100.gpu
     with h100.shared(None, None):

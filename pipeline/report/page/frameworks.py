@@ -1,0 +1,108 @@
+"""What frameworks see of the devices that they are given, and whether they compute right: a table, also in text."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.base.modes import PROFILE
+from pipeline.base.records import Result
+from pipeline.base.words import aligned
+from pipeline.report.page.table_format import Table, shown
+from pipeline.report.read.records import JobRow, Row, Study
+
+_SCRIPT = "workloads/framework.py"
+_TITLES = {
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "cupy": "CuPy",
+    "tensorflow": "TensorFlow",
+    "paddle": "PaddlePaddle",
+    "http": "HTTP server",
+    "ray_serve": "Ray Serve",
+    "triton_server": "Triton server",
+}
+_NOT_INSTALLED, _NO = "not installed", "no"
+_NOTE = (
+    "Each computes a product whose answer is known, on each device that it sees, while the other jobs of its group do. "
+    "In part: right, on fewer devices than it was given. Up to drivers of the R525 era CUDA gives a process one MIG "
+    "device, from R570 on several."
+)
+
+
+class Answer(NamedTuple):
+    """What one or more jobs answered.
+
+    Attributes:
+        where: on what; `None` if it never got there.
+        given: number of devices that the scenario gave to each.
+    """
+
+    framework: str
+    version: str | None
+    where: str | None
+    given: int | None
+    sees: str | None
+    works: str
+    why: str | None
+
+
+def framework_table(study: Study) -> Table:
+    """Every answer, and how many jobs gave it; in the order of frameworks, and of places as they were asked."""
+    found = answers(study)
+    columns = ("framework", "version", "where", "devices given", "sees", "works", "why", "jobs")
+    rows = tuple((*answer, number) for answer, number in found.items())
+    drivers = ", ".join(sorted({row.facts.get("driver_version", "") for row in study.rows} - {""}))
+    driver = f" The driver here: {drivers}." if drivers else ""
+    return Table("frameworks", "What frameworks see and use", columns, rows, f"{_NOTE}{driver}")
+
+
+def framework_lines(study: Study) -> list[str]:
+    """The same for a terminal; the reasons of what was skipped stand below the table of groups already."""
+    found = answers(study)
+    if not found:
+        return []
+    cells = [
+        ("framework", "version", "where", "given", "sees", "works"),
+        *(map(shown, answer[:-1]) for answer in found),
+    ]
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for answer in found:
+        if answer.why and answer.where:
+            places[answer.framework, answer.why].append(answer.where)
+    why = [f"{name}, {'; '.join(where)}: {words}" for (name, words), where in places.items()]
+    return [*aligned([tuple(line) for line in cells], left=range(6)), *why]
+
+
+def answers(study: Study) -> Counter[Answer]:
+    """What the jobs of each framework answered, each answer with the number of jobs."""
+    asked = [(row, job) for row in study.rows for job in row.jobs if _is_probe(job)]
+    names = list(_TITLES)
+    asked.sort(key=lambda each: (names.index(each[1].params["framework"]), bool(each[0].profiles), each[0].degree == 1))
+    return Counter(_answer(row, job) for row, job in asked)
+
+
+def _is_probe(job: JobRow) -> bool:
+    return job.params.get("script") == _SCRIPT and job.params.get("framework") in _TITLES
+
+
+def _answer(row: Row, job: JobRow) -> Answer:
+    name, said = _TITLES[job.params["framework"]], {key: job.params.get(f"job.{key}") for key in _SAID}
+    if row.result is Result.SKIPPED:
+        return Answer(name, None, None, None, None, _NOT_INSTALLED, row.reason)
+    works = said["works"] or _NO
+    why = said["why"] or (None if said["works"] else row.reason)  # it never answered: it ended before
+    given = len(job.place.get("device", "").split(",")) if "device" in job.place else None
+    return Answer(name, said["framework_version"], _where(job), given, said["seen"], works, why)
+
+
+_SAID: Sequence[str] = ("framework_version", "seen", "works", "why")
+
+
+def _where(job: JobRow) -> str:
+    profile = job.place.get(PROFILE)
+    if profile is None:
+        return "the whole device"
+    several = profile.split("+")
+    return f"MIG {' + '.join(several)} at once" if "," in job.place.get("device", "") else f"MIG {profile}"

@@ -1,0 +1,99 @@
+"""The framework probe: what is not installed is a row of a study, and the refusal of a run that asks nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.records import Interpreter
+from pipeline.plan import inventory, read
+from pipeline.plan.framework_workloads import FrameworkConfig
+from pipeline.plan.inventory import Inventory
+from tests.conftest import inventory_of
+from tests.experiments import configs_of
+from workloads.framework import FRAMEWORKS
+
+PROBE = ("workload=framework", "degree=1")
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Only torch and a build of TensorFlow are installed, wherever the tests run."""
+    has = Interpreter(python="/env/bin/python", lock=("numpy==2.4", "tensorflow_cpu==2.21.0", "torch==2.11.0"))
+    real = inventory.take
+
+    def take(*given, **named) -> Inventory:
+        found = real(*given, **named)
+        return dataclasses.replace(found, interpreters=dict.fromkeys(found.interpreters, has))
+
+    monkeypatch.setattr("tests.conftest.take_inventory", take)
+
+
+def test_the_name_follows_and_every_framework_of_the_program_is_known(make_plan):
+    names = {FrameworkConfig(framework=name).packages() and name for name in FRAMEWORKS}
+    assert names == set(FRAMEWORKS)
+    (group,) = make_plan([*PROBE, "workload.framework=tensorflow"]).groups
+    assert group.name == "naive-1x-framework_tensorflow"
+    assert group.skip_reason is None
+    assert group.jobs[0].workload.argv[1:3] == ("--framework", "tensorflow")
+
+
+@pytest.mark.parametrize("name", ["jax", "ray_serve"])
+def test_a_probe_without_its_environment_is_refused(make_plan, name):
+    with pytest.raises(ConfigError, match=r"is not installed in the environment of /env/bin/python; .*env=venv builds"):
+        make_plan([*PROBE, f"workload.framework={name}"])
+
+
+def test_in_a_study_it_is_a_group_that_is_skipped_with_its_baseline(make_plan):
+    plan = make_plan(*([*PROBE, "degree=2", f"workload.framework={name}"] for name in ("torch", "jax")))
+    skipped = {group.name: group.skip_reason for group in plan.groups}
+    assert [name for name, reason in skipped.items() if reason is None] == [
+        each for each in skipped if each.endswith("torch")
+    ]
+    assert {reason.partition(";")[0] for reason in skipped.values() if reason} == {
+        "workload framework_jax: jax is not installed in the environment of /env/bin/python"
+    }
+    assert len(skipped) == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("workload.framework=mxnet", "framework=mxnet must be torch, jax"),
+        ("workload.rows=0", "rows=0 must be at least 1"),
+        ("workload.rounds=0", "rounds=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(make_plan, override, why):
+    with pytest.raises(ConfigError, match=why):
+        make_plan([*PROBE, override])
+
+
+class CannotBeBuilt:
+    def preview(self) -> Interpreter:
+        return Interpreter(python="/env/bin/python", to_build="it is not built")
+
+    def resolve(self) -> Interpreter:
+        raise ConfigError("uv found no build of it")
+
+
+def test_an_environment_that_cannot_be_built_is_an_answer_of_probes_only(compose, monkeypatch):
+    monkeypatch.setattr("pipeline.base.factory.instance", lambda spec: CannotBeBuilt())
+    monkeypatch.setattr("tests.conftest.take_inventory", inventory.take)
+    configs = configs_of(["+experiment=migperf_frameworks", "workload.framework=jax"])
+    built = inventory_of(configs).with_environments()
+    assert [each.why_not_built for each in built.interpreters.values()] == ["uv found no build of it"]
+    others = read.read(compose(["workload=tiny"]))
+    with pytest.raises(ConfigError, match="uv found no build of it"):
+        inventory_of(others).with_environments()
+
+
+def test_the_experiment_gives_each_an_environment_of_its_own():
+    configs = configs_of(["+experiment=migperf_frameworks"])
+    files = {config.workload.framework: config.workload.env_file for config in configs}
+    assert files == {name: f"workloads/frameworks/environments/{name}.txt" for name in FRAMEWORKS}
+    rehearsed = configs_of(["+experiment=migperf_frameworks", "+rehearse=tiny"])
+    assert {config.workload.framework for config in rehearsed} == set(FRAMEWORKS)
+    assert {config.workload.env_file for config in rehearsed} == {None}

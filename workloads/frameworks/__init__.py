@@ -1,0 +1,1 @@
+"""What `framework.py` asks frameworks and servers: what they see, and a product whose answer is known."""

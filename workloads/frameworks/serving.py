@@ -1,0 +1,214 @@
+"""The servers: what their workers see, and the product as the answer to a request. PyTorch computes the answers."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from workloads.frameworks.computing import GPU, Seen, Torch, imported
+from workloads.frameworks.task import Matrix
+
+_LIMIT_S = 120.0
+# It tells nobody of its use, and waits for its own processes on a busy host.
+_OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
+
+
+class Serving:
+    """A server that answers with what PyTorch computes."""
+
+    def __init__(self) -> None:
+        self.torch = Torch()
+
+    def devices(self) -> Sequence[Seen]:
+        """Return what PyTorch sees in the process of the server."""
+        return self.torch.devices()
+
+    def why_no_gpu(self) -> str:
+        """Return why PyTorch has none."""
+        return self.torch.why_no_gpu()
+
+
+class OverHttp(Serving):
+    """The HTTP server of Python's standard library, in a thread of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = f"Python {platform.python_version()}, PyTorch {self.torch.version}"
+        torch = self.torch
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                try:
+                    status, answer = 200, json.dumps(torch.compute(int(self.path[1:]), *body))
+                except Exception as error:  # noqa: BLE001  the error is the answer
+                    status, answer = 500, f"{type(error).__name__}: {error}"
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(answer.encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing: a line a request says nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+
+    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+        """Return the answer of the server to a request."""
+        product, total = _asked(self._server.server_address[1], f"/{position}", [left, right])
+        return product, total
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Replica:
+    """What each process of Ray Serve does: it answers with what it sees, or with the product that it is asked for."""
+
+    def __init__(self) -> None:
+        self.torch = Torch()
+
+    async def __call__(self, request: Any) -> Any:
+        """Answer a request."""
+        body = await request.body()
+        return self.torch.compute(0, *json.loads(body)) if body else [asdict(each) for each in self.torch.devices()]
+
+
+class RayServe:
+    """Ray Serve: a process for each device, which Ray makes visible to that one only."""
+
+    def __init__(self) -> None:
+        for name, value in _OF_RAY.items():
+            os.environ.setdefault(name, value)
+        self._ray, self._serve = imported("ray"), imported("ray.serve")
+        torch = Torch()
+        self._why_no_gpu, self.version = torch.why_no_gpu(), f"{self._ray.__version__}, PyTorch {torch.version}"
+        num_gpus = sum(each.kind == GPU for each in torch.devices())
+        # The paths of its sockets must be short.
+        self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        self._port = _free_port()
+        try:
+            self._ray.init(
+                address="local",
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                _temp_dir=self._folder,
+            )
+            self._serve.start(http_options={"host": "127.0.0.1", "port": self._port})
+            of_each = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0}
+            for position in range(num_gpus or 1):
+                replica = self._serve.deployment(Replica).options(ray_actor_options=of_each).bind()
+                self._serve.run(replica, name=f"device-{position}", route_prefix=f"/{position}")
+            self._seen = [Seen(**_asked(self._port, f"/{position}")[0]) for position in range(num_gpus or 1)]
+        except BaseException:
+            self.close()
+            raise
+
+    def devices(self) -> Sequence[Seen]:
+        """Return the device that each process sees."""
+        return self._seen
+
+    def why_no_gpu(self) -> str:
+        """Return why PyTorch has none."""
+        return self._why_no_gpu
+
+    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+        """Return the answer of the process with that device."""
+        product, total = _asked(self._port, f"/{position}", [left, right])
+        return product, total
+
+    def close(self) -> None:
+        """End its processes, and remove their files."""
+        if self._ray.is_initialized():
+            self._serve.shutdown()
+            self._ray.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class TritonServer(Serving):
+    """NVIDIA's Triton Inference Server, as PyTriton starts it: it asks this process for the answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        triton, model, client = map(imported, ("pytriton.triton", "pytriton.model_config", "pytriton.client"))
+        numpy = imported("numpy")
+        self._client, self._numpy, self._port = client, numpy, _free_port()
+        self.version = f"PyTriton {imported('pytriton').__version__}, PyTorch {self.torch.version}"
+        ports = triton.TritonConfig(
+            http_address="127.0.0.1",
+            http_port=self._port,
+            grpc_address="127.0.0.1",
+            grpc_port=_free_port(),
+            metrics_port=_free_port(),
+        )
+        self._triton = triton.Triton(config=ports)
+
+        def tensor(name: str, rank: int) -> Any:
+            return model.Tensor(name=name, dtype=numpy.float32, shape=(-1,) * rank)
+
+        for position in range(len(self.torch.devices())):
+            self._triton.bind(
+                model_name=f"device{position}",
+                infer_func=functools.partial(self._answers, position),
+                inputs=[tensor("left", 2), tensor("right", 2)],
+                outputs=[tensor("product", 2), tensor("total", 1)],
+                config=model.ModelConfig(batching=False),
+            )
+        self._triton.run()
+
+    def _answers(self, position: int, requests: Sequence[Any]) -> list[dict[str, Any]]:
+        answers = []
+        for request in requests:
+            product, total = self.torch.compute(position, request["left"].tolist(), request["right"].tolist())
+            each = {"product": product, "total": [total]}
+            answers.append({name: self._numpy.array(value, dtype="float32") for name, value in each.items()})
+        return answers
+
+    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+        """Return the answer of the server to a request."""
+        one, other = (self._numpy.array(each, dtype="float32") for each in (left, right))
+        where = f"http://127.0.0.1:{self._port}"
+        with self._client.ModelClient(where, f"device{position}", init_timeout_s=_LIMIT_S) as client:
+            answer = client.infer_sample(left=one, right=other)
+        return answer["product"].tolist(), float(answer["total"][0])
+
+    def close(self) -> None:
+        """End the server."""
+        self._triton.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+def _asked(port: int, path: str, body: object = None) -> Any:
+    """Return the answer to a request.
+
+    Raises:
+        RuntimeError: the server did not give one, with what it said.
+    """
+    data = b"" if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data)
+    try:
+        with urllib.request.urlopen(request, timeout=_LIMIT_S) as reply:  # noqa: S310  of this machine
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"the server answered {error.code}: {error.read().decode(errors='replace')}") from error

@@ -1,0 +1,52 @@
+"""A product of two matrices and the sum of its elements, whose answers are computed on the CPU in whole numbers.
+
+The numbers are so small that every arithmetic of a GPU (fp32, TF32, even bf16 factors) gives them exactly, in whatever
+order it adds: what is not equal is wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from operator import mul
+
+Matrix = list[list[float]]
+
+ROWS = 128
+_LARGEST = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """Two square factors, the CPU's product of them, and the sum of its elements."""
+
+    left: Matrix
+    right: Matrix
+    product: Matrix
+    total: float
+
+    @classmethod
+    def of(cls, rows: int = ROWS, seed: int = 0) -> Task:
+        """Return the task with factors of so many rows."""
+        numbers = random.Random(seed)  # noqa: S311  numbers, not secrets
+        left, right = (
+            [[float(numbers.randint(-_LARGEST, _LARGEST)) for _ in range(rows)] for _ in range(rows)] for _ in range(2)
+        )
+        columns = list(zip(*right, strict=True))
+        product = [[sum(map(mul, row, column)) for column in columns] for row in left]
+        return cls(left, right, product, sum(map(sum, product)))
+
+    def difference(self, product: Matrix, total: float) -> str:
+        """Return in words how an answer differs from the CPU's; empty if it does not."""
+        if [len(row) for row in product] != [len(row) for row in self.product]:
+            return f"the product has {len(product)} rows, and not {len(self.product)} of as many columns"
+        pairs = [
+            (own, known)
+            for mine, row in zip(product, self.product, strict=True)
+            for own, known in zip(mine, row, strict=True)
+        ]
+        wrong = [(own, known) for own, known in pairs if own != known]
+        if wrong:
+            own, known = wrong[0]
+            return f"{len(wrong)} of {len(pairs)} elements of the product are wrong: {own:g} instead of {known:g}"
+        return "" if total == self.total else f"the sum is {total:g} instead of {self.total:g}"
