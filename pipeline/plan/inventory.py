@@ -48,7 +48,8 @@ class Inventory:
         except ConfigError as error:
             if spec not in self.may_lack:
                 raise
-            return dataclasses.replace(self.interpreters[spec], to_build=None, why_not_built=str(error))
+            why = " ".join(str(error).split())
+            return dataclasses.replace(self.interpreters[spec], to_build=None, why_not_built=why)
 
     def device_of(self, gpu: GpuConfig) -> Device:
         return self.devices[_asked_for(gpu)]

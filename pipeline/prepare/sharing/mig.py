@@ -16,6 +16,7 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import Programs, of_group
 from pipeline.base.protocols import Slots
 from pipeline.base.records import Commands, Device, Group, Job, Slot
+from pipeline.base.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.clean.processes import tree_of
 from pipeline.prepare.device import compute_mode, refusals
@@ -103,6 +104,11 @@ class Mig:
             )
         compute_mode.refuse(group, "cannot use it: no compute mode but the default is possible under MIG")
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
+        if self._per_job > 1 and self._profiles and len(self._profiles) != len(group.jobs) * self._per_job:
+            raise ConfigError(
+                f"{what}: scenario.profiles names {len(self._profiles)} instances, and scenario.instances_per_job="
+                f"{self._per_job} gives {len(group.jobs) * self._per_job} to {counted(len(group.jobs), 'job')}"
+            )
         if group.gpu.admin is None and not self._uses_existing:
             raise ConfigError(
                 f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "

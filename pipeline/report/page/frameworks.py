@@ -51,8 +51,8 @@ class Answer(NamedTuple):
 def framework_table(study: Study) -> Table:
     """Every answer, and how many jobs gave it; in the order of frameworks, and of places as they were asked."""
     found = answers(study)
-    columns = ("framework", "version", "where", "devices given", "sees", "works", "why", "jobs")
-    rows = tuple((*answer, number) for answer, number in found.items())
+    columns = ("framework", "version", "where", "jobs", "devices given", "sees", "works", "why")
+    rows = tuple((*answer[:3], number, *answer[3:]) for answer, number in found.items())
     drivers = ", ".join(sorted({row.facts.get("driver_version", "") for row in study.rows} - {""}))
     driver = f" The driver here: {drivers}." if drivers else ""
     return Table("frameworks", "What frameworks see and use", columns, rows, f"{_NOTE}{driver}")

@@ -155,6 +155,8 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
     assert a100.gpu == before
     with pytest.raises(ConfigError, match="instances_per_job=0: at least 1"):
         Mig(instances_per_job=0)
+    with pytest.raises(ConfigError, match=r"names 1 instances, and scenario\.instances_per_job=2 gives 4 to 2 jobs"):
+        Mig(instances_per_job=2, profiles=["3g"]).check(a100.group(None, None))
 
 
 def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
