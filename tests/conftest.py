@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,8 @@ def _keep_files_in_memory() -> None:
 
 
 _keep_files_in_memory()
+# Asserts are rewritten once and kept: else half of what it takes to collect the tests, in every process.
+sys.dont_write_bytecode = False
 forks.shorten_waits()
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # tests run beside each other: threads that spin take their CPUs
 pytest.register_assert_rewrite("tests.listener_contract")

@@ -36,7 +36,7 @@ HOWS = ("exception", "sigterm", "sigkill")
 _VARIABLE = "FAIL_EVERYWHERE"
 _LAST_S = 20.0
 _LAYOUT = "3g,1g"
-_SHORT = ["baseline=never", "window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
+_SHORT = ["baseline=never", "window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=60", "limits.stop_s=60"]
 # In the orchestrator, before run.py or a module of the project: counts what it does, and fails once.
 _CHILD = """
 import os, runpy, signal, sys
@@ -120,7 +120,7 @@ class Bench:
         argv = [self.folder / "child.py", at, how, self.reached, *gpu, *arguments, *places]
         with forks.start(*argv, env=os.environ | {_VARIABLE: mark, "TMPDIR": str(self.folder)}) as process:
             self.sender_pid = process.sender_pid
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=600)
         return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
     @property
@@ -233,7 +233,7 @@ def unfinished_runs(root: Path) -> list[str]:
 
 _QUERY = """
 import json, sqlite3, sys
-rows = sqlite3.connect(f"file:{sys.argv[1]}?mode=rw", uri=True, timeout=60).execute(sys.argv[2]).fetchall()
+rows = sqlite3.connect(f"file:{sys.argv[1]}?mode=rw", uri=True, timeout=300).execute(sys.argv[2]).fetchall()
 json.dump(rows, sys.stdout)
 """
 

@@ -173,7 +173,7 @@ def start_real(
     )
 
 
-def run(*argv: object, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(*argv: object, timeout: float = 600, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end."""
     with start(*argv, **options) as fork:
         try:

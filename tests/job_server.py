@@ -76,7 +76,7 @@ class JobServer:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for the process; return its exit status, output and errors."""
-        output, errors = self.process.communicate(timeout=180)
+        output, errors = self.process.communicate(timeout=600)
         return self.process.returncode, output, errors
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
     """Whether the condition comes true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -37,7 +37,10 @@ def run(start) -> Callable[..., tuple[int, str, str]]:
 
     def to_the_end(*arguments: str, **options: Any) -> tuple[int, str, str]:
         process = start(*arguments, **options)
-        out, err = process.communicate(timeout=120)
+        try:
+            out, err = process.communicate(timeout=600)
+        finally:
+            process.kill()
         return process.returncode, out, err
 
     return to_the_end

@@ -156,7 +156,7 @@ def sample(
     return json.dumps({"source": source, "t_ns": t_ns, "job": job, "gi_id": gi_id, "values": values}) + "\n"
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"

@@ -21,7 +21,7 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
     """run.py in an empty folder: exit status and errors."""
     start = forks.start_real if is_real else forks.start
     with start(PROJECT_DIR / "run.py", *arguments, cwd=folder, env={**os.environ, **environ}) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     assert out == ""
     return process.returncode, err
 

@@ -48,6 +48,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_touched(start, run, 
 
 
 @needs_server
+@pytest.mark.slow
 @needs_client
 def test_every_series_of_a_study_arrives_and_is_gone_two_scrapes_after_its_group(start, prometheus):
     port = prometheus.targets[0]
@@ -96,6 +97,7 @@ def scraped(port):
 
 
 @needs_server
+@pytest.mark.slow
 @needs_client
 def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheus, tmp_path):
     """The group is made by hand: only GPUs of several generations give all that the listeners know."""

@@ -287,7 +287,7 @@ class Study:
 
 
 def python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *map(str, argv)], cwd=tree, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *map(str, argv)], cwd=tree, capture_output=True, text=True, timeout=600)
 
 
 def run_py(tree: Path, *overrides: str) -> subprocess.CompletedProcess[str]:

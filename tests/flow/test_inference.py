@@ -28,7 +28,7 @@ def test_training_beside_inference_keeps_what_each_counts(run, tmp_path):
     assert len(together) == 2
     service = together[together["params.unit"] == "requests"].iloc[0]
     training = together[together["params.unit"] == "samples"].iloc[0]
-    assert service["metrics.throughput_requests_per_s"] == pytest.approx(200, rel=0.3)
+    assert service["metrics.throughput_requests_per_s"] > 0
     assert service["metrics.goodput_requests_per_s"] > 0
     assert training["metrics.throughput_samples_per_s"] > 0
     assert pd.isna(service["metrics.throughput_samples_per_s"])
@@ -37,4 +37,6 @@ def test_training_beside_inference_keeps_what_each_counts(run, tmp_path):
     (table,) = Path(tmp_path).rglob("requests.parquet")
     due = pd.read_parquet(table)["intended_ns"]
     assert due.is_monotonic_increasing
+    # They were to be sent at the rate that was asked for, whatever a busy machine has answered of them.
     assert len(due) > 100
+    assert (len(due) - 1) / ((due.iloc[-1] - due.iloc[0]) / 1e9) == pytest.approx(200, rel=0.3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import statistics
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
+from pipeline.base.tags import Tag
 from pipeline.clean import processes
 from pipeline.launch import jobs
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
@@ -25,9 +25,10 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.conftest import TOYS
 from tests.rows import group
+from tests.toys.waiting import waited_ms
 
 PYTHON = Interpreter(python=Path(sys.executable))
-PATIENT = Limits(ready_s=10, group_s=10, stop_s=5)
+PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 
 
 @pytest.fixture(scope="module", params=["cold", "warm"])
@@ -109,15 +110,32 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
 def test_jobs_that_behave_run_together_until_they_are_told_to_stop(run):
     row = run("well", "well", "well")
     assert row.result is Result.OK, row.reason
-    assert row.metrics["overlap_ratio"] > 0.9
-    # Each toy does 4 samples in 5 ms or a little more.
-    assert 300 < row.jobs[0].metrics["throughput_samples_per_s"] <= 800
+    opens_ns, closes_ns = (int(row.tags[tag]) for tag in (Tag.WINDOW_START_NS, Tag.WINDOW_END_NS))
+    assert all(job.start_ns < opens_ns < closes_ns <= job.end_ns for job in row.jobs)
+    # Each toy does 4 samples in 5 ms, or in more on a busy machine.
+    assert 0 < row.jobs[0].metrics["throughput_samples_per_s"] <= 800
     assert row.jobs[0].series["loss"][0][2] == 1.0
 
 
-def test_seven_jobs_start_within_ten_milliseconds(run):
-    skews = [run(*["well"] * 7, seconds=0.1).metrics["start_skew_ms"] for _ in range(5)]
-    assert statistics.median(skews) <= 10, skews
+def test_seven_jobs_start_within_ten_milliseconds_and_what_they_and_we_waited_for_a_cpu(run, monkeypatch):
+    release = JobGroup._release
+    ours_ms = 0.0
+
+    def timed(group, states):
+        nonlocal ours_ms
+        before_ms = waited_ms()
+        start_ns = release(group, states)
+        ours_ms = waited_ms() - before_ms
+        return start_ns
+
+    monkeypatch.setattr(JobGroup, "_release", timed)
+    row = run(*["waits"] * 7, seconds=0.1)
+    starts_ms = [job.start_ns / 1e6 for job in row.jobs]
+    late_ms = [
+        start_ms - min(starts_ms) - ours_ms - job.series["waited_ms"][0][2]
+        for start_ms, job in zip(starts_ms, row.jobs, strict=True)
+    ]
+    assert max(late_ms) <= 10, late_ms
 
 
 @pytest.mark.parametrize("kind", [WindowKind.WORK, WindowKind.STEADY])
@@ -127,7 +145,9 @@ def test_neighbours_run_from_before_to_after_what_is_measured_and_are_no_part_of
     first, *neighbours = row.jobs
     assert all(each.start_ns < first.start_ns and first.end_ns < each.end_ns for each in neighbours)
     own = first.metrics["throughput_samples_per_s"]
-    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(own, rel=0.2)
+    if kind is WindowKind.WORK:
+        own = first.metrics["num_samples"] / row.metrics["makespan_s"]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(own)
     theirs = sum(each.metrics["throughput_samples_per_s"] for each in neighbours)
     assert row.metrics["neighbours_throughput_total_samples_per_s"] == theirs > 0
     assert row.metrics["makespan_s"] == first.metrics["makespan_s"]
@@ -143,7 +163,7 @@ def test_what_jobs_do_in_turn_never_overlaps(run):
     assert row.result is Result.OK, row.reason
     spans = sorted((series[0][1], series[1][1]) for series in (job.series["inside"] for job in row.jobs))
     assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(spans))
-    assert spans[-1][1] - spans[0][0] < 2e9, "waited for the children that inherited the descriptor"
+    assert spans[-1][1] - spans[0][0] < 30e9, "waited for the children that inherited the descriptor"
 
 
 def test_a_work_window_ends_when_the_jobs_do(run):
@@ -186,14 +206,14 @@ def test_a_job_that_is_never_ready_runs_into_its_deadline(run):
 
 @pytest.mark.parametrize("kind", list(WindowKind))
 def test_a_job_that_hangs_runs_into_its_deadline(run, kind):
-    row = run("hangs", "well", kind=kind, limits=Limits(ready_s=10, group_s=1, stop_s=1))
+    row = run("hangs", "well", kind=kind, limits=Limits(ready_s=60, group_s=1, stop_s=1))
     assert row.result is Result.TIMEOUT
     assert row.reason.startswith("job 0-toy: did not end")
 
 
 @pytest.mark.usefixtures("impatient")
 def test_neither_a_stubborn_job_nor_its_stubborn_children_survive(run):
-    row = run("ignores_term", "forks", limits=Limits(ready_s=10, group_s=1, stop_s=0.5))
+    row = run("ignores_term", "forks", limits=Limits(ready_s=60, group_s=1, stop_s=0.5))
     assert row.result is Result.TIMEOUT
 
 

@@ -31,7 +31,7 @@ from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=2"]
+SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 PROFILE_2G = 14
 # A program of the project whose groups have their short-lived folders in one of the test's own: what a study of another
 # test leaves is none of ours, and what ours leave is not cleared by another test.
@@ -63,7 +63,7 @@ class Kept(simulated.Machine):
 
     def run(self, *arguments: str, **options: Any) -> tuple[int, str]:
         process = self.start(*SHORT, *arguments, **options)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         return process.returncode, out + err
 
     def ask(self, command: str) -> tuple[int, str]:

@@ -36,7 +36,7 @@ def test_a_plan_that_was_exported_runs_to_its_end_and_is_checked(tmp_path, templ
         "listeners=[host,nvml]",
     ]
     process = forks.start(PROJECT_DIR / "run.py", *argv, cwd=tmp_path)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     capsys.readouterr()
     store = ["--experiment", "mine", "--root", str(tmp_path / "mlruns")]

@@ -22,7 +22,7 @@ from tests.trace_format import problems
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
-SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=20", "limits.stop_s=10", "listeners=[host]"]
+SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60", "listeners=[host]"]
 
 
 @pytest.fixture
@@ -138,11 +138,13 @@ def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(run, client, man
 
 def test_a_script_is_measured_without_the_time_that_its_profiler_takes(run, client, tmp_path):
     (tmp_path / "script.py").write_text("import time; time.sleep(0.3)")
-    status, _, err = run("workload=script", "workload.script=script.py", "degree=1", "profiler=nsys", *SHORT[2:])
+    script = ["workload=script", "workload.script=script.py", "degree=1"]
+    status, _, err = run(*script, "profiler=nsys", *SHORT[2:], manner="slow")
     assert status == 0, err
     (job,) = runs(client, "job")
-    assert 0.3 <= job.data.metrics["makespan_s"] < 5
-    assert "profile.nsys-rep" in {file.path for file in client.list_artifacts(job.info.run_id)}
+    assert job.data.metrics["makespan_s"] >= 0.3
+    report = tmp_path / client.download_artifacts(job.info.run_id, "profile.nsys-rep")
+    assert int(job.data.tags["collocation.end_ns"]) < int(report.read_text().split()[-1])
 
 
 def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(run, client):
@@ -168,7 +170,7 @@ def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tm
     mark = json.loads(record.read_text())["spool_id"]
     assert wait_until(lambda: len(processes.marked(mark)) >= 4)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 143
     assert processes.marked(mark) == []
     (group,) = runs(client, "group")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import signal
@@ -46,7 +47,10 @@ def rows(client, experiment):
 
 
 def kill_after(process, num_groups, *, inside):
-    """Kill a study after so many groups: before the next begins, or while its jobs run."""
+    """Kill a study after so many groups, before the next begins or while its jobs run; how many it has ended by then.
+
+    On a busy machine these may be more.
+    """
     assert process.stderr is not None
     ended = 0
     for line in process.stderr:
@@ -56,19 +60,20 @@ def kill_after(process, num_groups, *, inside):
     if inside:
         time.sleep(0.3)  # its jobs start, or are in their window
     process.kill()
-    process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=300)
+    return ended + len(re.findall("^    ok", rest, re.MULTILINE))
 
 
 @pytest.mark.slow
 def test_a_killed_and_resumed_study_has_the_rows_of_an_uninterrupted_one(start, run, client):
     assert run(*STUDY, "tracking.experiment=whole")[0] == 0
     cut = [*STUDY, "tracking.experiment=cut", "resume=true"]
-    kill_after(start(*cut), 1, inside=True)
-    kill_after(start(*cut), 1, inside=False)
+    ended = kill_after(start(*cut), 1, inside=True)
+    ended += kill_after(start(*cut), 1, inside=False)
     status, out, err = run(*cut)
     assert status == 0, err
-    assert "resume: 2 of 4 groups are finished" in err
-    assert "[3/4] block 2 of 2" in err and "; 4 ok)" in err
+    assert ended >= 2 and f"resume: {ended} of 4 groups are finished" in err
+    assert ended == 4 or ("[4/4] block 2 of 2" in err and "; 4 ok)" in err)
     assert rows(client, "cut") == rows(client, "whole")
     assert len(rows(client, "whole")) == 4
     in_table = [line.split() for line in out.splitlines() if line.startswith(("naive-2x-toy ", "serial-1x-toy "))]
@@ -81,7 +86,7 @@ def test_after_a_reboot_the_block_that_was_begun_starts_again(start, run, client
     (tmp_path / "boot_id").write_text("another-boot\n")
     kill_after(start(*STUDY), 3, inside=True)
     process = start(*STUDY, "resume=true", script=PROJECT_DIR / "tests/rebooted.py")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "resume: 2 of 4 groups are finished" in err
     boots = {}
@@ -116,7 +121,7 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
     assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
     assert words.count("resume=true") == 1
     before = sorted(tmp_path.rglob("*"))
-    done = subprocess.run([*words, "dry_run=true"], cwd=tmp_path, capture_output=True, timeout=120, text=True)
+    done = subprocess.run([*words, "dry_run=true"], cwd=tmp_path, capture_output=True, timeout=600, text=True)
     assert done.returncode == 0 and "resume: 1 of 4 groups are finished" in done.stderr
     out = done.stdout
     assert out.startswith("3 groups on ") and out.count("-2x-toy") + out.count("-1x-toy") == 3
@@ -127,13 +132,16 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
 
 def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     process = start(*STUDY)
+    before = ""
     for line in process.stderr:
+        before += line
         if line.startswith("[2/4]"):
             break
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "of 4 groups, 3 did not run to the end; to run them: " in err and "resume=true" in err
+    left = 4 - len(re.findall("^    ok", before + err, re.MULTILINE))
+    assert f"of 4 groups, {left} did not run to the end; to run them: " in err and "resume=true" in err
 
 
 def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client, tmp_path):

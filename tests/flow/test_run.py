@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.tags import Tag
 from pipeline.clean import processes
 from pipeline.record import group_folder
 from tests.forks import Process
@@ -21,7 +22,8 @@ from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
-LONGER = ["window.seconds=0.5", *SHORT[1:]]  # where throughputs are compared
+# Its rate does not depend on how busy the machine is.
+KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
 
 
 @contextlib.contextmanager
@@ -41,23 +43,25 @@ def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
 
 @pytest.mark.torch
 def test_the_main_job_lands_in_the_store(run, client, tmp_path):
-    # So small that several epochs fit into the window on a busy machine too.
     small = ["workload.image_px=8", "workload.model_args.channels=[8,16,32,64]", "workload.batch_size=100"]
-    status, out, err = run(*small, "window.seconds=1.5", "window.settle_s=0.1", is_real=True)
+    # A number of epochs, and no time: on a busy machine not one may fit into seconds.
+    status, out, err = run(*small, "window=work", "window.epochs=3", is_real=True)
     assert status == 0, err
     found = {group.info.run_name: (group, jobs) for group, jobs in groups(client)}
     assert found.keys() == {"naive-2x-tiny", "serial-1x-tiny"} and "speed-up" in out
     parent, children = found["naive-2x-tiny"]
     losses = [[m.value for m in client.get_metric_history(c.info.run_id, "loss")] for c in children]
-    assert min(map(len, losses)) > 1
+    assert list(map(len, losses)) == [3, 3]
     assert "naive-2x-tiny" in out and "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db" in out
     assert all(of_child[-1] < of_child[0] for of_child in losses)
     assert parent.info.status == "FINISHED" and [c.info.status for c in children] == ["FINISHED"] * 2
     metrics = parent.data.metrics
     assert metrics["throughput_total_samples_per_s"] > 0
-    assert metrics["overlap_ratio"] >= 0.95
-    assert metrics["start_skew_ms"] < 1000
-    assert metrics["orchestrator_cpu_pct"] < 5
+    opens_ns, closes_ns = (int(parent.data.tags[tag]) for tag in (Tag.WINDOW_START_NS, Tag.WINDOW_END_NS))
+    spans_ns = [[int(child.data.tags[tag]) for tag in (Tag.START_NS, Tag.END_NS)] for child in children]
+    assert [opens_ns, closes_ns] == [min(start for start, _ in spans_ns), max(end for _, end in spans_ns)]
+    assert {"overlap_ratio", "start_skew_ms"} <= metrics.keys()
+    assert 0 < metrics["orchestrator_cpu_pct"] < 25  # what polls without a rest has its share of a busy machine too
     assert any(name.startswith("system/host/") for name in metrics)
     for child in children:
         assert child.data.metrics["throughput_samples_per_s"] > 0
@@ -85,7 +89,7 @@ def test_a_dry_run_says_for_programs_too_how_long_the_study_will_take(run):
     before = plan()
     assert before["seconds"] == {
         "at_least": pytest.approx(2 * 0.3),
-        "at_most": pytest.approx(2 * (20 + 0.3 + 2)),
+        "at_most": pytest.approx(2 * (60 + 0.3 + 60)),
         "num_unknown_groups": 2,
     }
     assert run(*TOY, *SHORT)[0] == 0
@@ -112,14 +116,14 @@ def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client
 
 
 def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
-    grid = ["-m", *TOY, *LONGER, "degree=2", "scenario=naive,serial", "order=listed"]
+    grid = ["-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed"]
     assert run(*grid, "time_limit_s=0.1")[0] == 1  # a study that was cut has groups without a result
     ((naive, _),) = groups(client)
     assert "speedup_vs_serial_ratio" not in naive.data.metrics
     status, out, err = run(*grid, "resume=true")
     assert status == 0, err
     assert "1 of 2 groups are finished" in err
-    assert client.get_run(naive.info.run_id).data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.2)
+    assert client.get_run(naive.info.run_id).data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.02)
     assert len(re.findall("^naive-2x-toy ", out, re.MULTILINE)) == 1  # the table holds the whole study
 
 
@@ -146,7 +150,7 @@ def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
         signal.signal(signal.SIGHUP, before)
     with when_training(tmp_path, process):
         process.send_signal(signal.SIGHUP)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
 
 
@@ -162,10 +166,10 @@ def test_findings_alone_end_with_status_0(run):
 
 
 def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
-    status, out, err = run("-m", *TOY, *LONGER, "degree=2", "scenario=naive,serial", "order=listed")
+    status, out, err = run("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
     assert status == 0, err
     naive = next(run for run, _ in groups(client) if run.data.tags["collocation.scenario"] == "naive")
-    assert naive.data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.2)
+    assert naive.data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.02)
     assert "speed-up" in out
 
 
@@ -201,11 +205,11 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
     first = start(*TOY, "baseline=never", "window.seconds=60")
     with when_training(tmp_path, first):
         second = start(*TOY, "baseline=never", *SHORT)
-        _, err = second.communicate(timeout=60)
+        _, err = second.communicate(timeout=300)
         assert second.returncode == 2
         assert f"(pid {first.pid}, started in {tmp_path})" in err
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=60)
+    first.communicate(timeout=300)
     assert first.returncode == 130
 
 
@@ -217,7 +221,7 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
     )
     with when_training(tmp_path, process) as mark:
         process.send_signal(signum)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode == status
     assert processes.marked(mark) == []
     ((parent, children),) = groups(client)
@@ -232,7 +236,7 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
         process.kill()
         if also_the_sender:
             os.kill(process.sender_pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     if also_the_sender:
         assert run(*TOY, "baseline=never", *SHORT, script=IMPATIENT)[0] == 0
     else:
@@ -249,7 +253,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         os.kill(process.sender_pid, signal.SIGKILL)
         if is_store_gone:
             (tmp_path / "mlruns/mlflow.db").write_bytes(b"no database")
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert "it is started again" in err
     assert process.returncode == int(is_store_gone), err
     if is_store_gone:
@@ -346,7 +350,7 @@ def test_a_script_that_fails_is_a_failed_row(run, client, tmp_path):
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

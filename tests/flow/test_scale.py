@@ -57,12 +57,12 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
         if re.match(r"GPU 1 unit 2 \| \[1/2\]", line):
             break
     worker_of(process, 2).kill()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGKILL, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
     assert "of 6 groups, 2 have no result; to run them: " in err
     process = start("hydra/launcher=gpus", "resume=true")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "1 unit of 3 to run" in err
     assert re.search(r"naive-2x-toy +(fastest +)?3 +ok", out), out
@@ -77,16 +77,16 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
 def test_a_worker_with_another_plan_is_refused(start, tmp_path):
     plan_file = tmp_path / "plan.json"
     process = start("unit=1", f"plan_file={plan_file}")
-    assert process.communicate(timeout=60) and process.returncode == 0
+    assert process.communicate(timeout=300) and process.returncode == 0
     process = start("unit=2", f"plan_file={plan_file}", "degree=3")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "measure another plan: its options differ" in err
 
 
 def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path):
     process = start("hydra/launcher=beside", "repeats=1", "window.seconds=0.5")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert re.findall(r"^the GPU .*:$", out, re.MULTILINE) == ["the GPU alone:", "the GPU in company of 1 GPU:"]
     found = rows.read([tmp_path / "mlruns"], "collocation")
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
             break
     workers = [worker_of(process, unit) for unit in (1, 2)]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
     assert len(re.findall(r"ended with exit status 130", err)) == 2, err
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
 )
 def test_what_no_worker_can_run_is_refused_in_one_line(start, tmp_path, arguments, words):
     process = start("hydra/launcher=gpus", *arguments)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert re.search(f"^error: .*{words}", err, re.MULTILINE), err
     assert not (tmp_path / "mlruns/spool").exists()

@@ -14,14 +14,19 @@ pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 
 @pytest.fixture
 def toys(tmp_path):
-    """The five scripts beside the store."""
+    """The five scripts beside the store, and one that writes a file, together with its copies if it is told so."""
     for name in ("with_a_bug", "tensorboard_files", "event_writer", "hf_trainer", "loader_workers"):
         shutil.copy(TOYS / f"{name}.py", tmp_path)
     (tmp_path / "writes.py").write_text(
-        "import os, sys, time\n"
-        "time.sleep(0.3)\n"  # until both run, also on a busy machine
-        "open(sys.argv[1], 'w').write(os.environ['COLLOCATION_OUTPUT_DIR'])\n"
-        "time.sleep(0.5)\n"
+        "import os, pathlib, sys, time\n"
+        "mine = pathlib.Path(os.environ['COLLOCATION_OUTPUT_DIR'])\n"
+        "def wait_for_all(name):\n"
+        "    if len(sys.argv) < 3: return\n"
+        "    mine.with_name(name).touch()\n"
+        "    while not all((job / name).exists() for job in mine.parents[1].iterdir()): time.sleep(0.01)\n"
+        "wait_for_all('begun')\n"
+        "open(sys.argv[1], 'w').write(str(mine))\n"
+        "wait_for_all('written')\n"
     )
 
 
@@ -30,7 +35,7 @@ def script(name: str) -> list[str]:
 
 
 def test_a_file_that_two_copies_write_is_named(run, client, toys):
-    status, _, err = run(*script("writes"), "workload.args=[mine.txt]", "baseline=never")
+    status, _, err = run(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
     assert status == 0, err
     assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in err
     ((row, _),) = groups(client)

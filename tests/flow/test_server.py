@@ -35,7 +35,7 @@ def missing():
     return f"{', '.join(absent)}: not installed (pip install '.[dev]')" if absent else postgres_cluster.missing()
 
 
-pytestmark = refuse_or_skip(missing())
+pytestmark = [refuse_or_skip(missing()), pytest.mark.slow]
 
 
 class Bucket:
@@ -95,7 +95,6 @@ def serve(tmp_path, bucket):
         yield start
 
 
-@pytest.mark.slow
 def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_are_away(tmp_path, serve, bucket):
     uri, server = serve()
     environ = {**os.environ, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
@@ -111,7 +110,7 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
     def flush(units):
         commands = [["-m", "pipeline.tracking", "flush", "--root", tmp_path / f"host{u}/mlruns"] for u in units]
         running = [forks.start(*command, env=environ) for command in commands]
-        said = [process.communicate(timeout=120) for process in running]
+        said = [process.communicate(timeout=600) for process in running]
         return [process.returncode for process in running], said
 
     units = range(1, WORKERS + 1)
@@ -120,7 +119,7 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
         assert any(re.match(r"\[1/2\]", line) for line in worker.stderr)
     kill(server)
     bucket.go_away()
-    said = [worker.communicate(timeout=120) for worker in workers]
+    said = [worker.communicate(timeout=600) for worker in workers]
     assert [worker.returncode for worker in workers] == [1] * WORKERS, said
     assert all("could not be sent" in err for _, err in said), said
 

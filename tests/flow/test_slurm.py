@@ -26,7 +26,7 @@ from tests.tracking_cases import wait_for
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]", *MACHINE]
 
-pytestmark = refuse_or_skip(slurm_cluster.missing())
+pytestmark = [refuse_or_skip(slurm_cluster.missing()), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,6 @@ class Array:
         self.slurm.tell("scontrol", "update", f"jobid={self.job}_{unit}", change)
 
 
-@pytest.mark.slow
 def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp_path, server, slurm):
     process = start()
     array = Array(process, slurm, tmp_path, server)
@@ -143,7 +142,6 @@ def test_a_group_that_the_time_limit_does_not_hold_is_given_up_before_it(start, 
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
-@pytest.mark.slow
 def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_once(start, tmp_path, server, slurm):
     process = start("repeats=2")
     array = Array(process, slurm, tmp_path, server)
@@ -186,7 +184,7 @@ def test_a_task_runs_one_case_of_a_block_with_its_baselines(start, tmp_path, ser
 def test_what_slurm_refuses_is_said_in_its_words_and_nothing_is_submitted(start, slurm):
     before = slurm.ask("squeue", "--noheader")
     process = start("hydra.launcher.partition=nowhere")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert re.search("^error: Slurm refused the job array: .*invalid partition", err, re.MULTILINE), err
     assert slurm.ask("squeue", "--noheader") == before

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.toys.waiting import waited_ms
 from workloads import client
 
 
@@ -50,7 +51,10 @@ def main() -> None:  # noqa: C901  one line a manner
             raise ValueError("a model that does not exist")
         if manner == "takes_turns":
             _take_a_turn(job)
+        before_ms = waited_ms() if manner == "waits" else 0.0
         job.ready()
+        if manner == "waits":
+            job.metric("waited_ms", waited_ms() - before_ms)
         if manner == "raises":
             raise RuntimeError("something went wrong")
         if manner == "out_of_memory":
@@ -83,7 +87,7 @@ def _take_a_turn(job: client.NullJob) -> None:
     with job.in_turn():
         job.metric("inside", 1)
         if os.fork() == 0:
-            time.sleep(2)
+            time.sleep(60)
             os._exit(0)
         time.sleep(0.1)
         job.metric("inside", 0)

@@ -54,7 +54,7 @@ def broken_contracts(tree: Path) -> list[str]:
     # `lint-imports`, which lies beside the interpreter and may not be on PATH.
     program = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
     argv = [sys.executable, "-c", program, "--cache-dir", str(tree / "cache")]
-    done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, timeout=300)
     broken = re.findall(r"^(.*) BROKEN", done.stdout, flags=re.MULTILINE)
     assert (done.returncode == 0) == (not broken), done.stdout + done.stderr
     return broken

@@ -30,7 +30,7 @@ assert not heavy, heavy
 
 
 def test_imports_are_light_and_without_side_effects():
-    done = subprocess.run([sys.executable, "-c", PROBE], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROBE], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -45,7 +45,7 @@ def test_help_shows_the_groups_within_half_a_second():
     for _ in range(5):
         before_s = cpu_s_of_children()
         done = subprocess.run(
-            [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
+            [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300
         )
         times.append(cpu_s_of_children() - before_s)
     for words in ("naive*, serial", "\n  workload  ", "dcgm, gpm, host*, nvml*, smi*", "--help-keys"):
@@ -59,7 +59,7 @@ def test_help_shows_the_groups_within_half_a_second():
 
 def test_every_key_is_explained_by_help_keys():
     done = subprocess.run(
-        [sys.executable, "run.py", "--help-keys"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
+        [sys.executable, "run.py", "--help-keys"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300
     )
     fields = [field.name for field in dataclasses.fields(schema.Config)]
     groups = {name for name in fields if f"\n{name}." in done.stdout}

@@ -30,14 +30,14 @@ print(log)
 @pytest.mark.parametrize(("first", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_waits_for_the_end_of_a_held_step_and_later_ones_are_ignored(first, status):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(first=first)], capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", SCRIPT.format(first=first)], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == str(["step finished", f"cleaned {status}"]), done.stderr
 
 
 def test_where_nobody_catches_it_the_process_ends_with_its_status_and_no_traceback():
     code = "import os; from pipeline.base import interrupts; interrupts.install(); os.kill(os.getpid(), 2)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT\n")
 
 
@@ -55,7 +55,7 @@ def test_a_library_that_breaks_while_it_is_interrupted_shows_no_traceback():
         "import os; from pipeline.base import interrupts; interrupts.install()\n"
         "try:\n    os.kill(os.getpid(), 2)\nfinally:\n    unbound"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT\n")
 
 

@@ -44,7 +44,7 @@ except hydra.errors.HydraException:
 
 def test_an_error_of_hydra_reaches_the_caller():
     done = subprocess.run(
-        [sys.executable, "-c", RAISES, "no_such_key=1"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", RAISES, "no_such_key=1"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "reached the caller\n", done.stderr
 

@@ -25,7 +25,7 @@ def test_an_orphan_that_ignores_term_is_found_and_ended():
     environ = os.environ | {processes.MARK_VARIABLE: mark}
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, text=True, timeout=20)
+        done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, text=True, timeout=120)
         pid = int(done.stdout)
         assert processes.marked(mark) == [pid]
         assert processes.end(mark, grace_s=0.3) == 1

@@ -42,7 +42,7 @@ if __name__ == "__main__":
         queue = context.Queue()
         child = context.Process(target=of_child, args=(queue,))
         child.start()
-        colours.append(queue.get(timeout=30))
+        colours.append(queue.get(timeout=300))
         child.join()
     print(json.dumps({
         "argv": sys.argv, "main": __main__.__file__, "path": sys.path[0], "environ": dict(os.environ),
@@ -225,7 +225,7 @@ def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, c
 
 
 def test_nothing_is_imported_once_it_rests(tmp_path, monkeypatch):
-    (tmp_path / "slow_import.py").write_text("import time; time.sleep(1)")
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(4)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     quick, slow = (dataclasses.replace(workload("w"), preload=module) for module in ("workloads.client", "slow_import"))
     with WarmStart() as warm:
@@ -235,7 +235,7 @@ def test_nothing_is_imported_once_it_rests(tmp_path, monkeypatch):
         warm.rest()
         begin_s = time.monotonic()
         assert isinstance(warm.starter(slow, PYTHON), ForkServer)
-        assert time.monotonic() - begin_s < 0.5
+        assert time.monotonic() - begin_s < 3
 
 
 def test_a_server_that_did_not_answer_is_not_asked_again(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,41 +18,66 @@ from tests.listener_contract import CPU, GPU, Collected, OneDevice, thread_of, w
 
 
 class _Slow(PollingListener):
-    """Takes `busy_s` for each reading, and gives `values`."""
+    """Gives `values`, and once there is `release` waits for it in each reading."""
 
     name = "slow"
     fields = (Field(source_id="none", name="load_1min", unit="processes, mean of 1 min"),)
-    busy_s = 0.0
+    release: threading.Event | None = None
+    is_held = False
     values: dict[str, float] = {"load_1min": 1.0}  # noqa: RUF012 -- replaced as a whole, never changed
 
     @contextmanager
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
         def read() -> list[Sample]:
-            t_ns = time.monotonic_ns()
-            time.sleep(self.busy_s)
-            return [Sample(source=self.name, t_ns=t_ns, values=self.values)]
+            if self.release is not None:
+                self.is_held = True
+                self.release.wait()
+            return [Sample(source=self.name, t_ns=time.monotonic_ns(), values=self.values)]
 
         yield read
+
+
+class _Clock(StopSignal):
+    """A time that passes only where somebody waits for the signal, or is busy."""
+
+    now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wait(self, timeout_s: float) -> bool:
+        self.now_ns += round(max(0, timeout_s) * 1e9)
+        return self.is_set()
 
 
 class TestSchedule:
     """When a polled source is read."""
 
-    def _instants_ms(self, busy_s: float, count: int) -> list[float]:
-        listener, sink = _Slow(200), Collected()
-        listener.busy_s = busy_s
-        with listener.observe(OneDevice(CPU), sink):
-            wait_until(lambda: len(sink) >= count)
-        return [(sample.t_ns - sink[0].t_ns) / 1e6 for sample in sink[:count]]
+    def _instants_ms(self, monkeypatch: pytest.MonkeyPatch, busy_ms: int, count: int) -> list[float]:
+        clock, instants_ms = _Clock(), []
+        monkeypatch.setattr("listeners.base.time", clock)
+        for _ in ticks(clock, 200_000_000):
+            instants_ms.append(clock.now_ns / 1e6)
+            clock.now_ns += busy_ms * 1_000_000
+            if len(instants_ms) == count:
+                clock.set()
+        clock.close()
+        return instants_ms
 
-    def test_it_does_not_drift(self) -> None:
-        assert self._instants_ms(busy_s=0.08, count=6)[5] == pytest.approx(1000, abs=60), (
-            "5 intervals, not 5 times 280 ms"
-        )
+    def test_it_does_not_drift(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self._instants_ms(monkeypatch, busy_ms=80, count=6) == [0, 200, 400, 600, 800, 1000]
 
-    def test_a_reading_that_takes_too_long_skips_ticks_and_stays_on_the_schedule(self) -> None:
-        instants = self._instants_ms(busy_s=0.25, count=4)
-        assert instants == pytest.approx([0, 400, 800, 1200], abs=60)
+    def test_a_reading_that_takes_too_long_skips_ticks_and_stays_on_the_schedule(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self._instants_ms(monkeypatch, busy_ms=250, count=4) == [0, 400, 800, 1200]
+
+    def test_a_source_is_read_at_the_ticks(self) -> None:
+        sink = Collected()
+        begin_ns = time.monotonic_ns()
+        with _Slow(200).observe(OneDevice(CPU), sink):
+            wait_until(lambda: len(sink) >= 3)
+        assert all(sample.t_ns - begin_ns >= 200e6 * number for number, sample in enumerate(sink))
 
     def test_ticks_never_repeat(self) -> None:
         stop = StopSignal()
@@ -92,6 +118,7 @@ class TestSchedule:
         monkeypatch.setattr("listeners.base._STOP_LIMIT_S", 0.1)
         listener = _Slow(200)
         with pytest.raises(ListenerError, match="slow hangs"), listener.observe(OneDevice(CPU), Collected()):
-            listener.busy_s = 1.0
-            time.sleep(0.3)
+            listener.release = threading.Event()
+            wait_until(lambda: listener.is_held)
+        listener.release.set()
         wait_until(lambda: thread_of(listener) is None)

@@ -15,7 +15,7 @@ def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]
     """The names of the groups that the command line plans, as a user starts it."""
     start = forks.start_real if is_real else forks.start
     with start("run.py", *overrides, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return [line.split()[3] for line in out.splitlines() if " block " in line]
 

@@ -232,7 +232,7 @@ def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root:
         sender.stdin.flush()
         answer = json.loads(sender.stdout.readline())
         # Its orchestrator is gone: it closes the group, and cannot send it either.
-        _, err = sender.communicate(timeout=120)
+        _, err = sender.communicate(timeout=600)
         assert sender.wait() == 0
     assert answer["ok"] is False and "\n" not in answer["error"]
     assert "Traceback" not in err and "what a killed start left stays in the spool: " in err

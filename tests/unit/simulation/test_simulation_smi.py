@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,8 +112,11 @@ def test_a_loop_is_the_recorded_one_and_invents_no_reading(state_file: StateFile
     command, *recorded, status = (RECORDINGS / "query_loop.txt").read_text().splitlines()
     program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]
     arguments = shlex.split(command.removeprefix("$ timeout 2 nvidia-smi "))
-    done = run(["timeout", "1", str(program), *arguments], timeout_s=20, check=False)
-    lines = masked(done.stdout).splitlines()
+    for limit_s in (1, 5, 25):  # on a busy machine it may not have begun after the first
+        done = run(["timeout", str(limit_s), str(program), *arguments], timeout_s=60, check=False)
+        lines = masked(done.stdout).splitlines()
+        if len(lines) >= 2:
+            break
     assert f"exit {done.status}" == status
     assert len(lines) >= 2
     expected = {re.sub(r", [\d.]+,", ", [N/A],", masked(line)) for line in recorded}
@@ -391,8 +394,8 @@ def test_the_program_needs_no_environment_and_can_reach_no_real_one(state_file: 
     hostile = {"PATH": str(decoys), "PYTHONPATH": str(decoys)}
     for environ in (hostile, {}):
         for arguments in (["-L"], ["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"]):
-            assert run([program, *arguments], timeout_s=20, environ=environ).status == 0
-        assert run([dcgmi, "discovery", "-c"], timeout_s=20, environ=environ).status == 0
+            assert run([program, *arguments], timeout_s=60, environ=environ).status == 0
+        assert run([dcgmi, "discovery", "-c"], timeout_s=60, environ=environ).status == 0
     assert not touched.exists()
 
 
@@ -421,11 +424,12 @@ with install.installed(Path(sys.argv[1])):
 assert not seen, seen
 """
     argv = [sys.executable, "-c", script, str(state_file.path)]
-    assert run(argv, timeout_s=30, environ={**os.environ, "PYTHONPATH": str(Path.cwd())}).status == 0
+    assert run(argv, timeout_s=60, environ={**os.environ, "PYTHONPATH": str(Path.cwd())}).status == 0
 
 
 def test_a_command_answers_quickly(state_file: StateFile, tmp_path: Path) -> None:
     program = str(write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"])
-    began_s = time.monotonic()
-    run([program, "-L"], timeout_s=20)
-    assert time.monotonic() - began_s < 5
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run([program, "-L"], timeout_s=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 2  # not the clock: other tests run beside this one

@@ -199,7 +199,7 @@ assert len(read_imagenet64(Path(sys.argv[1]), None).train.labels) == 20
         assert [job.stdout.readline() for job in jobs] == ["begins\n"] * 3
         time.sleep(0.3)  # longer than the conversion takes, which nobody may begin while the lock is held
         assert not list((tmp_path / "imagenet64").glob("imagenet64-npy*/"))
-    outputs = [job.communicate(timeout=60)[0].splitlines() for job in jobs]
+    outputs = [job.communicate(timeout=300)[0].splitlines() for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0, 0]
     assert sorted(map(len, outputs)) == [0, 0, 11]
 
@@ -427,5 +427,5 @@ def test_loader_processes_end_at_once_even_if_they_hang(few_files, tmp_path, sou
     began = time.monotonic()
     data.close()
     data.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 4.5  # PyTorch itself waits 5 s for each
     assert multiprocessing.active_children() == []

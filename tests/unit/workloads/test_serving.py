@@ -131,13 +131,13 @@ def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_it
         pid = loop._process.pid
         start_ns = time.monotonic_ns()
         loop.begin(start_ns)
-        time.sleep(0.3)  # nobody takes anything meanwhile
-        requests = list(loop.take())
-        assert 100 <= len(requests) <= 160
+        time.sleep(0.1)  # nobody takes anything meanwhile
+        requests: list[Request] = []
+        assert wait_until(lambda: bool(requests.extend(loop.take(timeout_s=0.1))) or len(requests) >= 100, 60)
         intended = [request.intended_ns - start_ns for request in requests]
         assert intended == list(itertools.islice(due("constant", 500.0, 0), len(intended)))
         assert all(request.sent_ns >= request.intended_ns for request in requests)
-        assert len(loop.take(timeout_s=1.0)) >= 1
+        assert len(loop.take(timeout_s=60)) >= 1
     assert not is_alive(pid)
     orphan = OpenLoop(Notebook(), "poisson", 500.0, 0, 0).__enter__()
     orphan._input.close()
@@ -208,14 +208,17 @@ def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_re
 
     with over_http(job, 0, arrival="constant", rate_per_s=200.0) as loop:
         server = Server(job, loop, Slow(), Batching())
-        loop.begin(time.monotonic_ns())
-        end_s = time.monotonic() + 0.5
-        while time.monotonic() < end_s:
+        start_ns = time.monotonic_ns()
+        loop.begin(start_ns)
+        while server.num_answered < 10:
             server._turn()
         server.drain()
+        took_s = (time.monotonic_ns() - start_ns) / 1e9
     answered = [request for request in job.requests if request[3] > 0]
-    assert 10 <= len(answered) <= 16
-    assert len(job.requests) == pytest.approx(100, abs=15)
+    assert 10 < len(answered) < len(job.requests)
+    assert len(answered) * 0.05 <= took_s
+    intended = sorted(request[0] - start_ns for request in job.requests)
+    assert intended == list(itertools.islice(due("constant", 200.0, 0), len(intended)))
     assert {request[2] for request in job.requests if request not in answered} == {0}
 
 

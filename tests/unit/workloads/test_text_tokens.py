@@ -80,7 +80,7 @@ def test_several_jobs_at_once_share_one_map(tmp_path):
     jobs = [context.Process(target=_read, args=(tmp_path, barrier, answers)) for _ in range(3)]
     for job in jobs:
         job.start()
-    said = [answers.get(timeout=60) for _ in jobs]
+    said = [answers.get(timeout=300) for _ in jobs]
     for job in jobs:
         job.join()
     assert len({total for *_, total in said}) == 1

@@ -47,7 +47,7 @@ def test_the_greedy_plan_is_near_the_optimum_and_searches_are_not_worse():
     for method in (methods.TREE, methods.GENETIC):
         found = methods.solve(stated, method, time_limit_s=0.5, seed=1)
         assert exact.num_gpus <= found.num_gpus <= greedy.num_gpus
-        assert found.seconds < 2
+        assert found.seconds < 5
 
 
 @pytest.mark.parametrize("method", ["tree", "genetic"])

@@ -45,7 +45,7 @@ def run(interpreter: Interpreter, program: str, **environ: str) -> str:
     """What a program prints in the environment, with the variables that a job would get."""
     variables = os.environ | environ | dict(interpreter.environ)
     done = subprocess.run(
-        [interpreter.python, "-c", program], env=variables, capture_output=True, text=True, timeout=60
+        [interpreter.python, "-c", program], env=variables, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

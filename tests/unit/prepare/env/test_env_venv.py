@@ -49,7 +49,7 @@ def change(archive: Path) -> None:
 def version_of(interpreter: Interpreter, module: str = "tiny") -> str:
     program = f"import {module}; print({module}.VERSION)"
     environ = os.environ | dict(interpreter.environ)
-    done = subprocess.run([interpreter.python, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([interpreter.python, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -128,7 +128,7 @@ PYLOCK = 'lock-version = "1.0"\ncreated-by = "us"\n[[packages]]\nname = "ours"\n
 def uv(*arguments: str, folder: Path) -> None:
     from uv import find_uv_bin
 
-    subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=60)
+    subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("text", ['["tiny"]' + SOURCES + f'Tiny = {{ path = "{WHEEL}" }}', '["tiny @ {uri}"]'])

@@ -61,7 +61,7 @@ class Session:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=20,
+            timeout=120,
         )
         return f"{done.stdout}exit {done.returncode}\n"
 
