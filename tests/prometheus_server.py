@@ -41,13 +41,18 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an expression, each with `metric` (its labels) and `value`, as of now."""
         words = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.address}/api/v1/query?{words}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.address}/api/v1/query?{words}", timeout=60) as answer:
             result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return result
 
     def num_scrapes(self, port: int) -> int:
         """How often it has tried one of its targets."""
         found = self.query(f'count_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
+        return int(found[0]["value"][1]) if found else 0
+
+    def num_answered(self, port: int) -> int:
+        """How often it got an answer from one of its targets."""
+        found = self.query(f'sum_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
         return int(found[0]["value"][1]) if found else 0
 
     def series_of(self, port: int) -> set[frozenset[tuple[str, str]]]:
@@ -75,7 +80,7 @@ def running(folder: Path, num_targets: int) -> Iterator[Prometheus]:
             return False
 
     try:
-        wait_for(is_up, 30)
+        wait_for(is_up)
         yield server
     finally:
         process.terminate()
