@@ -134,10 +134,12 @@ def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> li
     notes = ["figures are medians over the blocks"] if is_of_blocks else []
     notes += [f"* {_listed(names)}: {text}" for text, names in flags.items()]
     notes += [f"{_listed(names)}: {text}" for text, names in reasons.items()]
-    simulated = dict.fromkeys(found[0].group.device.name for found in groups if found[0].group.device.is_simulated)
-    if simulated:
+    devices = dict.fromkeys(found[0].group.device for found in groups)
+    if simulated := dict.fromkeys(device.name for device in devices if device.is_simulated):
         names = ", ".join(simulated)
         notes.append(f"simulated: {names}; the jobs ran on the CPU, so these figures say nothing about a real GPU")
+    if replays := dict.fromkeys(device.replay for device in devices if device.replay):
+        notes.append(f"power, energy, clocks and counters are a replay of {', '.join(replays)}, whatever the jobs did")
     return notes
 
 

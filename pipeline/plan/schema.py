@@ -110,6 +110,7 @@ class GpuConfig:
     model: str | None = None
     count: int = 1
     machine: str | None = None
+    replay: str | None = None
     job_memory_mib: int = 512
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 from array import array
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,25 @@ from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import ChildRecord, Clock
 
 COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
+_ABOUT = b"collocation"  # the key in the metadata of a table
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a table says of the device whose samples it holds.
+
+    Attributes:
+        device: as its driver calls it.
+        instances: profile of each GPU instance that jobs ran on, by its id; none without MIG.
+        is_simulated: whether there was no such device.
+        replay: what its sensors repeated then; empty if nothing.
+    """
+
+    device: str
+    instances: Mapping[int, str] = field(default_factory=dict)
+    is_simulated: bool = False
+    replay: str = ""
 
 
 class SeriesKey(NamedTuple):
@@ -94,8 +112,8 @@ def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fi
     return {**shared, **own}
 
 
-def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path) -> Path:
-    """Write every sample as a tidy table, one row a value, and return its path."""
+def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path, about: About) -> Path:
+    """Write every sample as a tidy table, one row a value, and return its path; its metadata say of which device."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -115,8 +133,29 @@ def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path)
         ]
         tables.append(pa.table(columns, names=list(COLUMNS)))
     path = folder / SAMPLE_TABLE
-    pq.write_table(pa.concat_tables(tables), path)
+    told = json.dumps(asdict(about)).encode()
+    pq.write_table(pa.concat_tables(tables).replace_schema_metadata({_ABOUT: told}), path)
     return path
+
+
+def read_about(path: Path) -> About | None:
+    """What a table says of its device; `None` for one of an earlier version.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no table, or what it says is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    told = (pq.read_schema(path).metadata or {}).get(_ABOUT)
+    if told is None:
+        return None
+    try:
+        facts = json.loads(told)
+        instances = {int(gi_id): str(profile) for gi_id, profile in facts.pop("instances").items()}
+        return About(instances=instances, **facts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"what it says of its GPU is damaged: {told[:80]!r}") from error
 
 
 def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:

@@ -20,6 +20,7 @@ from pipeline.report import board
 from pipeline.report.page.page import content_of
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.report.read import rows, samples
+from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder)
         stores = named_stores(options)
-        written, is_simulated, summary = report(
+        written, study, summary = report(
             stores, options.experiment, folder, options.group, pools_hosts=options.pool == "hosts"
         )
         sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not may_be_written(stores[0]):
             sys.stdout.write(f"not logged: {stores[0]} may only be read\n")
         else:
-            run_id = log(written, stores[0], options.experiment, is_simulated=is_simulated)
+            run_id = log(written, stores[0], study)
             sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -56,11 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report(
     stores: Sequence[Path | str], experiment: str, folder: Path, group: str | None = None, *, pools_hosts: bool = False
-) -> tuple[Written, bool, str]:
+) -> tuple[Written, Study, str]:
     """Read a study, draw it, and write its report.
 
     Returns:
-        What was written, whether it is of a simulated GPU, and what it is about in one line.
+        What was written, the study that it is about, and that in one line.
 
     Raises:
         ConfigError: there is no such group, or none at all, or the folder cannot be written.
@@ -84,8 +85,9 @@ def report(
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
     if study.is_simulated:
-        summary += " (simulated: says nothing about a real GPU)"
-    return write(content, folder), study.is_simulated, summary
+        replay = f", sensors are a replay of {', '.join(study.replays)}" if study.replays else ""
+        summary += f" (simulated: says nothing about a real GPU{replay})"
+    return write(content, folder), study, summary
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from pipeline.record.store.upload import log_files
 from pipeline.report.evaluate import outcomes
 from pipeline.report.page.page import Content, render
 from pipeline.report.page.table_format import to_csv, to_latex
+from pipeline.report.read.records import Study
 
 PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
 _PART = f".{MANIFEST}.part"
@@ -64,7 +65,8 @@ def write(content: Content, folder: Path) -> Written:
         ConfigError: the folder cannot be written, or holds something else.
     """
     study = content.study
-    return replace(folder, {"experiment": study.experiment, "simulated": study.is_simulated}, dict(_files(content)))
+    says = {"experiment": study.experiment, "simulated": study.is_simulated, "replays": study.replays}
+    return replace(folder, says, dict(_files(content)))
 
 
 def replace(folder: Path, says: Mapping[str, object], contents: Mapping[str, bytes]) -> Written:
@@ -101,16 +103,18 @@ def replace(folder: Path, says: Mapping[str, object], contents: Mapping[str, byt
     return Written(folder=folder, files=(*contents, MANIFEST))
 
 
-def log(written: Written, root_or_uri: Path | str, experiment: str, *, is_simulated: bool) -> str:
-    """Log a report as artifacts of a new run of its experiment; the run's id. What is there stays as it is.
+def log(written: Written, root_or_uri: Path | str, study: Study) -> str:
+    """Log a report of a study as artifacts of a new run of its experiment; the run's id. What is there stays as it is.
 
     Raises:
         TrackingError: the store cannot be written.
     """
     store = open_named(root_or_uri)
-    tags: dict[str, str] = {Tag.ROLE: REPORT, Tag.SIMULATED: str(is_simulated).lower()}
+    tags: dict[str, str] = {Tag.ROLE: REPORT, Tag.SIMULATED: str(study.is_simulated).lower()}
+    if study.replays:
+        tags[Tag.REPLAY] = ", ".join(study.replays)
     try:
-        return log_files(store, experiment, REPORT, tags, written.folder, written.files)
+        return log_files(store, study.experiment, REPORT, tags, written.folder, written.files)
     except TrackingError as error:
         raise TrackingError(
             f"the report lies in {written.folder}, but could not be logged to {root_or_uri}: {error}; "

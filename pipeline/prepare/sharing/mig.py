@@ -176,6 +176,12 @@ class Mig:
             dataclasses.replace(Slot.on(each), facts=(("mig_profile", existing.profile_of(each)),)) for each in found
         )
 
+    def instances(self, group: Group) -> tuple[str, ...]:
+        """The profile of each GPU instance that the group's jobs will run on."""
+        if self._uses_existing:
+            return tuple({slot.gi_id: dict(slot.facts)["mig_profile"] for slot in self._existing(group)}.values())
+        return tuple(planned.profile.name for planned in self._layout(group).instances)
+
     def sizes(self, group: Group) -> Sequence[str | None]:
         """The mix letter for each instance, or `None`: here, as many instances a job, one job after another."""
         return [job.size for job in group.jobs for _ in range(self._per_job)]

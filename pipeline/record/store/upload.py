@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from pipeline.base import layout, locks, regular_files, units
 from pipeline.base.errors import TrackingError
+from pipeline.base.modes import PROFILE
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag
 from pipeline.observe import fields
@@ -27,7 +29,7 @@ from pipeline.observe.logged.script_runs import read_script_runs
 from pipeline.observe.table import in_one_line
 from pipeline.record import group_folder, request_table, series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
-from pipeline.record.series import Series, SeriesKey
+from pipeline.record.series import About, Series, SeriesKey
 from pipeline.record.store.content import RunContent
 from pipeline.record.store.local import Store
 
@@ -36,6 +38,7 @@ MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 MAX_NAMED = 10
 
 log = logging.getLogger(__name__)
+_PART = re.compile(r"\d+c\.")  # of a GPU instance, before its profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +227,7 @@ class _Upload:
         self._add_sampled(content, series.of_parent(self.samples))
         self._log_below(run_id, content, [(self.folder / layout.ARTIFACTS, "")])
         if self.samples:
-            table = series.write_table(self.samples, self.record.clock, self.scratch)
+            table = series.write_table(self.samples, self.record.clock, self.scratch, _about(self.record))
             self.store.client.log_artifact(run_id, str(table))
         self._finish(run_id, self.record.parent, content)
 
@@ -291,6 +294,21 @@ class _Upload:
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
             self.store.client.log_artifact(run_id, str(path))
         self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
+
+
+def _about(record: Record) -> About:
+    """What the samples of a group are of."""
+    tags = record.parent.tags
+    device = tags.get(Tag.DEVICE, "")
+    # A MIG device that was there before the study has its profile in its name.
+    of_device = device.partition(" MIG ")[2]
+    profiles = {each.gi_id: each.params.get(f"place.{PROFILE}", of_device) for each in record.children}
+    return About(
+        device=device,
+        instances={gi_id: _PART.sub("", profile) for gi_id, profile in profiles.items() if gi_id is not None},
+        is_simulated=Tag.SIMULATED in tags,
+        replay=tags.get(Tag.REPLAY, ""),
+    )
 
 
 def _described(run: RunRecord) -> RunContent:

@@ -27,7 +27,7 @@ from pipeline.report.read import hosts
 from pipeline.report.read.records import JobRow, Row, Study
 
 FORMAT = 1
-SIMULATED = "simulated"
+SIMULATED, REPLAY = "simulated", "simulated replay"
 _LESS_IS_BETTER = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 _FACTS = {
     "driver_version": "driver",
@@ -136,7 +136,7 @@ def measured(
             experiment=study.experiment,
             device=device,
             host=host,
-            stamp=SIMULATED if any(row.is_simulated for row in members) else "",
+            stamp=_stamp(members),
             num_gpus=len({row.gpu_uuid for row in members}),
             num_blocks=len({row.block for row in members}),
             facts=_facts(members),
@@ -148,6 +148,12 @@ def measured(
 
 def _column(row: Row) -> tuple[str, str]:
     return row.device, dict(row.settings).get(hosts.SETTING, "")
+
+
+def _stamp(rows: Sequence[Row]) -> str:
+    if any("replay" in row.facts for row in rows):
+        return REPLAY
+    return SIMULATED if any(row.is_simulated for row in rows) else ""
 
 
 def _outcome(

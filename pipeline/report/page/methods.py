@@ -56,9 +56,10 @@ def methods() -> list[tuple[str, str]]:
 def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
     """What ran where: name, and every value that the study's runs have."""
     rows = study.rows
+    simulated = " (simulated, with a replay)" if study.replays else " (simulated)" if study.is_simulated else ""
     found: list[tuple[str, tuple[str, ...]]] = [
         ("experiment", (study.experiment,)),
-        ("devices", tuple(device + (" (simulated)" if study.is_simulated else "") for device in study.devices)),
+        ("devices", tuple(device + simulated for device in study.devices)),
         ("GPU", tuple(sorted({row.gpu_uuid for row in rows if row.gpu_uuid}))),
         ("windows and settings", tuple(sorted({_settings(row.settings) for row in rows}))),
         ("blocks", (f"{len(study.blocks)}, {study.num_complete_blocks} complete",) if study.blocks else ()),

@@ -17,7 +17,7 @@ from pipeline.report.evaluate.doubts import doubts
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
 from pipeline.report.figures import every
-from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, plain
+from pipeline.report.figures.drawing import COLOURS, REPLAY_STAMP, STAMP, THEME, Drawn, plain
 from pipeline.report.page import methods
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.table_format import MISSING, Table, Values, shown
@@ -72,7 +72,8 @@ def render(content: Content) -> str:
             title=plain(study.experiment, 120),
             colours=[(THEME[light], light, dark) for light, dark in COLOURS],
             swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
-            stamp=STAMP if study.is_simulated else "",
+            stamp=(REPLAY_STAMP if study.replays else STAMP) if study.is_simulated else "",
+            replay=", ".join(study.replays),
             setup=setup(study),
             answer=answer(study, content.cells, content.winners),
             opening=[(figure, inline(figure)) for figure in content.figures[:1]],

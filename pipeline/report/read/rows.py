@@ -38,6 +38,7 @@ FACTS = {
     "cuda_version": "CUDA of the driver",
     "compute_capability": "compute capability",
     "multiprocessors": "multiprocessors",
+    "replay": "replay of sensors and counters",
     "persistence_mode": "persistence mode",
     "compute_mode": "compute mode",
     "power_limit_w": "power limit (W)",

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.base.layout import SAMPLE_TABLE
 from pipeline.record import series
-from pipeline.record.series import Series, SeriesKey
+from pipeline.record.series import About, Series, SeriesKey
 from tests.tracking_cases import CLOCK, SECOND, START, sample
 
 POWER, MEMORY, OF_JOB, OF_INSTANCE = (
@@ -30,7 +30,9 @@ def samples(tmp_path: Path) -> dict[SeriesKey, Series]:
 
 
 def test_the_table_gives_back_what_was_sampled(samples, tmp_path):
-    path = series.write_table(samples, CLOCK, tmp_path)
+    about = About(device="NVIDIA H100 80GB HBM3", instances={3: "1g.10gb"}, is_simulated=True, replay="x 12")
+    path = series.write_table(samples, CLOCK, tmp_path, about)
+    assert series.read_about(path) == about
     assert path.name == SAMPLE_TABLE
     assert series.read_table(path, {origin.field for origin in samples}) == samples
     assert series.read_table(path, set()) == {}

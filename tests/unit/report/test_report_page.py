@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.modes import MODES, MPS, NAIVE, SERIAL
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.verdicts import Decision
-from pipeline.report.figures.drawing import STAMP
+from pipeline.report.figures.drawing import REPLAY_STAMP, STAMP
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.page import Content, content_of, render
 from pipeline.report.read.records import Row, Study
@@ -207,6 +207,16 @@ def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(whole: Con
     assert '<p class="stamp">' in render(simulated)
     assert not any(STAMP in figure.svg for figure in whole.figures)
     assert '<p class="stamp">' not in page
+
+
+def test_a_replay_is_stamped_on_the_page_in_its_tables_and_on_every_figure() -> None:
+    facts = {"replay": "samples.parquet 1a2b3c4d"}
+    rows = [dataclasses.replace(r, is_simulated=True, facts={**r.facts, **facts}) for r in collocation_study(2)]
+    content = content_of(study(*rows), TIMELINE)
+    assert all(REPLAY_STAMP in figure.svg and STAMP not in figure.svg for figure in content.figures)
+    assert all("replay of samples.parquet 1a2b3c4d" in table.note for table in content.tables)
+    banner = re.search(r'<p class="stamp">(.*?)</p>', render(content))
+    assert banner is not None and "repeat a recording, samples.parquet 1a2b3c4d" in banner[1]
 
 
 HOSTILE = "</title><script>alert('x')</script>$x_{1}$ \x00\x1b[31m <b onload=\"y\"> & #004488"
