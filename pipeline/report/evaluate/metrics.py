@@ -29,6 +29,7 @@ class Scale(enum.Enum):
 BEST_SOLO, TOTAL_TIME = "speedup_vs_best_solo_ratio", "makespan_s"
 MEAN_LATENCY, P99_LATENCY = services.worst_of(services.MEAN), services.worst_of(services.P99)
 HOST_LOOP, HOST_BOUND = "host_loop_ms", "host_bound_ratio"
+ENERGY_VS_ALONE = "energy_vs_alone_ratio"
 MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
 
@@ -81,6 +82,7 @@ _ALL = (
     *(Metric(of_instance(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
     Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
+    Metric(ENERGY_VS_ALONE, "energy against the same work alone"),
     Metric("power_mean_w", "power of the GPU", "W"),
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
@@ -100,7 +102,7 @@ _SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO
 ACTIVITY = tuple(_ACTIVITY)
 """What listeners read of a GPU, and of each of its GPU instances."""
 
-_POWER = ("energy_per_epoch_j", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
+_POWER = ("energy_per_epoch_j", ENERGY_VS_ALONE, "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
 _SERVED = (services.GOODPUT_TOTAL, services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST)
 _FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
 HOST = (

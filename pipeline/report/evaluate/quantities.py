@@ -25,7 +25,16 @@ from pipeline.base.normalise import (
     rate_name,
 )
 from pipeline.base.records import NEIGHBOURS, Result, WindowKind
-from pipeline.report.evaluate.metrics import ACTIVITY, BEST_SOLO, HOST, INSTANCE_MEMORY, counted, of_instance, sampled
+from pipeline.report.evaluate.metrics import (
+    ACTIVITY,
+    BEST_SOLO,
+    ENERGY_VS_ALONE,
+    HOST,
+    INSTANCE_MEMORY,
+    counted,
+    of_instance,
+    sampled,
+)
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 
@@ -37,6 +46,9 @@ _RECORDED = (
 )
 """What a row's run has under the same name, beside what counts work and what listeners give."""
 
+ENERGY, ENERGY_ABOVE_IDLE = "energy_j", "energy_above_idle_j"
+"""Of the whole GPU in the window, and without what it takes with nothing on it."""
+
 BaselineKey = tuple[object, ...]
 
 
@@ -46,9 +58,11 @@ class BlockBaselines(Baselines[Row, JobRow]):
 
     Attributes:
         by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
+        by_job: the rows of jobs that ran alone, by workload digest.
     """
 
     by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
+    by_job: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
 
     def in_step_modes(self, job: JobRow) -> list[JobRow]:
         """A job's program alone, in each of its step modes; none of a program that has no step modes."""
@@ -72,6 +86,7 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
         mine = found[baseline_key(row)]
         mine.add(row, _digests(row), row.jobs)
         for job in row.jobs if row.degree == 1 else ():
+            mine.by_job[job.digest].append(row)
             if labels.STEP_MODE in job.params:
                 mine.by_program[labels.program_of(job.params)].append(job)
     return dict(found)
@@ -88,13 +103,13 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     found = {name: row.metrics[name] for name in (*_RECORDED, *counted(row), *sampled(row)) if name in row.metrics}
     if row.window is WindowKind.STEADY:
         found.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
-    energy_j = row.metrics.get("energy_j")
-    if energy_j and "energy_above_idle_j" in row.metrics:
-        share = row.metrics["energy_above_idle_j"] / energy_j
+    energy_j = row.metrics.get(ENERGY)
+    if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
+        share = row.metrics[ENERGY_ABOVE_IDLE] / energy_j
         for unit in units.units_in(row.metrics):
             if units.energy_of(unit) in found:
                 found[units.energy_above_idle_of(unit)] = share * found[units.energy_of(unit)]
-    found |= _epochs(row, baselines) | _of_instances(row)
+    found |= _epochs(row, baselines) | _of_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalised(row, alone, baselines.total_time_s(row))
     step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
@@ -102,6 +117,56 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
         figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
     return found | figures | _slowdowns(row, alone)
+
+
+def modelled_energy(label: str) -> str:
+    """The quantity of a mix that is the energy above idle of one unit of a job's work there: a model."""
+    return f"energy_above_idle_per_unit_of_{label}_model_j"
+
+
+def energy_alone(label: str) -> str:
+    """The same of the job alone, which was measured."""
+    return f"energy_above_idle_per_unit_of_{label}_alone_j"
+
+
+def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
+    """Energy over that of the same work by each job alone; of a mix also each workload's part, which is a model.
+
+    A GPU counts the energy of all that runs on it. The model gives each job of a mix as much more, or less, above idle
+    than alone as all of them took together: `E / sum(w_i e_i)` times its own `e_i`, of `w_i` work.
+    """
+    if row.is_sequential or row.neighbours:
+        return {}
+    name_of = [rate_name(row.window, job.unit) for job in row.jobs]
+    alone = [
+        mean_of([solo.metrics | solo.jobs[0].metrics for solo in baselines.by_job[job.digest]]) for job in row.jobs
+    ]
+    work = [
+        1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
+        for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
+    ]
+    found = {}
+    if (against := _over(row.metrics, alone, work, ENERGY)) is not None:
+        found[ENERGY_VS_ALONE] = against
+    grown = _over(row.metrics, alone, work, ENERGY_ABOVE_IDLE) if row.is_mix else None
+    for job, solo in zip(row.jobs, alone, strict=True) if grown is not None else ():
+        if (each := solo.get(units.energy_above_idle_of(job.unit))) is not None:
+            found |= {energy_alone(job.label): each, modelled_energy(job.label): grown * each}
+    return found
+
+
+def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> float | None:
+    return figures[name] / of[name] if name in figures and of.get(name) else None
+
+
+def _over(
+    figures: Mapping[str, float], alone: Sequence[Mapping[str, float]], work: Sequence[float | None], name: str
+) -> float | None:
+    """An energy of a group over that of its work by each job alone; `None` unless all of it is known."""
+    parts = [share * solo[name] for share, solo in zip(work, alone, strict=True) if share is not None and name in solo]
+    if name not in figures or len(parts) < len(work) or sum(parts) <= 0:
+        return None
+    return figures[name] / sum(parts)
 
 
 def _of_instances(row: Row) -> dict[str, float]:

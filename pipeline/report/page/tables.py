@@ -19,6 +19,7 @@ from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.instances import instance_table
+from pipeline.report.page.mix_energy import mix_energy_table
 from pipeline.report.page.scaling import neighbour_table, scaling_table
 from pipeline.report.page.services import beside_table, objective_table
 from pipeline.report.page.table_format import Table, Value, Values, with_interval
@@ -48,6 +49,7 @@ def every_table(
         instance_table(study),
         objective_table(cells),
         beside_table(cells),
+        mix_energy_table(cells),
         scaling_table(cells),
         neighbour_table(cells),
         other_gpus_table(study),

@@ -13,6 +13,7 @@ from pipeline.report.evaluate.cells import cells_of, metrics_in
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import beside, gain, mixes
 from pipeline.report.page.answer import answer
+from pipeline.report.page.mix_energy import mix_energy_table
 from pipeline.report.page.services import beside_table, objective_table
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import JobRow, Row
@@ -121,3 +122,27 @@ def test_what_is_as_many_as_the_requests_is_said_once() -> None:
         "throughput_total_images_per_s",
     ]
     assert "energy_per_image_j" in eight
+
+
+def test_the_energy_of_a_mix_is_measured_and_the_part_of_each_workload_is_a_model() -> None:
+    train, ask = job(0, params("train"), 100.0), service(0, 50, 5.0)
+    alone = {"energy_j": 3000.0, "energy_above_idle_j": 2000.0, "energy_above_idle_per_sample_j": 2.0}
+    asked = {"energy_j": 1500.0, "energy_above_idle_j": 500.0, "energy_above_idle_per_request_j": 1.0}
+    both = (job(0, params("train"), 50.0, size="T"), service(1, 50, 9.0, size="I"))
+    # Half of the training and all of the requests: 1500 + 1500 J by each alone, of them 1000 + 500 above idle.
+    together = {"energy_j": 2400.0, "energy_above_idle_j": 1200.0}
+    rows = [
+        row("serial", (train,), metrics=alone),
+        row("serial", (ask,), metrics=asked),
+        row("mps", both, metrics=together),
+        row("naive", both, metrics={"energy_j": 2700.0}),
+    ]
+    assert [line[1:] for line in mix_energy_table(cells_of(study(*rows))).rows] == [
+        ("naive", "0.9", "infer bs128", "request", None, None),
+        ("naive", "0.9", "train bs128", "sample", None, None),
+        ("MPS", "0.8", "infer bs128", "request", "1", "0.8"),
+        ("MPS", "0.8", "train bs128", "sample", "2", "1.6"),
+    ]
+    assert mix_energy_table(cells_of(study(*rows[1:]))).rows == ()  # one job alone was not measured
+    neighbours = row("mps", both, metrics=together, settings=(*rows[2].settings, ("neighbours", "2 others")))
+    assert mix_energy_table(cells_of(study(*rows[:2], neighbours))).rows == ()

@@ -1,0 +1,34 @@
+"""The table of the energy that mixes took: all of it, which is measured, and each workload's part, which is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.base import units
+from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
+from pipeline.report.evaluate.quantities import energy_alone, modelled_energy
+from pipeline.report.page.table_format import Table, Values, with_interval
+
+_NOTE = (
+    "A GPU counts the energy of all that runs on it. Measured: that of the mix over that of the same work, each job "
+    "alone on the GPU, idle power included. A model: what of it each workload took. Above idle, each job is given as "
+    "much more or less than alone as the jobs of the mix took together."
+)
+
+
+def mix_energy_table(cells: Sequence[Cell]) -> Table:
+    """Each workload of each mix whose energy, and that of each of its jobs alone, was measured."""
+    rows: list[Values] = []
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
+        if ENERGY_VS_ALONE not in cell.estimates:
+            continue
+        ratio = with_interval(cell.estimates[ENERGY_VS_ALONE])
+        for label, params in dict(zip(cell.case.workloads, cell.case.params, strict=True)).items():
+            by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
+            figures = [with_interval(cell.estimate(values)) if values else None for values in by_block]
+            one = units.one_in_words(params.get(units.PARAM, units.SAMPLES))
+            rows.append((cell.case.label, cell.mode, ratio, label, one, *figures))
+    of_each = ("J above idle for one, alone", "J above idle for one, in the mix (a model)")
+    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *of_each)
+    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _NOTE)
