@@ -82,13 +82,17 @@ def number_written(path: Path) -> int:
 
 
 def _can_be(found: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Whether the instants that there are follow each other, and the counts are counts."""
+    """Whether the instants that there are follow each other, and the counts are counts.
+
+    When an answer was begun, and when it began to come, is not known of every server.
+    """
     import numpy as np
 
     intended, sent, begun, first, done = (found[name] for name, _ in RECORD[:5])
     follow = (intended > 0) & (intended <= sent)
-    follow &= np.where(begun > 0, sent <= begun, (begun == 0) & (done == 0))
-    follow &= np.where(done > 0, begun <= done, done == 0)
-    follow &= np.where(first > 0, (begun <= first) & (begun > 0) & ((first <= done) | (done == 0)), first == 0)
+    begun_or_sent = np.where(begun > 0, begun, sent)
+    follow &= np.where(begun > 0, sent <= begun, begun == 0)
+    follow &= np.where(done > 0, begun_or_sent <= done, done == 0)
+    follow &= np.where(first > 0, (begun_or_sent <= first) & ((first <= done) | (done == 0)), first == 0)
     can: NDArray[np.bool_] = follow & (found["tokens"] >= 0) & (found["batch"] >= 1)
     return can

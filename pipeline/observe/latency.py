@@ -111,6 +111,9 @@ def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
     """Over time, in equal intervals: mean latency of the requests due then, answers a second, and those waiting."""
     import numpy as np
 
+    if not len(requests):  # none of its records can be
+        return {}
+
     first_ns = int(requests["intended_ns"][0])
     last_ns = int(max(requests["intended_ns"][-1], requests["done_ns"].max())) + 1
     count = min(SERIES_POINTS, max(1, len(requests) // 20))

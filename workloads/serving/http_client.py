@@ -1,18 +1,20 @@
 """Sends requests over HTTP: a process of its own, which never waits for an answer. Standard library only.
 
-    python http_client.py PORT ARRIVAL RATE SEED COUNT OUTSTANDING
+    python http_client.py SERVER PORT ARRIVAL RATE SEED COUNT OUTSTANDING
 
-ARRIVAL is poisson or constant, with a RATE, or closed, with so many clients; COUNT is 0 without an end. Standard input
-brings the number of bodies, each with its size before it, and then the start, an instant of CLOCK_MONOTONIC; all of
-them as 8 bytes. A request has a connection of its own while it waits, of which as many are made as there are to wait.
-What became of each goes to standard output, as records of `client.REQUEST`. When standard input closes, no more is
-sent; what is not answered when the server closes the connections is recorded as such.
+SERVER is ours, whose answers say what became of a request there, or other, whose answers are whatever it says. ARRIVAL
+is poisson or constant, with a RATE, or closed, with so many clients; COUNT is 0 without an end. Standard input brings
+the number of requests, each with its size before it, and then the start, an instant of CLOCK_MONOTONIC; all of them as
+8 bytes. A request has a connection of its own while it waits, of which as many are made as there are to wait.
+What became of each goes to standard output, as records of `client.REQUEST`, after one of zeros. When standard input
+closes, no more is sent; what is not answered when the server closes the connections is recorded as such.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import select
 import socket
@@ -34,7 +36,12 @@ if TYPE_CHECKING:
 
 REPLY = struct.Struct("<qqii")
 """When the computation began, when the first token was there, tokens, requests that were computed together."""
-_END_OF_HEAD = b"\r\n\r\n"
+READY = bytes(REQUEST.size)
+"""Written before the first record, when everything is there that is to be sent."""
+
+_END_OF_HEAD, _LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
+_TOKENS = re.compile(rb'"completion_tokens": *(\d+)')
 
 
 class _Connection:
@@ -73,9 +80,14 @@ class _Connection:
         head, has_ended, body = self.received.partition(_END_OF_HEAD)
         if has_ended and not head.startswith(b"HTTP/1.1 200 "):
             raise ConnectionError
+        return self._record(head, body) if has_ended else None
+
+    def _record(self, head: bytes, body: bytes) -> bytes | None:
         if len(body) < REPLY.size:
             return None
-        begun_ns, first_ns, tokens, batch = REPLY.unpack(body)
+        return self._packed(*REPLY.unpack(body))
+
+    def _packed(self, begun_ns: int, first_ns: int, tokens: int, batch: int) -> bytes:
         return REQUEST.pack(self.intended_ns, self.sent_ns, begun_ns, first_ns, time.monotonic_ns(), tokens, batch)
 
     def record_of_none(self) -> bytes:
@@ -83,13 +95,36 @@ class _Connection:
         return REQUEST.pack(self.intended_ns, self.sent_ns, 0, 0, 0, 0, 1)
 
 
+class _ToOther(_Connection):
+    """A connection to a server that knows nothing of us. What it streams has its first token when its first part comes.
+
+    How many tokens an answer has is what it says of itself, as servers with OpenAI's interface do.
+    """
+
+    def send(self, intended_ns: int, request: bytes) -> None:
+        self._first_ns = 0
+        super().send(intended_ns, request)
+
+    def _record(self, head: bytes, body: bytes) -> bytes | None:
+        fields = head.lower() + b"\r\n"
+        is_stream = b"\r\ntransfer-encoding: chunked\r\n" in fields
+        if is_stream and body and not self._first_ns:
+            self._first_ns = time.monotonic_ns()
+        size = _CONTENT_LENGTH.search(fields)
+        if not (body.endswith(_LAST_CHUNK) if is_stream else size is not None and len(body) >= int(size[1])):
+            return None
+        said = _TOKENS.findall(body)
+        return self._packed(0, self._first_ns, int(said[-1]) if said else 0, 1)
+
+
+_SERVERS = {"ours": _Connection, "other": _ToOther}
+
+
 class Client:
     """Sends what is due and takes the answers as they come."""
 
-    def __init__(self, port: int, bodies: Sequence[bytes], out: int) -> None:
-        head = "POST /{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
-        self._requests = [head.format(number, len(body)).encode() + body for number, body in enumerate(bodies)]
-        self._port, self._out = port, out
+    def __init__(self, server: str, port: int, requests: Sequence[bytes], out: int) -> None:
+        self._kind, self._port, self._requests, self._out = _SERVERS[server], port, requests, out
         self._events = select.epoll()
         self._free: list[_Connection] = []
         self._busy: dict[int, _Connection] = {}
@@ -112,7 +147,7 @@ class Client:
     def _connected(self) -> _Connection | None:
         """Return a new connection; `None` if the system has no more."""
         try:
-            connection = _Connection(self._port)
+            connection = self._kind(self._port)
         except OSError:
             return None
         self._events.register(connection.socket.fileno(), select.EPOLLIN)
@@ -195,14 +230,15 @@ def _read(size: int) -> bytes:
     return data
 
 
-def main(port: int, arrival: str, rate_per_s: float, seed: int, count: int, outstanding: int) -> None:
+def main(server: str, port: int, arrival: str, rate_per_s: float, seed: int, count: int, outstanding: int) -> None:
     """Send as the command line says."""
     generator.sharpen_timer()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
     (number,) = START.unpack(_read(START.size))
-    bodies = [_read(START.unpack(_read(START.size))[0]) for _ in range(number)]
-    client = Client(port, bodies, 1)
+    requests = [_read(START.unpack(_read(START.size))[0]) for _ in range(number)]
+    client = Client(server, port, requests, 1)
+    os.write(1, READY)
     (start_ns,) = START.unpack(_read(START.size))
     if arrival == "closed":
         while (left_ns := start_ns - time.monotonic_ns()) > 0:
@@ -215,4 +251,4 @@ def main(port: int, arrival: str, rate_per_s: float, seed: int, count: int, outs
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, EOFError):
-        main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), *map(int, sys.argv[4:7]))
+        main(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), *map(int, sys.argv[5:8]))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import resource
+import functools
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,10 +16,8 @@ import uvicorn
 
 from workloads import client
 from workloads.serving.arrivals import Answer, AnyRequest, Posted
-from workloads.serving.generator import START
 from workloads.serving.http_client import REPLY
-
-_CLIENT = Path(__file__).with_name("http_client.py")
+from workloads.serving.sender import Sender
 
 
 class HttpLoop:
@@ -45,14 +40,23 @@ class HttpLoop:
         count: int,
         outstanding: int,
     ) -> None:
-        self._job, self._bodies = job, bodies
-        self._argv = [arrival, repr(rate_per_s), str(seed), str(count), str(outstanding)]
+        head = "POST /{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
+        requests = [head.format(number, len(body)).encode() + body for number, body in enumerate(bodies)]
+        self._sender_of = functools.partial(
+            Sender,
+            job,
+            "ours",
+            requests=requests,
+            arrival=arrival,
+            rate_per_s=rate_per_s,
+            seed=seed,
+            count=count,
+            outstanding=outstanding,
+        )
         self._come: deque[Posted] = deque()
         self._has_come = threading.Event()
 
     def __enter__(self) -> HttpLoop:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
         # With its protocol said: else asyncio does not switch off Nagle's algorithm, and each answer waits 40 ms.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
@@ -67,16 +71,7 @@ class HttpLoop:
         self._server = uvicorn.Server(config)
         self._serving = threading.Thread(target=self._server.run, args=([listening],), name="http", daemon=True)
         self._serving.start()
-        argv = [sys.executable, "-S", "-E", str(_CLIENT), str(listening.getsockname()[1]), *self._argv]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._process.stdin is not None
-        self._input = self._process.stdin
-        self._input.write(START.pack(len(self._bodies)))
-        for body in self._bodies:
-            self._input.write(START.pack(len(body)) + body)
-        self._input.flush()
-        self._recording = threading.Thread(target=self._record, name="requests", daemon=True)
-        self._recording.start()
+        self._sender = self._sender_of(port=listening.getsockname()[1])
         return self
 
     def __exit__(
@@ -85,13 +80,11 @@ class HttpLoop:
         self.stop()
         self._server.should_exit = self._server.force_exit = True
         self._serving.join()
-        self._process.wait()
-        self._recording.join()
+        self._sender.join()
 
     def begin(self, start_ns: int) -> None:
         """Let requests come from an instant on."""
-        self._input.write(START.pack(start_ns))
-        self._input.flush()
+        self._sender.begin(start_ns)
 
     def take(self, timeout_s: float = 0.0) -> Sequence[Posted]:
         """Return what has come; if nothing has, wait so long for it.
@@ -101,8 +94,8 @@ class HttpLoop:
         """
         if not self._come and timeout_s > 0:
             self._has_come.wait(timeout_s)
-            if not self._come and not self._input.closed and self._process.poll() is not None:
-                raise RuntimeError(f"the process that sends requests ended with status {self._process.returncode}")
+            if not self._come:
+                self._sender.check()
         self._has_come.clear()
         return [self._come.popleft() for _ in range(len(self._come))]
 
@@ -116,11 +109,11 @@ class HttpLoop:
 
     def may_come(self) -> bool:
         """Return whether who asks still waits for answers."""
-        return self._process.poll() is None
+        return self._sender.is_waiting()
 
     def stop(self) -> None:
         """Let no more requests come; `take` returns those that were sent before."""
-        self._input.close()
+        self._sender.stop()
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         body, is_whole = b"", False
@@ -141,9 +134,3 @@ class HttpLoop:
         headers = [(b"content-length", str(len(said)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": said})
-
-    def _record(self) -> None:
-        assert self._process.stdout is not None
-        while len(record := self._process.stdout.read(client.REQUEST.size)) == client.REQUEST.size:
-            intended_ns, sent_ns, begun_ns, first_ns, done_ns, tokens, batch = client.REQUEST.unpack(record)
-            self._job.request(intended_ns, sent_ns, begun_ns, done_ns, first_ns, tokens, batch)

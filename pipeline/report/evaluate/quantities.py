@@ -138,9 +138,8 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     if row.is_sequential or row.neighbours:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
-    alone = [
-        mean_of([solo.metrics | solo.jobs[0].metrics for solo in baselines.by_job[job.digest]]) for job in row.jobs
-    ]
+    solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
+    alone = [mean_of([solo.metrics | solo.jobs[0].metrics for solo in each]) for each in solos]
     work = [
         1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
         for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
@@ -148,8 +147,10 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     found = {}
     if (against := _over(row.metrics, alone, work, ENERGY)) is not None:
         found[ENERGY_VS_ALONE] = against
-    grown = _over(row.metrics, alone, work, ENERGY_ABOVE_IDLE) if row.is_mix else None
-    for job, solo in zip(row.jobs, alone, strict=True) if grown is not None else ():
+    grown = _over(row.metrics, alone, work, ENERGY_ABOVE_IDLE)
+    if grown is None or not row.is_mix:
+        return found
+    for job, solo in zip(row.jobs, alone, strict=True):
         if (each := solo.get(units.energy_above_idle_of(job.unit))) is not None:
             found |= {energy_alone(job.label): each, modelled_energy(job.label): grown * each}
     return found

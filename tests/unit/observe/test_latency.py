@@ -131,12 +131,19 @@ def test_tokens_have_a_first_and_a_time_each(tmp_path):
     assert found["per_token_p95_ms"] == 5
 
 
+def test_of_a_server_that_says_nothing_of_itself_only_the_whole_is_known(tmp_path):
+    rows = [(at, at, 0, at + 31 * MS, at + 11 * MS, 5) for at in range(S, 2 * S, 10 * MS)]
+    found = latency.figures(recorded(tmp_path, rows), (S, 2 * S))
+    assert (found["latency_mean_ms"], found["first_token_mean_ms"], found["per_token_mean_ms"]) == (31, 11, 5)
+    assert not {"queue_mean_ms", "service_mean_ms", "batch_mean_requests"} & set(found)
+
+
 def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
     good, path = (S, S, S, S + MS), tmp_path / client.REQUESTS_FILE
     impossible = [
         (S, S - 1, S, S),
         (S, S, S, S - 1),
-        (S, S, 0, S),
+        (S, S + 2, 0, S + 1),
         (0, S, S, S),
         (S, S, S, S, S + 1),
         (S, S, S, S, 0, -1),
@@ -147,6 +154,7 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
     torn = requests.read(path)
     assert torn is not None
     assert (len(torn), torn.damaged) == (1, len(impossible))
+    assert latency.series(recorded(tmp_path / "all", impossible)) == {}
     path.write_bytes(b"torn")
     assert requests.read(path) is None
     path.unlink()

@@ -1,0 +1,51 @@
+"""A server that streams tokens as servers of language models do: `python json_server.py PORT [SECONDS_UNTIL_READY]`."""
+
+import json
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+READY_S = time.monotonic() + float(sys.argv[2] if len(sys.argv) > 2 else 0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with as many tokens as are asked for: /whole at once, /stream in parts.
+
+    /slow takes a minute, which is noted in a file.
+    """
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if time.monotonic() < READY_S:
+            self.send_error(503)
+            return
+        if self.path == "/slow":
+            with open(asked["note"], "a") as file:
+                file.write("x")
+            time.sleep(60)
+        usage = json.dumps({"usage": {"completion_tokens": asked["max_tokens"]}}).encode()
+        self.send_response(200)
+        if self.path == "/stream":
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for part in (b"data: {}\n\n", b"data: " + usage + b"\n\n"):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                self.wfile.flush()
+                time.sleep(0.01)
+            self.wfile.write(b"0\r\n\r\n")
+        else:
+            self.send_header("Content-Length", str(len(usage)))
+            self.end_headers()
+            self.wfile.write(usage)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+ThreadingHTTPServer.daemon_threads = True
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

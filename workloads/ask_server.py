@@ -1,0 +1,255 @@
+"""Starts a server of any make and asks it over HTTP, as a job or by hand: `python workloads/ask_server.py --help`.
+
+The server is a command that listens on the port it is given: vLLM, Ray Serve, Triton, one's own. Requests are lines of
+a file, sent again and again in their order; each must be answered by status 200. What the answers say is not checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import logging
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":
+    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from workloads import client, program
+from workloads.program import count, positive
+from workloads.serving.sender import Sender
+from workloads.serving.server import DRAIN_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PORT = "{port}"
+"""Stands in the command for the port that the server is to listen on."""
+
+_TERM_S = 10.0
+_LOOK_S = 0.05
+_SHOWN_BYTES = 300
+_NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
+"""What servers answer while they load: some know no path before the model behind it is there."""
+_RECORDED = ("command", "path", "arrival", "rate_per_s", "outstanding", "warmup_requests", "seed")
+_log = logging.getLogger(__name__)
+
+
+def build_parser() -> program.Parser:
+    """Return the parser of the command line."""
+    parser = program.Parser(description="Start a server and ask it over HTTP.")
+    flag = parser.add_argument
+    flag("--command", required=True, help=f"the server, split as a shell would; {PORT} is the port to listen on")
+    flag("--path", default="/", help="what is asked")
+    flag("--requests-file", type=Path, help="a request a line: its body, JSON (default: GET without a body)")
+    flag("--ready-s", type=float, default=600.0, help="how long the server may take until it answers")
+    flag("--arrival", default="closed", choices=["closed", "poisson", "constant"],
+         help="closed: a client sends its next request when it has its answer")  # fmt: skip
+    flag("--rate-per-s", type=float, help="requests a second, of poisson and constant")
+    flag("--outstanding", type=positive, default=1, help="clients of closed")
+    flag("--requests", type=positive, default=1000, help="requests an epoch")
+    flag("--warmup-requests", type=positive, default=20)
+    flag("--seed", type=count, default=0)
+    flag("--device", default="auto", choices=["auto", "cuda", "cpu"], help="for the sake of other programs: not used")
+    flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
+    return parser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line's values.
+
+    Raises:
+        UsageError: an argument is wrong, or two exclude each other.
+    """
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if PORT not in args.command:
+        parser.error(f"--command {args.command!r} does not say where the port goes: write {PORT} in its place")
+    if (args.arrival == "closed") != (args.rate_per_s is None):
+        parser.error("--rate-per-s belongs to --arrival poisson and constant, which need it")
+    return args
+
+
+def main() -> None:
+    """Ask as the command line says."""
+    program.run_program(parse(), build_parser(), run)
+
+
+def run(args: argparse.Namespace, job: client.NullJob) -> None:
+    """Start the server, wait until it answers, warm it up, wait for the group, ask.
+
+    Raises:
+        RuntimeError: it does not answer, or ends.
+    """
+    with ExitStack() as stack:
+        job.phase("build")
+        port = free_port()
+        server = stack.enter_context(RunningServer(args.command, port))
+        facts = program.recorded(args, _RECORDED)
+        job.param(**{name: value for name, value in facts.items() if value is not None})
+        bodies = read_bodies(args.requests_file)
+        job.param(distinct_requests=len(bodies))
+        server.wait_until_it_answers(args.path, bodies[0], args.ready_s)
+        job.phase("warmup")
+        for number in range(args.warmup_requests):
+            server.ask(args.path, bodies[number % len(bodies)])
+        sender = Sender(
+            job,
+            "other",
+            port,
+            [with_head(args.path, body, port) for body in bodies],
+            arrival=args.arrival,
+            rate_per_s=args.rate_per_s or 0.0,
+            seed=args.seed * 1000 + job.index,  # equal jobs must not be asked at equal instants
+            count=args.requests * args.epochs,
+            outstanding=args.outstanding,
+        )
+        job.ready()
+        job.phase("serve")
+        _ask(args, job, server, sender)
+        sender.stop()
+        end_s = time.monotonic() + DRAIN_S
+        while sender.is_waiting() and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        server.end()  # which closes the connections of what was not answered
+        sender.join()
+
+
+def _ask(args: argparse.Namespace, job: client.NullJob, server: RunningServer, sender: Sender) -> None:
+    began_ns = time.monotonic_ns()
+    sender.begin(began_ns)
+    for number in range(1, args.epochs + 1) if args.epochs else (0,):
+        while not job.stopping and (not number or sender.num_over < number * args.requests):
+            job.wait_stop(_LOOK_S)
+            server.check()
+            if not sender.is_waiting():
+                sender.join()
+                if not number or sender.num_over < number * args.requests:
+                    sender.check()
+        if number:
+            now_ns = time.monotonic_ns()
+            job.epoch(number, (now_ns - began_ns) / 1e9)
+            began_ns = now_ns
+
+
+class RunningServer:
+    """A server that runs while the context is entered."""
+
+    def __init__(self, command: str, port: int) -> None:
+        self._words = [word.replace(PORT, str(port)) for word in shlex.split(command)]
+        self._port = port
+
+    def __enter__(self) -> RunningServer:
+        try:
+            self._process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            raise RuntimeError(f"the server cannot be started: {shlex.join(self._words)}: {error.strerror}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End it; after a while without its consent."""
+        self._process.terminate()
+        try:
+            self._process.wait(_TERM_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def check(self) -> None:
+        """Look whether it runs.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
+        if (status := self._process.poll()) is not None:
+            raise RuntimeError(f"the server ended with status {status}: {shlex.join(self._words)}")
+
+    def wait_until_it_answers(self, path: str, body: bytes | None, ready_s: float) -> None:
+        """Ask until there is an answer.
+
+        Raises:
+            RuntimeError: it refuses the request, has ended, or does not answer in time.
+        """
+        end_s, said = time.monotonic() + ready_s, "nothing listens"
+        while time.monotonic() < end_s:
+            self.check()
+            try:
+                status, text = self._said(path, body, end_s - time.monotonic())
+            except OSError as error:
+                said = f"nothing listens ({error})"
+            except http.client.HTTPException as error:
+                raise RuntimeError(f"the server on port {self._port} does not speak HTTP: {error!r}") from error
+            else:
+                if status == 200:
+                    return
+                said = f"status {status}: {text}"
+                if status not in _NOT_YET:
+                    raise RuntimeError(f"the server refuses {path}: {said}")
+            time.sleep(_LOOK_S)
+        raise RuntimeError(f"the server did not answer {path} on port {self._port} within {ready_s:g} s: {said}")
+
+    def ask(self, path: str, body: bytes | None) -> None:
+        """Ask once.
+
+        Raises:
+            RuntimeError: the answer is not of status 200.
+        """
+        status, text = self._said(path, body, None)
+        if status != 200:
+            raise RuntimeError(f"the server refuses {path}: status {status}: {text}")
+
+    def _said(self, path: str, body: bytes | None, timeout_s: float | None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
+        try:
+            connection.request(*_request(path, body))
+            response = connection.getresponse()
+            return response.status, response.read()[:_SHOWN_BYTES].decode(errors="replace")
+        finally:
+            connection.close()
+
+
+def _request(path: str, body: bytes | None) -> tuple[str, str, bytes | None, dict[str, str]]:
+    return ("GET", path, None, {}) if body is None else ("POST", path, body, {"Content-Type": "application/json"})
+
+
+def with_head(path: str, body: bytes | None, port: int) -> bytes:
+    """Return a request as it is sent."""
+    method, path, _, fields = _request(path, body)
+    fields |= {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(body or b""))}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
+
+
+def read_bodies(file: Path | None) -> Sequence[bytes | None]:
+    """Return the body of each request; `None` for a request without.
+
+    Raises:
+        ValueError: the file holds none.
+    """
+    if file is None:
+        return [None]
+    bodies = [line for line in file.read_bytes().splitlines() if line.strip()]
+    if not bodies:
+        raise ValueError(f"{file} holds no request")
+    return bodies
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on; the kernel gives such ports in turn."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
