@@ -104,6 +104,7 @@ def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, 
         "eval.py": "",
         "environment.yml": "{channels: [conda-forge], dependencies: [python]}",
         "requirements.txt": "",
+        "asks.jsonl": "{}",
     }.items():
         (tmp_path / name).write_text(text)
     for program in ("nsys", "ncu"):
@@ -172,7 +173,7 @@ def test_the_page_of_configuration_has_every_key_with_its_default(compose):
             "infer_tiny",
             "tiny_text",
             "micro",
-            "particles",
+            "particles", "server",
             "framework",
         ],
         "env": ["current", "conda", "venv", "existing"],

@@ -139,7 +139,7 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
-    alone = [mean_of([solo.metrics | solo.jobs[0].metrics for solo in each]) for each in solos]
+    alone = [mean_of([{**solo.metrics, **solo.jobs[0].metrics} for solo in each]) for each in solos]
     work = [
         1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
         for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
