@@ -31,7 +31,7 @@ from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes, readings, replay
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import StateFile, start_ticks
+from pipeline.simulation.machine.state import RECORDED, RELEASES, StateFile, start_ticks
 from pipeline.simulation.mps import control
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
@@ -199,18 +199,23 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     machine = simulated[0].machine
     if any(gpu.machine != machine for gpu in simulated):
         raise ConfigError("gpu.machine applies to the whole study and cannot be swept")
+    driver = _driver(simulated)
     path = None if machine is None else expanded("gpu.machine", machine).resolve()
     model_names = _model_names(simulated)
     recorded = _recording(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):
-        StateFile(path).keep(model_names)
+        found = StateFile(path).keep(model_names, driver or RECORDED).branch
+        if driver not in (None, found):
+            raise ConfigError(
+                f"gpu.machine={machine} was made with driver {found}, not gpu.driver={driver}: choose another file"
+            )
         with kept(path, recorded) as rehearsal, rehearsal.recording_at_hand():
             yield rehearsal
         return
     with _own_folder() as folder:
         state_file = StateFile(folder / "machine.json")
-        state_file.create(model_names)
+        state_file.create(model_names, branch=driver or RECORDED)
         with installed(state_file.path):
             rehearsal = Rehearsal(state_file, _programs(state_file, folder / "bin"), recorded)
             with rehearsal.recording_at_hand():
@@ -265,6 +270,17 @@ def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
         name = _model_name(gpu)
         counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]
+
+
+def _driver(gpus: Sequence[GpuConfig]) -> str | None:
+    """The driver that the machine is to have; `None` if nothing is asked for."""
+    asked = {gpu.driver for gpu in gpus}
+    if len(asked) > 1:
+        raise ConfigError("gpu.driver applies to the whole study and cannot be swept")
+    (driver,) = asked
+    if driver not in (None, *RELEASES):
+        raise ConfigError(f"gpu.driver={driver}: a simulated machine has one of {', '.join(RELEASES)}")
+    return driver
 
 
 def _asked(config: GpuConfig) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Fails a study at each of its side effects, one after another, and looks at what is left.
 
-    python -m tests.fail_everywhere --scenario naive mps mig mig_mps by_hand --how exception sigterm sigkill --stride 1
+    python -m tests.fail_everywhere --scenario naive mps mps_static mig --how exception sigterm sigkill --stride 1
 
 A side effect is what the orchestrator does to the machine from the moment on which it holds the GPU: a process that it
 starts or signals, a file or folder that it writes, renames or removes, a socket that it binds. At the k-th one it gets
@@ -30,12 +30,13 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.machine.state import Gpu, StateFile
 from tests import forks
 
-SCENARIOS = ("naive", "mps", "mig", "mig_mps")
+SCENARIOS = ("naive", "timeslice", "mps", "mps_static", "mig", "mig_mps")
 BY_HAND = "by_hand"
 HOWS = ("exception", "sigterm", "sigkill")
 _VARIABLE = "FAIL_EVERYWHERE"
 _LAST_S = 20.0
 _LAYOUT = "3g,1g"
+_OPTIONS = {"timeslice": ["scenario.timeslice=short"]}
 _SHORT = ["baseline=never", "window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=60", "limits.stop_s=60"]
 # In the orchestrator, before run.py or a module of the project: counts what it does, and fails once.
 _CHILD = """
@@ -103,13 +104,14 @@ class Bench:
         if template_store is not None:
             shutil.copytree(template_store, self.root)
         (folder / "child.py").write_text(_CHILD)
-        StateFile(self.machine).keep(["a100_40gb"])
+        StateFile(self.machine).keep(["a100_40gb"], "615")
         (folder / "locks").mkdir()
 
     def study(self, scenario: str, at: int, how: str, mark: str) -> subprocess.CompletedProcess[str]:
         """Run one group that fails at its `at`-th side effect; at 0 it does not."""
         arguments = [
             f"scenario={scenario}",
+            *_OPTIONS.get(scenario, []),
             "degree=2",
             *_SHORT,
             "workload=toy",

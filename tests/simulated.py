@@ -12,7 +12,7 @@ from pipeline.clean.journal import Journal
 from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Fault, Gpu, StateFile
+from pipeline.simulation.machine.state import RECORDED, Fault, Gpu, StateFile
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:
@@ -44,6 +44,7 @@ class Machine:
         *models: str,
         is_on: bool = False,
         locks: Path | None = None,
+        branch: str = RECORDED,
         **of: Any,
     ) -> Self:
         """A machine with these GPUs (an A100 if none is named), whose files lie in `folder`.
@@ -56,11 +57,12 @@ class Machine:
             models: one a GPU.
             is_on: whether GPU 0 is in MIG mode.
             locks: `folder` if not given.
+            branch: of the driver.
             of: attributes of the derived class.
         """
         folder.mkdir(exist_ok=True)
         file = StateFile(folder / "machine.json")
-        file.keep(models or ["a100_40gb"])
+        file.keep(models or ["a100_40gb"], branch)
         if is_on:
             Driver(file).set_mig_mode(0, is_on=True)
         programs = {name: str(path) for name, path in write_programs(folder / "bin", file.path).items()}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
-PROFILE, PERCENTAGE = "mig_profile", "mps_active_thread_percentage"
-"""What the place of a job says of a MIG device, and under a limit of MPS."""
+PROFILE, PERCENTAGE, PARTITION = "mig_profile", "mps_active_thread_percentage", "mps_multiprocessors"
+"""What the place of a job says of a MIG device, under a limit of MPS, and in a static partition of MPS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,11 @@ class Mode:
         word: how the label of a group begins; what the group got or was asked for follows.
         colour, dark_colour: of its bars and lines, on light and on dark ground.
         marker: of its lines, as matplotlib has it.
-        placed_by: what the place of each job must say for the label (`PROFILE`, `PERCENTAGE`); empty for nothing.
+        placed_by: what the place of each job must say for the label (`PROFILE`, `PERCENTAGE`, `PARTITION`); empty for
+            nothing.
         counts_instances: whether the label says how many instances there are.
         unlimited: what the label says where neither places nor options do.
+        said_by: an option of which the label says the value alone; empty for none.
         unnamed: options that tell no groups apart: the label says it already.
     """
 
@@ -39,6 +41,7 @@ class Mode:
     placed_by: str = ""
     counts_instances: bool = False
     unlimited: str = ""
+    said_by: str = ""
     unnamed: tuple[str, ...] = ()
 
     @property
@@ -57,12 +60,24 @@ def is_program(option: str) -> bool:
     return option == "program" or option.endswith("_program")
 
 
-# Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast".
+# Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast" and the teal
+# of "muted".
 SERIAL = Mode("serial", "serial", "serial", "#cfcfcb", "#6c6c70")
 NAIVE = Mode("naive", "naive", "naive", "#ddaa33", "#e3b341")
+TIMESLICE = Mode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", said_by="timeslice")
 MPS = Mode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s")
 MPS_PERCENT = Mode(
     "mps_percent", "MPS %", "MPS", "#6699cc", "#9cc3ee", "D", placed_by=PERCENTAGE, unlimited="equal shares"
+)
+MPS_STATIC = Mode(
+    "mps_static",
+    "MPS static",
+    "MPS static",
+    "#44aa99",
+    "#6fc7b9",
+    "p",
+    placed_by=PARTITION,
+    unlimited="equal parts",
 )
 MIG = Mode("mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", placed_by=PROFILE, unnamed=("size_profile",))
 MIG_MPS = Mode(
@@ -76,7 +91,9 @@ MIG_MPS = Mode(
     counts_instances=True,
     unnamed=("num_instances",),
 )
-MODES: Mapping[str, Mode] = {mode.name: mode for mode in (SERIAL, NAIVE, MPS, MPS_PERCENT, MIG, MIG_MPS)}
+MODES: Mapping[str, Mode] = {
+    mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
+}
 """By name in the configuration; in the order of legends and tables."""
 
 SPARE_COLOURS = (("#997700", "#c9a227"), ("#228833", "#5dc26e"), ("#aa3377", "#d671ad"))

@@ -54,7 +54,7 @@ def settings(config: Config) -> None:
         _rehearsal(config)
     else:
         default = GpuConfig()
-        for key in ("count", "machine", "replay"):
+        for key in ("driver", "count", "machine", "replay"):
             if (value := getattr(config.gpu, key)) != getattr(default, key):
                 raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
 

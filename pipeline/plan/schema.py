@@ -61,6 +61,25 @@ class MpsPercentConfig(MpsConfig):
 
 
 @dataclass
+class MpsStaticConfig(MpsConfig):
+    """MPS with multiprocessors of its own for each job; `chunks` is one number for all jobs, or a list by position."""
+
+    NODE: ClassVar[str] = "mps_static"
+
+    chunks: Any = None
+
+
+@dataclass
+class TimesliceConfig(ScenarioConfig):
+    """Side by side, with this time slice."""
+
+    NODE: ClassVar[str] = "timeslice"
+
+    timeslice: str = "default"
+    program: str | None = None
+
+
+@dataclass
 class MigConfig(ScenarioConfig):
     """MIG. `profiles` decides if given, then `profile`, then `size_profile` for a mix. `layout`: `existing` or none.
 
@@ -108,6 +127,7 @@ class GpuConfig:
     # over it, and nobody would know any more that it is to be switched off.
     lock_dir: str = "/var/tmp"  # noqa: S108
     model: str | None = None
+    driver: str | None = None
     count: int = 1
     machine: str | None = None
     replay: str | None = None

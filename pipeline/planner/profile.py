@@ -25,6 +25,8 @@ VERSION = 1
 _VERSION_COLUMN = "schema_version"
 ON_INSTANCES = (modes.MIG.name, modes.MIG_MPS.name)
 """Sharing modes whose rows name an instance profile."""
+NOT_PLANNED = (modes.MPS_STATIC.name, modes.TIMESLICE.name)
+"""Sharing modes that no plan can ask for: their rows are read, and services are not placed by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class Row:
 
     Attributes:
         gpu_model: name in the table of MIG profiles (`a100_80gb`), or the driver's if that table has none.
-        sharing_mode: name in the configuration (`naive`, `mps`, `mps_percent`, `mig`, `mig_mps`).
+        sharing_mode: name in the configuration (`naive`, `mps`, `mps_percent`, `mps_static`, `mig`, `mig_mps`, ...).
         instance_profile: of the MIG instance (`3g.40gb`); `None` where the mode has none.
         share_percent: of the multiprocessors, to which MPS limits each process; `None` without a limit.
         processes: running in the instance, or on the GPU, at the same time.

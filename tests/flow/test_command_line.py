@@ -52,7 +52,7 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
         (
             "scenario=nave",
             "scenario=nave: there is no such choice; did you mean naive? "
-            "There are mig, mig_mps, mps, mps_percent, naive, serial",
+            "There are mig, mig_mps, mps, mps_percent, mps_static, naive, serial, timeslice",
         ),
         ("listeners=[nvml,foo]", "listeners: there is no choice foo; there are dcgm, gpm, host, nvml, smi"),
         ("rehearse=tiny", "rehearse=...: nothing is chosen there yet; write +rehearse=..., one of tiny"),

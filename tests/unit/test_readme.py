@@ -165,7 +165,7 @@ def written(value):
 
 def test_the_page_of_configuration_has_every_key_with_its_default(compose):
     options = {
-        "scenario": ["naive", "serial", "mps", "mps_percent", "mig", "mig_mps"],
+        "scenario": ["naive", "serial", "mps", "mps_percent", "mps_static", "timeslice", "mig", "mig_mps"],
         "workload": [
             "tiny",
             "resnet26_cifar10",

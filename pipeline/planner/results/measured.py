@@ -16,7 +16,7 @@ from pipeline.base import services, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import CPU_PREFIX
 from pipeline.base.mig_table import model_called
-from pipeline.base.modes import PERCENTAGE, PROFILE
+from pipeline.base.modes import PARTITION, PERCENTAGE, PROFILE
 from pipeline.base.naming import own_params
 from pipeline.base.records import Result
 from pipeline.planner import profile
@@ -136,7 +136,7 @@ def _shares(
     row: Row, names: Mapping[tuple[str, frozenset[tuple[str, str]]], str]
 ) -> Iterator[tuple[_Key, list[JobRow], int]]:
     """Each share of the GPU in a group: its key, its jobs, and how many alike there are; none of shares that differ."""
-    limits = {job.place.get(PERCENTAGE) for job in row.jobs}
+    limits = {_limit_pct(row, job) for job in row.jobs}
     if len(limits) > 1:
         return
     limit = limits.pop()
@@ -151,7 +151,7 @@ def _shares(
             workload=names[_program(first)],
             sharing_mode=row.scenario,
             instance_profile=first.place.get(PROFILE),
-            share_percent=None if limit is None else float(limit),
+            share_percent=limit,
             processes=len(jobs),
             batch=int(batch) if batch.isdigit() else None,
             device=row.device,
@@ -160,6 +160,14 @@ def _shares(
     for key, jobs in made:
         if (key.instance_profile is not None) == (key.sharing_mode in profile.ON_INSTANCES):
             yield key, jobs, sum(other == key for other, _ in made)
+
+
+def _limit_pct(row: Row, job: JobRow) -> float | None:
+    """The share of the multiprocessors to which MPS limits a job, in per cent; `None` without a limit."""
+    if PERCENTAGE in job.place:
+        return float(job.place[PERCENTAGE])
+    whole = row.facts.get("multiprocessors", "")
+    return 100 * float(job.place[PARTITION]) / int(whole) if PARTITION in job.place and whole.isdigit() else None
 
 
 def _add(found: dict[str, _Found], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:

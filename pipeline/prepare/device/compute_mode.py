@@ -22,7 +22,9 @@ EXCLUSIVE = "exclusive_process"
 def refuse(group: Group, why: str) -> None:
     """Raise ConfigError if a sharing mode that cannot use it is told to."""
     if group.gpu.exclusive_process:
-        raise ConfigError(f"gpu.exclusive_process is for scenario=mps and mps_percent: scenario={group.scenario} {why}")
+        raise ConfigError(
+            f"gpu.exclusive_process is for scenario=mps, mps_percent and mps_static: scenario={group.scenario} {why}"
+        )
 
 
 def refuse_forbidden(group: Group, at_once: int) -> None:

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 _COMMAND_LIMIT_S = 60.0
 _LOOK_S = 0.05
 _SUDO_REFUSES = "sudo:"
-_WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c"})
+_SET_TIME_SLICE = "--set-timeslice"
+_WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c", _SET_TIME_SLICE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,13 @@ class Smi:
 
     def compute_mode(self, mode: str) -> tuple[str, ...]:
         return self.words("-i", self.uuid, "-c", mode.upper())
+
+    def time_slice(self, number: int) -> tuple[str, ...]:
+        return self.words("compute-policy", "-i", self.uuid, _SET_TIME_SLICE, str(number))
+
+    def listing_of_policies(self) -> tuple[str, ...]:
+        """Needs no administrator."""
+        return (self.program, "compute-policy", "-i", self.uuid, "-l")
 
     def run(self, words: Sequence[str]) -> command.Completed:
         """Run one of the commands above; whether it did what it should is for the caller to read back.

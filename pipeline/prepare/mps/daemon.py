@@ -26,6 +26,9 @@ from pipeline.clean.kinds import undoes
 log = logging.getLogger(__name__)
 
 CONTROL = "nvidia-cuda-mps-control"
+# Programs that know no versions ignore it, and in those that do it counts more than an option.
+# Source: MPS documentation, release 615, mpsv3-interface.
+_PROTOCOL = "CUDA_MPS_PROTOCOL_VERSION"
 _LONGEST_SOCKET_PATH = 107  # bytes; Source: sun_path in unix(7)
 _ASK_LIMIT_S = 10.0
 _START_LIMIT_S = 60.0  # a server initialises CUDA first, which takes seconds without persistence mode
@@ -41,9 +44,10 @@ class Control:
     program: str
     pipes: Path
 
-    def ask(self, text: str) -> list[str]:
+    def ask(self, text: str, limit_s: float | None = None) -> list[str]:
         """Send one command; returns the lines of the answer, which may as well say that the command was rejected."""
-        done = command.run([self.program], stdin=f"{text}\n", environ=self.environ(), timeout_s=_ASK_LIMIT_S)
+        limit_s = _ASK_LIMIT_S if limit_s is None else limit_s
+        done = command.run([self.program], stdin=f"{text}\n", environ=self.environ(), timeout_s=limit_s)
         return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
     def list_pids(self, text: str) -> list[int]:
@@ -54,9 +58,12 @@ class Control:
         return [int(line) for line in lines]
 
     def environ(self, **further: str) -> dict[str, str]:
-        """Our environment without any word about another daemon, and with this one's pipe folder."""
+        """Our environment without any word about another daemon, and with this one's pipe folder.
+
+        It asks for the commands that are used here: from release 615 on, the program has others besides (MPS v3).
+        """
         own = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_") and k != "CUDA_VISIBLE_DEVICES"}
-        return own | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes)} | further
+        return own | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), _PROTOCOL: "2"} | further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +97,13 @@ class MpsDaemon:
 
 
 @contextmanager
-def daemon(visible_device: str, folder: Path, program: str, journal: Journal) -> Iterator[MpsDaemon]:
+def daemon(
+    visible_device: str,
+    folder: Path,
+    program: str,
+    journal: Journal,
+    divide: Callable[[Control], None] | None = None,
+) -> Iterator[MpsDaemon]:
     """Run an MPS daemon of our own, with a server that is ready, and end both.
 
     Args:
@@ -98,6 +111,7 @@ def daemon(visible_device: str, folder: Path, program: str, journal: Journal) ->
         folder: does not exist yet; pipes and logs go below it. Whoever owns its parent removes it.
         program: absolute path of the control program.
         journal: of the device; the daemon is in it before it is started.
+        divide: makes static partitions, for which the daemon is then started, before there is a server.
 
     Raises:
         SharingError: it did not become ready, or did not end.
@@ -112,7 +126,7 @@ def daemon(visible_device: str, folder: Path, program: str, journal: Journal) ->
     for path in (control.pipes, logs):
         path.mkdir(parents=True)
     with journal.undoing("mps_daemon", pipes=str(control.pipes)):
-        yield _start(control, logs, visible_device)
+        yield _start(control, logs, visible_device, divide)
 
 
 @undoes("mps_daemon", "end the MPS daemon in {pipes}", ends_processes=True)
@@ -141,7 +155,7 @@ def end_daemon(programs: Programs, pipes: str) -> None:
         )
 
 
-def _start(control: Control, logs: Path, visible_device: str) -> MpsDaemon:
+def _start(control: Control, logs: Path, visible_device: str, divide: Callable[[Control], None] | None) -> MpsDaemon:
     environ = control.environ(
         CUDA_MPS_LOG_DIRECTORY=str(logs),
         CUDA_VISIBLE_DEVICES=visible_device,
@@ -149,9 +163,12 @@ def _start(control: Control, logs: Path, visible_device: str) -> MpsDaemon:
     )
     attempt = f"starting MPS for {visible_device}"
     try:
-        command.run([control.program, "-d"], environ=environ, timeout_s=_ASK_LIMIT_S)
+        options = ["-d"] if divide is None else ["-d", "-S"]
+        command.run([control.program, *options], environ=environ, timeout_s=_ASK_LIMIT_S)
         if not _wait(lambda: _answers(control), _ASK_LIMIT_S):
             raise SharingError(f"{attempt}: the daemon does not answer{_last_words(logs)}")
+        if divide is not None:
+            divide(control)
         # Without this the first client starts the server, and the time that it takes is that job's.
         reply = control.ask(f"start_server -uid {os.getuid()}")
         server = _wait_active(control)

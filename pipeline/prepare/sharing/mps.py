@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import of_group
+from pipeline.base.protocols import Slots
 from pipeline.base.records import Commands, Device, Group, Slot
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
@@ -68,7 +69,7 @@ class Mps:
         return compute_mode.commands(Smi.found(of_group(group), group.device.uuid), found)
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[MpsSlots]:
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         self.check(group)
         programs = of_group(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
@@ -92,7 +93,8 @@ class Mps:
             variables = self.variables(position, group.degree)
             pipes = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes)}
             facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
-            slots.append(dataclasses.replace(place, environ=tuple((pipes | variables).items()), facts=facts))
+            environ = dict(place.environ) | pipes | variables
+            slots.append(dataclasses.replace(place, environ=tuple(environ.items()), facts=facts))
         under_mps = MpsSlots(slots, servers, group.jobs)
         with under_mps.watching():
             yield under_mps

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.base.modes import PERCENTAGE, PROFILE, Mode
+from pipeline.base.modes import PARTITION, PERCENTAGE, PROFILE, Mode
 from pipeline.base.naming import differing, own_params
 
 Program = tuple[str | tuple[str, str], ...]
@@ -44,7 +44,7 @@ _WORDS = {
 _UNSAID = (STEP_MODE, "eager")
 _SIZE_ORDER = ("L", "M", "S")
 _ASKED_PROFILES = {"profile", "profiles"}
-_LIMIT = "active_thread_pct"
+_LIMIT, _CHUNKS = "active_thread_pct", "chunks"
 
 
 def program_of(params: Mapping[str, str]) -> Program:
@@ -124,21 +124,27 @@ def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapp
     The places say where each job ran (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
     """
     words = []
-    said = {_LIMIT}
+    said = {_LIMIT, mode.said_by} | ({_CHUNKS} if mode.placed_by == PARTITION else set())
     if mode.placed_by == PROFILE:
         said |= _ASKED_PROFILES
         profiles = profiles_of(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
         words.append(_slices_in_words(profiles, counted=mode.counts_instances) if is_placed else "+".join(profiles))
-    shares = [place[PERCENTAGE] for place in places if PERCENTAGE in place]
-    if shares:
-        words.append(f"{'+'.join(shares[:1] if len(set(shares)) == 1 else shares)} %")
-    elif options.get(_LIMIT):
-        words.append(f"{in_words(options[_LIMIT])} %")
-    else:
-        words.append(mode.unlimited)
+    words.append(_limit_in_words(mode, options, places))
     words += [f"{key}={in_words(value)}" for key, value in mode.naming(sorted(options.items())) if key not in said]
     return " ".join(filter(None, words))
+
+
+def _limit_in_words(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+    """What each job may use, as its place says or else as it was asked for: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
+    for key, unit in ((PERCENTAGE, "%"), (PARTITION, "SM")):
+        if told := [place[key] for place in places if key in place]:
+            return f"{'+'.join(told[:1] if len(set(told)) == 1 else told)} {unit}"
+    if options.get(_LIMIT):
+        return f"{in_words(options[_LIMIT])} %"
+    if mode.placed_by == PARTITION and options.get(_CHUNKS):
+        return f"{in_words(options[_CHUNKS])} chunks"
+    return in_words(options[mode.said_by]) if mode.said_by in options else mode.unlimited
 
 
 def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import units
-from pipeline.base.modes import PROFILE, SERIAL, Mode
+from pipeline.base.modes import PARTITION, PROFILE, SERIAL, Mode
 from pipeline.base.records import BESIDE, NEIGHBOURS, Result, WindowKind
 from pipeline.report.read.labels import Called
 
@@ -118,9 +118,10 @@ class Row:
 
     @property
     def multiprocessors(self) -> int | None:
-        """Of the GPU instance of its first job, or else of the device; `None` if it is not known."""
-        if self.sharing.placed_by == PROFILE:
-            told = self.jobs[0].place.get("mig_multiprocessors", "") if self.jobs else ""
+        """Of the GPU instance or partition of its first job, or else of the device; `None` if it is not known."""
+        if self.sharing.placed_by in (PROFILE, PARTITION):
+            key = PARTITION if self.sharing.placed_by == PARTITION else "mig_multiprocessors"
+            told = self.jobs[0].place.get(key, "") if self.jobs else ""
         else:
             told = self.facts.get("multiprocessors", "")
         return int(told) if told.isdigit() else None

@@ -85,6 +85,16 @@ class Driver:
 
         self._change("nvmlDeviceSetComputeMode", index, change)
 
+    def set_timeslice(self, index: int, timeslice: int) -> None:
+        """Set for how long processes that share the GPU have it in turn; not under MIG."""
+
+        def change(gpu: Gpu) -> Gpu:
+            if gpu.mig_current:
+                raise DriverError(NOT_SUPPORTED)
+            return replace(gpu, timeslice=timeslice)
+
+        self._change("compute-policy", index, change)
+
     def create_gpu_instance(self, index: int, profile_id: int, start: int | None = None) -> GpuInstance:
         """Make a GPU instance, where the driver chooses or at a given start."""
 

@@ -23,8 +23,22 @@ from pipeline.base.host import read_process
 from pipeline.base.records import Spec
 from pipeline.simulation.machine.codes import DriverError
 
-DRIVER_VERSION = "580.159.04"
-CUDA_VERSION = 13000
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A release of the driver; `cuda_version` is as NVML numbers it, and that of the MPS control program as well."""
+
+    driver_version: str
+    cuda_version: int
+
+
+RELEASES = {
+    "580": Release(driver_version="580.159.04", cuda_version=13000),
+    "590": Release(driver_version="590.48.01", cuda_version=13010),
+    "615": Release(driver_version="615.71.09", cuda_version=13040),
+}
+"""By branch. Most answers are recorded from 580; of the later ones the versions differ, and what MPS knows."""
+RECORDED = "580"
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
 
@@ -128,7 +142,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. `compute_mode` is NVML's number; the MIG modes are whether it is on now, and after the next reset."""
+    """One GPU. `compute_mode` is NVML's number; the MIG modes are whether it is on now, and after the next reset.
+
+    `timeslice` is what `nvidia-smi compute-policy --set-timeslice` takes: 0 default, 1 short, 2 medium, 3 long.
+    """
 
     model: str
     uuid: str
@@ -136,6 +153,7 @@ class Gpu:
     mig_current: bool = False
     mig_pending: bool = False
     compute_mode: int = 0
+    timeslice: int = 0
     instances: tuple[GpuInstance, ...] = ()
     processes: tuple[Process, ...] = ()
     health: Health = Health()
@@ -149,6 +167,7 @@ class State:
         mps_faults: of `simulation.mps.control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
         dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
         sources: classes that answer for sensors and counters (`simulation.machine.readings`), by precedence.
+        branch: of `RELEASES`, which driver it has.
     """
 
     gpus: tuple[Gpu, ...]
@@ -157,6 +176,11 @@ class State:
     mps_faults: tuple[str, ...] = ()
     dcgm_is_paused: bool = False
     sources: tuple[Spec, ...] = ()
+    branch: str = RECORDED
+
+    @property
+    def release(self) -> Release:
+        return RELEASES[self.branch]
 
     def with_gpu(self, index: int, gpu: Gpu) -> State:
         """The same machine with another GPU at this index."""
@@ -220,7 +244,7 @@ class StateFile:
             finally:
                 self._write(cell.state)
 
-    def create(self, model_names: Iterable[str], faults: Iterable[Fault] = ()) -> State:
+    def create(self, model_names: Iterable[str], faults: Iterable[Fault] = (), branch: str = RECORDED) -> State:
         """Write a machine with these GPUs, in place of what the file may hold.
 
         Its GPUs have the same UUIDs as those of every other such machine.
@@ -228,12 +252,13 @@ class StateFile:
         state = State(
             gpus=tuple(_new_gpu(index, mig_table.find(name)) for index, name in enumerate(model_names)),
             faults=tuple(faults),
+            branch=branch,
         )
         with self._locked():
             self._write(state)
         return state
 
-    def keep(self, model_names: Iterable[str]) -> State:
+    def keep(self, model_names: Iterable[str], branch: str = RECORDED) -> State:
         """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own."""
         new = [mig_table.find(name) for name in model_names]
         with self._locked():
@@ -241,7 +266,8 @@ class StateFile:
                 return self.read()
             # Locks and journals are found by UUID, and those of another machine are no business of this one.
             its_own = uuid.uuid4().hex
-            state = State(gpus=tuple(_new_gpu(index, model, its_own) for index, model in enumerate(new)))
+            gpus = tuple(_new_gpu(index, model, its_own) for index, model in enumerate(new))
+            state = State(gpus=gpus, branch=branch)
             self._write(state)
         return state
 
@@ -318,6 +344,7 @@ def _from_json(text: str) -> State:
         dcgm_is_paused=data["dcgm_is_paused"],
         # Machines that were kept before there were sources have none.
         sources=tuple(_source(row) for row in data.get("sources", ())),
+        branch=data.get("branch", RECORDED),  # which a machine kept by an earlier version does not have
     )
 
 

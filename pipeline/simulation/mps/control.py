@@ -1,8 +1,9 @@
 """`nvidia-cuda-mps-control` without hardware: daemon and server are real processes, a client is an open connection.
 
-Texts and exit statuses are those of an H100 80GB HBM3 (driver 580.159.04), status 0 for rejected commands included. It
-imports only the standard library, so that it starts quickly; it looks for no other program, and without
-`CUDA_MPS_PIPE_DIRECTORY` it refuses to run, because the default folder may be that of a real daemon.
+Texts and exit statuses are those of an H100 80GB HBM3 (driver 580.159.04), status 0 for rejected commands included;
+what later drivers know beside, `-S` and `-p`, is from NVIDIA's documentation (release 615). It imports only the
+standard library, so that it starts quickly; it looks for no other program, and without `CUDA_MPS_PIPE_DIRECTORY` it
+refuses to run, because the default folder may be that of a real daemon.
 
 `write_program` makes the executable. `connect` is what the CUDA library does in a client.
 """
@@ -21,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.simulation.mps import partitions
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
+_VERSION = 13000  # of the recorded one
+_PROTOCOLS_SINCE = 13040
 FAULTS = frozenset({"start_fails", "no_answer", "server_dies", "never_ready", "ignores_quit", "fault_on_client"})
 
 
@@ -38,7 +42,7 @@ def write_program(
         faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once; its server is never
             ready; it does not quit; a client puts its server into the state FAULT until all clients are gone.
         machine: state file of the simulated machine, on whose GPUs servers then hold memory; a daemon also has the
-            faults that are in it when it starts.
+            version of its driver, and the faults that are in it when it starts.
     """
     unknown = set(faults) - FAULTS
     if unknown:
@@ -70,7 +74,8 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
     MPS, and nothing says so. `on_behalf_of` is the PID of another process, which is the client until it ends.
 
     Raises:
-        RuntimeError: the server does not accept clients (CUDA_ERROR_MPS_SERVER_NOT_READY).
+        RuntimeError: the server does not accept clients (CUDA_ERROR_MPS_SERVER_NOT_READY), or has static partitions and
+            the environment names none of them (CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION).
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -80,21 +85,31 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
         return None
     answer = b""
     with suppress(OSError):  # the daemon may end at this moment
-        connection.sendall(b"CLIENT\n" if on_behalf_of is None else f"CLIENT {on_behalf_of}\n".encode())
+        partition = environ.get("CUDA_MPS_SM_PARTITION", "-")
+        connection.sendall(f"CLIENT {on_behalf_of or '-'} {partition}\n".encode())
         answer = connection.recv(64)
+    if answer == b"no such partition\n":
+        connection.close()
+        raise RuntimeError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
     if answer != b"accepted\n":
         connection.close()
         raise RuntimeError("CUDA_ERROR_MPS_SERVER_NOT_READY")
     return connection
 
 
-def _start(pipes: Path, logs: Path, settings: dict[str, Any]) -> int:
-    """`-d`: return when the daemon listens."""
+def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[str]) -> int:
+    """`-d`, with further options: return when the daemon listens."""
+    settings |= {"version": _VERSION, "devices": []}
     if settings["machine"] is not None:
-        # Imported only here: it takes a third of the time that the program needs for a command.
-        from pipeline.simulation.machine.state import StateFile
-
-        settings["faults"] += StateFile(Path(settings["machine"])).read().mps_faults
+        _read_machine(settings)
+    if unknown := _unknown(options, settings["version"]):
+        print(f"{MPS_CONTROL}: invalid option -- '{unknown.lstrip('-')}'")  # noqa: T201
+        return 1
+    asked = options[options.index("-p") + 1] if "-p" in options else "2"
+    # The environment takes precedence over the option. Source: MPS documentation, release 615, mpsv3-interface.
+    protocol = os.environ.get("CUDA_MPS_PROTOCOL_VERSION", asked)
+    settings["is_legacy"] = protocol != "3" or settings["version"] < _PROTOCOLS_SINCE
+    settings["is_static"] = "-S" in options
     if "start_fails" in settings["faults"]:
         print("Failed to start the MPS control daemon")  # noqa: T201
         return 1
@@ -122,6 +137,27 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any]) -> int:
     return 0
 
 
+def _read_machine(settings: dict[str, Any]) -> None:
+    """Add what the machine says: its driver's version, its faults, and of each GPU the multiprocessors and chunks."""
+    # Imported only here: it takes a third of the time that the program needs for a command.
+    from pipeline.simulation.machine.queries import model_of
+    from pipeline.simulation.machine.state import StateFile
+
+    state = StateFile(Path(settings["machine"])).read()
+    settings["faults"] += state.mps_faults
+    settings["version"] = state.release.cuda_version
+    for gpu in state.gpus:
+        model = model_of(gpu)
+        chunk = 8 if model.compute_capability >= (9, 0) else 4
+        settings["devices"].append(partitions.Device(gpu.uuid, model.num_multiprocessors or 0, chunk))
+
+
+def _unknown(options: Sequence[str], version: int) -> str | None:
+    """The first option that a control program of this version does not know."""
+    known = {"-d", *(["-S"] if version >= partitions.SINCE else []), *(["-p"] if version >= _PROTOCOLS_SINCE else [])}
+    return next((each for each in options if each.startswith("-") and each not in known), None)
+
+
 def _ask(pipes: Path, command: str) -> int:
     """Send one command and print the answer. Status 1 only if nobody is there to answer, or to end the answer."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -145,8 +181,8 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     pipes = Path(folder)
     settings = json.loads(os.environ[_SETTINGS])
-    if list(arguments) == ["-d"]:
-        return _start(pipes, Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", folder)), settings)
+    if "-d" in arguments:
+        return _start(pipes, Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", folder)), settings, arguments)
     commands = [" ".join(arguments)] if arguments else [line.strip() for line in sys.stdin if line.strip()]
     for command in commands:
         if _ask(pipes, command):

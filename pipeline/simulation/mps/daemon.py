@@ -1,7 +1,8 @@
 """The daemon and the server of a simulated MPS: real processes, with the files, logs and answers of the real ones.
 
 Recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000). Where neither a recording nor a document
-says what the real daemon answers, the answer is the one for an unknown command or nothing. Standard library only.
+says what the real daemon answers, the answer is the one for an unknown command or nothing: so it answers all commands
+that this project knows where the command syntax of release 615 (MPS v3) was chosen. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_VERSION = 13000
+from pipeline.simulation.mps.partitions import Partitions
+
 _LOOK_S = 0.02
 _SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
 
@@ -27,6 +29,7 @@ _SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
 class _Client:
     pid: int
     connection: socket.socket
+    partition: str | None = None
 
 
 @dataclass(slots=True)
@@ -48,7 +51,11 @@ class Daemon:
         self._init_s: float = settings["init_s"]
         self._faults: list[str] = settings["faults"]
         self._machine: str | None = settings["machine"]
+        self._version: int = settings["version"]
+        self._is_legacy: bool = settings["is_legacy"]
         self._uuids = [uuid for uuid in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if uuid]
+        own = [device for device in settings["devices"] if device.uuid in self._uuids]
+        self._partitions = Partitions(own, self._version) if settings["is_static"] else None
         self._server: _Server | None = None
         self._pending: list[_Client] = []
         # Connections of whoever speaks for another process, and what tells the end of that process.
@@ -76,7 +83,7 @@ class Daemon:
         self._log(
             "Control", f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={self._pipes}"
         )
-        self._log("Control", f"CUDA MPS Control binary version: {_VERSION}")
+        self._log("Control", f"CUDA MPS Control binary version: {self._version}")
 
     def serve(self) -> None:
         """Answer until `quit` and the end of the last client."""
@@ -102,15 +109,12 @@ class Daemon:
             return
         pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         words = connection.makefile("r", encoding="utf-8").readline().split()
-        if words == ["CLIENT"]:
-            self._new_client(pid, uid, connection)
-        elif words[:1] == ["CLIENT"]:
-            self._stand_ins[connection] = os.pidfd_open(int(words[1]))
-            self._new_client(int(words[1]), uid, connection)
+        if words[:1] == ["CLIENT"]:
+            self._greet(_Client(pid, connection), uid, *words[1:])
         elif words[:1] == ["UI"]:
             self._log("Control", "NEW UI")
             self._log("Control", f"Cmd:{' '.join(words[1:])}")
-            if words[1:] == ["quit"] and "ignores_quit" not in self._faults:
+            if words[1:] == ["quit"] and self._is_legacy and "ignores_quit" not in self._faults:
                 self._quitting = connection
                 return
             self._reply(connection, self._answer(words[1:]))
@@ -125,18 +129,31 @@ class Daemon:
         connection.close()
         self._log("Control", "UI closed")
 
-    def _new_client(self, pid: int, uid: int, connection: socket.socket) -> None:
-        server = self._server
+    def _greet(self, client: _Client, uid: int, whom: str, partition: str) -> None:
+        """Take a client, or the process for which it speaks, into the partition that it names."""
+        if self._partitions is not None:
+            client.partition = self._partitions.find(partition)
+            if client.partition is None:
+                client.connection.sendall(b"no such partition\n")
+                client.connection.close()
+                return
+        if whom != "-":
+            client.pid = int(whom)
+            self._stand_ins[client.connection] = os.pidfd_open(client.pid)
+        self._new_client(client, uid)
+
+    def _new_client(self, client: _Client, uid: int) -> None:
+        server, pid = self._server, client.pid
         if self._quitting is not None or (server is not None and server.status == "FAULT"):
-            connection.close()
+            client.connection.close()
         elif server is None or server.status == "INITIALIZING":
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list")
-            self._pending.append(_Client(pid, connection))
+            self._pending.append(client)
             if server is None:
                 self._start_server(uid)
         else:
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server already exists")
-            self._admit(server, _Client(pid, connection))
+            self._admit(server, client)
 
     def _admit(self, server: _Server, client: _Client) -> None:
         server.clients.append(client)
@@ -238,6 +255,14 @@ class Daemon:
     def _answer(self, words: list[str]) -> list[str]:
         """What the daemon prints for a command; an unknown or wrong one has an answer like every other."""
         server = self._server
+        unknown = [f'Unknown command "{" ".join(words)}"']
+        if not self._is_legacy:
+            return unknown
+        if self._partitions is not None:
+            clients = server.clients if server else []
+            found = self._partitions.answer(words, {client.partition or "" for client in clients})
+            if found is not None:
+                return found
         match words:
             case ["get_server_list"]:
                 return [str(server.pid)] if server else []
@@ -251,7 +276,7 @@ class Daemon:
                 return self._answer_of_server(server, words)
             case ["quit"]:
                 return []
-        return [f'Unknown command "{" ".join(words)}"']
+        return unknown
 
     def _answer_of_server(self, server: _Server, words: list[str]) -> list[str]:
         match words:

@@ -14,7 +14,7 @@ import pynvml
 
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.state import CUDA_VERSION, DRIVER_VERSION, Gpu, mig_uuid
+from pipeline.simulation.machine.state import Gpu, mig_uuid
 from pipeline.simulation.nvml.calls import answers, fill, number, pointee
 from pipeline.simulation.nvml.gpm import GpmCalls
 from pipeline.simulation.nvml.health import HealthCalls
@@ -50,11 +50,11 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls):
 
     @answers("nvmlSystemGetDriverVersion")
     def _driver_version(self, text: Any, _size: Any) -> None:
-        text.value = DRIVER_VERSION.encode()
+        text.value = self.driver.state().release.driver_version.encode()
 
     @answers("nvmlSystemGetCudaDriverVersion")
     def _cuda_version(self, version: Any) -> None:
-        fill(version, CUDA_VERSION)
+        fill(version, self.driver.state().release.cuda_version)
 
     @answers("nvmlSystemGetProcessName")
     def _process_name(self, pid: Any, text: Any, _size: Any) -> None:

@@ -11,12 +11,11 @@ from datetime import datetime
 
 from pipeline.simulation.machine import placement, queries
 from pipeline.simulation.machine.state import (
-    CUDA_VERSION,
-    DRIVER_VERSION,
     ComputeInstance,
     Gpu,
     GpuInstance,
     Process,
+    Release,
     mig_uuid,
 )
 
@@ -71,10 +70,11 @@ _COMPUTE_HEADER = (
 )
 
 
-def overview(gpus: Sequence[Numbered], now: datetime) -> list[str]:
+def overview(gpus: Sequence[Numbered], now: datetime, release: Release) -> list[str]:
     """What nvidia-smi prints without arguments."""
-    cuda = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
-    versions = f"| NVIDIA-SMI {DRIVER_VERSION:<22} Driver Version: {DRIVER_VERSION:<14} CUDA Version: {cuda:<9}|"
+    cuda = f"{release.cuda_version // 1000}.{release.cuda_version % 1000 // 10}"
+    driver = release.driver_version
+    versions = f"| NVIDIA-SMI {driver:<22} Driver Version: {driver:<14} CUDA Version: {cuda:<9}|"
     lines = [f"{now:%a %b %d %H:%M:%S %Y}       ", _RULE, versions, _GPU_RULE, *_GPU_HEADER]
     for index, gpu in gpus:
         lines += [*_gpu_row(index, gpu), _GPU_RULE]

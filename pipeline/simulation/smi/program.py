@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from pipeline.simulation import program
@@ -18,7 +18,7 @@ from pipeline.simulation.machine.codes import DriverError, text_of
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state import Gpu, StateFile
 from pipeline.simulation.program import RefusedError, say
-from pipeline.simulation.smi import mig, output
+from pipeline.simulation.smi import compute_policy, mig, output
 from pipeline.simulation.smi.output import Numbered
 from pipeline.simulation.smi.query import Query
 
@@ -35,6 +35,7 @@ _HELD = (
 _COMPUTE_MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 
 _WITH_VALUE = frozenset({"-i", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--format"})
+_OF_COMPUTE_POLICY = {"-i": True, "--id": True, "-l": False, "--list": False, compute_policy.SET: True}
 _WITH_OPTIONAL_VALUE = "-cci"
 _WITHOUT_VALUE = frozenset({"-L", "--gpu-reset"})
 _MIG_FLAGS = frozenset(mig.COMMANDS) | {"-C"}
@@ -64,6 +65,10 @@ class _Program:
         self._driver = driver
 
     def run(self, arguments: Sequence[str]) -> None:
+        if list(arguments[:1]) == ["compute-policy"]:
+            options = _parse_own(arguments[1:], _OF_COMPUTE_POLICY)
+            selected = self._gpus(self._selected(options.get("-i", options.get("--id"))))
+            return compute_policy.run(self._driver, options, selected)
         is_mig = bool(arguments) and arguments[0] == "mig"
         options = _parse(arguments[1:] if is_mig else arguments, is_mig=is_mig)
         indices = self._selected(options.get("-i"))
@@ -94,7 +99,7 @@ class _Program:
             elif "-L" in options:
                 lines = output.device_list(gpus)
             else:
-                lines = output.overview(gpus, now)
+                lines = output.overview(gpus, now, self._driver.state().release)
             for line in lines:
                 say(line)
             if not period_s:
@@ -168,15 +173,21 @@ def _refusal(what: str, gpu: Gpu, error: DriverError) -> RefusedError:
 
 def _parse(arguments: Sequence[str], *, is_mig: bool) -> dict[str, str | None]:
     """Options with their values: `-i 0` and `-i=0` are the same."""
+    without_value = _WITHOUT_VALUE | (_MIG_FLAGS if is_mig else frozenset())
+    return _parse_own(arguments, dict.fromkeys(without_value, False) | dict.fromkeys(_WITH_VALUE, True))
+
+
+def _parse_own(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str | None]:
+    """Options with their values, of those that are known; of each, whether it takes a value."""
     options: dict[str, str | None] = {}
     rest = list(arguments)
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
-        takes_value = name in _WITH_VALUE
+        if name not in known:
+            raise RefusedError(f"The simulated nvidia-smi does not know {name}.", codes.INVALID_ARGUMENT)
+        takes_value = known[name]
         if name == _WITH_OPTIONAL_VALUE:
             takes_value = bool(has_value or (rest and not rest[0].startswith("-")))
-        if not (name in _WITH_VALUE or name in _WITHOUT_VALUE or (is_mig and name in _MIG_FLAGS)):
-            raise RefusedError(f"The simulated nvidia-smi does not know {name}.", codes.INVALID_ARGUMENT)
         if takes_value and not has_value:
             if not rest:
                 raise RefusedError(f"Option {name} needs a value.", codes.INVALID_ARGUMENT)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pipeline.simulation.machine import codes, queries, readings
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import DRIVER_VERSION, Gpu, State
+from pipeline.simulation.machine.state import Gpu, Release, State
 from pipeline.simulation.program import RefusedError
 from pipeline.simulation.smi.output import Numbered
 
@@ -61,7 +61,7 @@ class Query:
 
     def lines(self, gpus: Iterable[Numbered], now: datetime, state: State) -> list[str]:
         """The lines of values, one a GPU of the machine."""
-        known = (_known(now, index, gpu) | self._readings(index, gpu, state) for index, gpu in gpus)
+        known = (_known(now, index, gpu, state.release) | self._readings(index, gpu, state) for index, gpu in gpus)
         return [", ".join(self._cell(name, values.get(name)) for name in self._columns) for values in known]
 
     def _readings(self, index: int, gpu: Gpu, state: State) -> dict[str, object]:
@@ -80,7 +80,7 @@ class Query:
         return f"{value} {_UNITS[name]}" if _UNITS[name] and self._has_units else str(value)
 
 
-def _known(now: datetime, index: int, gpu: Gpu) -> dict[str, object]:
+def _known(now: datetime, index: int, gpu: Gpu, release: Release) -> dict[str, object]:
     """The values, without those that only hardware knows."""
     model = queries.model_of(gpu)
     return {
@@ -89,7 +89,7 @@ def _known(now: datetime, index: int, gpu: Gpu) -> dict[str, object]:
         "name": model.product,
         "uuid": gpu.uuid,
         "pci.bus_id": gpu.bus_id,
-        "driver_version": DRIVER_VERSION,
+        "driver_version": release.driver_version,
         "memory.total": model.capacity_mib,
         "memory.reserved": queries.RESERVED_MIB,
         "memory.used": queries.used_memory_mib(gpu),

@@ -22,7 +22,9 @@ def recorded(text: str) -> Original:
     return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
 
 
-@pytest.mark.parametrize("scenario", ["serial", "naive", "mps", "mps_percent", "mig", "mig_mps"])
+@pytest.mark.parametrize(
+    "scenario", ["serial", "naive", "timeslice", "mps", "mps_percent", "mps_static", "mig", "mig_mps"]
+)
 @pytest.mark.parametrize(
     "choice",
     [

@@ -29,7 +29,16 @@ from tests import fast_programs, simulated
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
 # Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
-CHANGES = [("mig", False), ("mig_mps", False), ("mps", True), ("mps_percent", True)]
+CHANGES = [
+    ("mig", False),
+    ("mig_mps", False),
+    ("mps", True),
+    ("mps_percent", True),
+    ("mps_static", True),
+    ("timeslice", False),
+]
+TO_CHANGE = {"timeslice": ["scenario.timeslice=long"]}
+"""What must be asked for besides, where a scenario may find that nothing is to be changed."""
 CHANGES_NOTHING = [
     *((scenario, False) for scenario in SCENARIOS if (scenario, False) not in CHANGES),
     ("serial", True),  # baselines of a study under MPS
@@ -45,6 +54,7 @@ class Machine(simulated.Machine):
     def group(self, scenario: str, admin: str, *, exclusive: bool) -> Group:
         """The group that a user asks for; refused as it would be for the user."""
         overrides = [f"scenario={scenario}", f"gpu.admin={admin}", f"gpu.lock_dir={self.folder}"]
+        overrides += TO_CHANGE.get(scenario, [])
         plan = self.make_plan([*overrides, f"gpu.exclusive_process={exclusive}", "degree=2"], device=self.device)
         return plan.groups[0]
 
@@ -61,9 +71,13 @@ class Machine(simulated.Machine):
         return dataclasses.replace(self.gpu, processes=())
 
     def changes(self) -> list[list[str]]:
-        """How nvidia-smi, dcgmi and sudo were called, as words; ids of instances as a plan shows them."""
+        """How nvidia-smi, dcgmi and sudo were called, as words; ids of instances as a plan shows them.
+
+        Listing compute policies changes nothing.
+        """
         ids = r"-(gi|ci) \d+"
-        return [re.sub(ids, lambda m: f"-{m[1]} <{m[1].upper()}>", line).split() for line in self.commands]
+        called = [re.sub(ids, lambda m: f"-{m[1]} <{m[1].upper()}>", line).split() for line in self.commands]
+        return [words for words in called if words[-1] != "-l"]
 
 
 @pytest.fixture
@@ -71,7 +85,7 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
     # A short path, as that of a group's scratch folder: sockets of MPS lie below it.
     folder = Path(tempfile.mkdtemp(prefix="null-", dir="/tmp"))
     try:
-        made = Machine.make(folder, make_plan=make_plan)
+        made = Machine.make(folder, branch="615", make_plan=make_plan)
         fast_programs.use_in(folder / "bin", made.file.path)
         programs = made.record_commands(dcgmi=f'exec {made.programs["dcgmi"]} "$@"', sudo="exit 1")
         (programs / "nvidia-cuda-mps-control").symlink_to(made.programs["nvidia-cuda-mps-control"])
@@ -129,7 +143,7 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
 @pytest.mark.parametrize(("scenario", "exclusive"), [*CHANGES, ("naive", False)])
 def test_what_a_dry_run_prints_is_what_is_run(machine: Machine, scenario: str, exclusive: bool) -> None:
     overrides = [f"scenario={scenario}", f"gpu.lock_dir={machine.folder}", f"gpu.exclusive_process={exclusive}"]
-    profiled = ["degree=2", "profiler=nsys", "profiler.program=/bin/true"]
+    profiled = [*TO_CHANGE.get(scenario, []), "degree=2", "profiler=nsys", "profiler.program=/bin/true"]
     plan = machine.make_plan([*overrides, *profiled], device=machine.device)
     _, *printed = describe.privileged(plan)
     (group,) = plan.groups

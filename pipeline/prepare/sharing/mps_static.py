@@ -1,0 +1,148 @@
+"""MPS with static partitions: each job has multiprocessors of its own, without MIG and without shares in per cent."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.modes import PARTITION
+from pipeline.base.programs import of_group
+from pipeline.base.protocols import Slots
+from pipeline.base.records import Device, Group, Job, Slot
+from pipeline.clean.journal import Journal
+from pipeline.prepare.device import compute_mode
+from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.mps import partitions
+from pipeline.prepare.mps.clients import MpsSlots
+from pipeline.prepare.mps.daemon import CONTROL, Control, MpsDaemon, daemon
+from pipeline.prepare.mps.partitions import Partition
+from pipeline.prepare.sharing.mps import Mps
+
+# Source: NVIDIA's MPS documentation, release 615: CUDA 13.1 brought static partitions, on Ampere and newer GPUs.
+_SINCE_CUDA, _SINCE_CAPABILITY = (13, 1), (8, 0)
+_PROOF_LIMIT_S, _LOOK_S = 5.0, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionSlots:
+    """One slot a job, each in a partition of its own, and the proof of it; all in the order of the jobs."""
+
+    clients: MpsSlots
+    jobs: Sequence[Job]
+    server: MpsDaemon
+    partitions: Sequence[Partition]
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return self.clients.slots
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Each job is a client, and a client is in each partition: there are as many, so each is in its own.
+
+        A script unchanged is left out: it says nothing when it initialises CUDA.
+        """
+        self.clients.verify(pids)
+        due = {
+            self.partitions[job.index]: job
+            for job in self.jobs
+            if job.index in pids and not job.workload.ends_by_itself
+        }
+        deadline = time.monotonic() + _PROOF_LIMIT_S
+        while due and (unused := partitions.unused(self.server.control, list(due))):
+            if time.monotonic() > deadline:
+                names = ", ".join(f"{due[each].name} (pid {pids[due[each].index]})" for each in unused)
+                raise SharingError(
+                    f"not in its partition of the multiprocessors: {names}; a job must keep the CUDA_MPS_SM_PARTITION "
+                    "that it is given"
+                )
+            time.sleep(_LOOK_S)
+
+
+class MpsStatic(Mps):
+    """Jobs share the GPU under MPS, each on multiprocessors of its own; see `pipeline.plan.schema.MpsStaticConfig`."""
+
+    def __init__(
+        self,
+        chunks: int | Sequence[int] | None = None,
+        pinned_mem_limit: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] | None = None,
+        program: str | None = None,
+    ) -> None:
+        super().__init__(pinned_mem_limit, priority, program)
+        self._chunks = chunks
+        for number in chunks if isinstance(chunks, list | tuple) else () if chunks is None else (chunks,):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ConfigError(f"scenario.chunks={number}: a whole number, at least 1")
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        device, what, details = group.device, f"scenario={group.scenario}", dict(group.device.details)
+        if device.parent is not None:
+            raise ConfigError(
+                f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
+                "scenario=serial, naive and mps run on it"
+            )
+        wanted = self._wanted(group.degree)
+        if not details:  # it was not read: what it can do is not known before it is
+            return
+        capability = _numbers(details.get("compute_capability", "0.0"))
+        if capability < _SINCE_CAPABILITY:
+            raise ConfigError(f"{what} needs an Ampere GPU or a newer one, not {device.name}: use scenario=mps_percent")
+        if _numbers(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
+            remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
+            raise ConfigError(
+                f"{what} needs a driver of CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
+                f"{details.get('cuda_version')}: use scenario=mps or mps_percent{remedy}"
+            )
+        most = partitions.most_chunks(capability, int(details.get("multiprocessors", 0)))
+        if "multiprocessors" in details and sum(wanted or [1] * group.degree) > most:
+            asked = f"{sum(wanted)} are asked for" if wanted else f"there are {group.degree} jobs"
+            raise ConfigError(f"{what}: {device.name} has at most {most} chunks of multiprocessors, and {asked}")
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+        self.check(group)
+        programs = of_group(group, {CONTROL: self._program})
+        program = programs.find(CONTROL)
+        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
+        made: list[Partition] = []
+
+        def divide(control: Control) -> None:
+            made.extend(partitions.divide(control, device.uuid, self._wanted(group.degree), group.degree))
+
+        with UndoStack() as stack:
+            if group.gpu.exclusive_process:
+                stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
+            server = stack.enter_context(daemon(device.uuid, scratch / "mps", program, journal, divide))
+            places = [_in_partition(Slot.on(device), partition) for partition in made]
+            with self.clients(places, [server] * group.degree, group) as clients:
+                yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=made)
+
+    def _wanted(self, num_jobs: int) -> list[int] | None:
+        """The chunks of each job; `None` for equal parts of all there are."""
+        if self._chunks is None:
+            return None
+        chunks = [self._chunks] * num_jobs if isinstance(self._chunks, int) else list(self._chunks)
+        if len(chunks) != num_jobs:
+            raise ConfigError(f"scenario.chunks has {len(chunks)} values for {num_jobs} jobs; give one for each job")
+        return chunks
+
+
+def _in_partition(place: Slot, partition: Partition) -> Slot:
+    facts = {"mps_chunks": partition.chunks, PARTITION: partition.multiprocessors}
+    return dataclasses.replace(
+        place,
+        environ=(("CUDA_MPS_SM_PARTITION", partition.name),),
+        facts=tuple((key, str(value)) for key, value in facts.items()),
+    )
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor or 0)

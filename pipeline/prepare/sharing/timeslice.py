@@ -1,0 +1,56 @@
+"""Plain collocation with a time slice of the driver's that the user chooses: short, medium, long or the default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.programs import of_group
+from pipeline.base.records import Commands, Device, Group
+from pipeline.clean.journal import Journal
+from pipeline.prepare.device import time_slice
+from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.sharing.naive import Naive, WholeDevice
+
+
+class Timeslice(Naive):
+    """Jobs take turns on the whole GPU, each for this time slice. Options: `pipeline.plan.schema.TimesliceConfig`."""
+
+    def __init__(self, timeslice: str = "default", program: str | None = None) -> None:
+        if timeslice not in time_slice.VALUES:
+            raise ConfigError(f"scenario.timeslice={timeslice}: one of {', '.join(time_slice.VALUES)}")
+        self._timeslice, self._program = timeslice, program
+
+    def check(self, group: Group) -> None:
+        device, what = group.device, f"scenario={group.scenario}"
+        if not device.is_gpu:
+            raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
+        super().check(group)
+        if device.parent is not None:
+            raise ConfigError(
+                f"{what} changes a setting of a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
+                "use scenario=naive"
+            )
+        if group.gpu.admin is None:
+            raise ConfigError(
+                f"{what} changes the time slice of {device.name}, which gpu.admin=null forbids: gpu.admin=[] allows "
+                "it to root, gpu.admin=[sudo,-n] to others"
+            )
+
+    def privileged(self, group: Group) -> Commands:
+        smi = self._smi(group)
+        found = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]  # of a GPU that was not read
+        return time_slice.commands(smi, self._timeslice, found)
+
+    @contextmanager
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
+        self.check(group)
+        smi = self._smi(group)
+        journal = Journal(group.gpu.lock_dir, device.uuid, of_group(group, {"nvidia-smi": self._program}))
+        with time_slice.of(self._timeslice, smi, journal), super().prepare(device, group, scratch) as slots:
+            yield slots
+
+    def _smi(self, group: Group) -> Smi:
+        return Smi.found(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)

@@ -1,0 +1,107 @@
+"""Static SM partitions of a simulated MPS daemon: their book-keeping, and the texts of its three commands.
+
+Sources: NVIDIA's MPS documentation, release 615 (common-tasks, mpsv2-interface), and for the control programs before
+it, whose texts differ a little, public programs that read them on H100s (sgl-project/sglang-omni, `mps/control.py`;
+NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+SINCE = 13010
+"""Version of the control program from which on it knows `-S`."""
+_DASHES_SINCE = 13040
+_FAILED = "Failed to fulfill the requested SM partition of {} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+# Chunks of GPUs with so many multiprocessors, as they were told: they depend on how these lie on the chip. Of others
+# as many as could be at most.
+_CHUNKS_TOLD = {132: 15, 92: 10}
+
+
+@dataclass(slots=True)
+class Device:
+    """A GPU of the daemon: its multiprocessors, how many a chunk has, and the chunks of each partition, by its id."""
+
+    uuid: str
+    multiprocessors: int
+    chunk: int
+    made: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        """Chunks in no partition."""
+        most = self.multiprocessors // self.chunk
+        return _CHUNKS_TOLD.get(self.multiprocessors, most) - sum(self.made.values())
+
+    def multiprocessors_of(self, partition: str) -> int:
+        """Of the partition that took the last chunk, also those that fill no chunk."""
+        is_last = not self.free and partition == list(self.made)[-1]
+        return self.made[partition] * self.chunk + (self._left_over if is_last else 0)
+
+    @property
+    def _left_over(self) -> int:
+        return self.multiprocessors - (self.free + sum(self.made.values())) * self.chunk
+
+    @property
+    def free_multiprocessors(self) -> int:
+        return self.free * self.chunk + self._left_over if self.free else 0
+
+
+class Partitions:
+    """Those of all GPUs of a daemon; `version` is that of the control program."""
+
+    def __init__(self, devices: Collection[Device], version: int) -> None:
+        self._devices, self._version = devices, version
+        self._num_made = 0
+
+    def find(self, name: str) -> str | None:
+        """The id of the partition that `CUDA_MPS_SM_PARTITION` names; `None` if there is none."""
+        uuid, _, partition = name.partition("/")
+        device = self._device(uuid)
+        return partition if device is not None and partition in device.made else None
+
+    def answer(self, words: list[str], in_use: Collection[str]) -> list[str] | None:
+        """The lines for a command, where clients are in these partitions; `None` for one that is none of ours."""
+        match words:
+            case ["lspart"]:
+                return self._listed(in_use)
+            case ["sm_partition", "add", uuid, chunks] if chunks.isdecimal() and (device := self._device(uuid)):
+                return [self._add(device, int(chunks))]
+            case ["sm_partition", "rm", uuid, partition] if (device := self._device(uuid)) and partition in device.made:
+                if partition in in_use:
+                    return [f"Partition {partition} in use. Terminate all clients before removing."]
+                del device.made[partition]
+                return []
+        return None
+
+    def _device(self, uuid: str) -> Device | None:
+        found = [device for device in self._devices if uuid and device.uuid.startswith(uuid)]
+        return found[0] if len(found) == 1 else None
+
+    def _add(self, device: Device, chunks: int) -> str:
+        if not 0 < chunks <= device.free:
+            return _FAILED.format(chunks)
+        # Ids are base64: slashes belong to them.
+        partition = base64.b64encode(bytes([0x0F, 0xFE, 0xFD, self._num_made % 256]) + bytes(23)).decode()
+        self._num_made += 1
+        device.made[partition] = chunks
+        name = f"{device.uuid}/{partition}"
+        return name if self._version >= _DASHES_SINCE else f"Partition {name} created"
+
+    def _listed(self, in_use: Collection[str]) -> list[str]:
+        dash, unit = ("-", "chunk") if self._version >= _DASHES_SINCE else ("", "chunks")
+        rows: list[tuple[str, ...]] = [
+            ("GPU", "Partition", "free", "used", "free", "used", "clients"),
+            ("", "", unit, unit, "SM", "SM", ""),
+        ]
+        for device in self._devices:
+            gpu, used = device.uuid[:12], sum(device.made.values())
+            counts = (device.free, used, device.free_multiprocessors, used * device.chunk)
+            rows.append((gpu, dash, *map(str, counts), dash))
+            for partition, chunks in device.made.items():
+                is_used = "Yes" if partition in in_use else dash or "No"
+                multiprocessors = str(device.multiprocessors_of(partition))
+                rows.append((gpu, partition, dash, str(chunks), dash, multiprocessors, is_used))
+        return [f"{a:<14}{b:<38}{c:<8}{d:<8}{e:<6}{f:<6}{g}".rstrip() for a, b, c, d, e, f, g in rows]

@@ -1,0 +1,43 @@
+"""`nvidia-smi compute-policy`: shows and sets for how long processes that share a GPU have it in turn.
+
+How it is called, and what it says where the GPU has no such setting (with status 3), is known from public transcripts:
+the help text of R525 (NVIDIA/k8s-device-plugin, issue 354) and a Tesla P4
+(kubernetes-sigs/dra-driver-nvidia-gpu, issue 41). Nobody has published its list, nor what it says when all went well:
+these texts are ours, and nothing is to rest on them but the word for the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.codes import DriverError
+from pipeline.simulation.machine.driver import Driver
+from pipeline.simulation.program import RefusedError, say
+from pipeline.simulation.smi.output import Numbered
+
+SET = "--set-timeslice"
+_VALUES = ("Default", "Short", "Medium", "Long")
+_RULE = "+-------------------------------------+"
+
+
+def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Numbered]) -> None:
+    """Set what the options say on these GPUs, or list what they have."""
+    value = options.get(SET)
+    if value is None:
+        rows = [f"|{index:>5}  {'Timeslice':<18}{_VALUES[gpu.timeslice]:<12}|" for index, gpu in gpus]
+        header = (_RULE, "| GPU compute policies:               |", "|  GPU  Name              Value       |", _RULE)
+        for line in (*header, *rows, _RULE):
+            say(line)
+        return
+    if value not in map(str, range(len(_VALUES))):
+        raise RefusedError(f"{SET} takes 0, 1, 2 or 3, not {value}.", codes.INVALID_ARGUMENT)
+    name = _VALUES[int(value)]
+    for index, _ in gpus:
+        try:
+            driver.set_timeslice(index, int(value))
+        except DriverError as error:
+            said = f"Failed to set timeslice policy with value {name} for GPU {index} : {error}\n"
+            said += f"Failed to set timeslice for requested devices : {error}"
+            raise RefusedError(said, error.code) from error
+        say(f"Timeslice policy of GPU {index} is {name}.")

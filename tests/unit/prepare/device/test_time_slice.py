@@ -1,0 +1,179 @@
+"""`scenario=timeslice`: the time slice is read, set, read back and put back, over the simulated driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.host import cpu_device
+from pipeline.base.programs import of_device
+from pipeline.base.records import Commands, Group
+from pipeline.clean.journal import replay
+from pipeline.prepare.device import time_slice
+from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.sharing.timeslice import Timeslice
+from pipeline.simulation.install import installed
+from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED
+from tests import fast_programs, simulated
+from tests.rows import gpu_settings
+from tests.rows import group as make_group
+
+
+class Machine(simulated.Machine):
+    @property
+    def smi(self) -> Smi:
+        return Smi.found(of_device(self.rehearsed), self.device.uuid)
+
+    def sliced(self, wanted: str) -> AbstractContextManager[None]:
+        return time_slice.of(wanted, self.smi, self.journal)
+
+    def group(self, *jobs: str, **changes) -> Group:
+        return make_group(*jobs, device=self.rehearsed, gpu=gpu_settings(lock_dir=self.locks), **changes)
+
+    def say(self, words: str, status: int = 0) -> None:
+        """Let nvidia-smi say this, whatever it is asked."""
+        program = Path(self.programs["nvidia-smi"])
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit {status}\n")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine.make(tmp_path, "h100_80gb")
+    fast_programs.use_in(tmp_path / "bin", made.file.path)
+    with installed(made.file.path):
+        yield made
+
+
+def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine, tmp_path):
+    machine.driver.set_timeslice(0, 1)
+    group, sharing = machine.group("a", "b"), Timeslice("long")
+    smi = (machine.programs["nvidia-smi"], "compute-policy", "-i", machine.device.uuid, "--set-timeslice")
+    assert sharing.privileged(group) == Commands(do=((*smi, "3"),), undo=((*smi, "1"),))
+    with sharing.prepare(group.device, group, tmp_path) as slots:
+        assert machine.gpu.timeslice == 3
+        assert [slot.visible_devices for slot in slots.slots] == [machine.device.uuid] * 2
+        assert "CUDA_MPS_PIPE_DIRECTORY" in dict(slots.slots[0].environ)
+        assert [step.kind for step in machine.journal.steps()] == ["time_slice"]
+    assert machine.gpu.timeslice == 1
+    assert not machine.journal.path.exists()
+
+
+def test_a_time_slice_that_is_there_is_not_touched(machine):
+    machine.driver.set_timeslice(0, 2)
+    assert time_slice.commands(machine.smi, "medium", "medium") == Commands()
+    with machine.sliced("medium"):
+        assert machine.journal.steps() == ()
+    assert machine.gpu.timeslice == 2
+
+
+def killed(machine: Machine) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with machine.sliced("long"):
+            os._exit(9)
+    os.waitpid(pid, 0)
+    assert machine.gpu.timeslice == 3
+
+
+def test_after_a_kill_the_journal_puts_it_back(machine):
+    killed(machine)
+    (undone,) = replay(machine.journal)
+    assert (undone.kind, machine.gpu.timeslice) == ("time_slice", 0)
+
+
+def test_what_somebody_else_has_set_meanwhile_stays(machine, caplog):
+    killed(machine)
+    machine.driver.set_timeslice(0, 2)
+    replay(machine.journal)
+    assert machine.gpu.timeslice == 2
+    assert "is medium, which this project did not set" in caplog.text
+
+
+def test_after_a_restart_of_the_machine_nothing_is_put_back(machine, monkeypatch):
+    killed(machine)
+    monkeypatch.setattr(time_slice, "boot_id", lambda: "another")
+    replay(machine.journal)
+    assert machine.gpu.timeslice == 3
+    assert not machine.journal.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (NO_PERMISSION, r"no permission for `.*--set-timeslice 3`: Failed to set timeslice policy .*administrator"),
+        (
+            NOT_SUPPORTED,
+            r"is not long after .*Failed to set timeslice policy with value Long for GPU 0 : Not Supported",
+        ),
+    ],
+)
+def test_what_cannot_be_set_is_an_error_that_names_the_command(machine, code, says):
+    machine.fail("compute-policy", code, times=None)
+    with pytest.raises(SharingError, match=says) as refused, machine.sliced("long"):
+        pytest.fail("it is not set")
+    assert "\n" not in str(refused.value)
+    assert (machine.gpu.timeslice, machine.journal.steps()) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("listing", "found"),
+    [
+        ("GPU  0: Timeslice: Default", "default"),
+        ("| GPU  Policy     Value  |\n|  0   Time slice LONG   |\n|  0   Other      Short  |", "long"),
+        ("| GPU  Timeslice |\n|================|\n|  0   Medium    |", "medium"),
+    ],
+)
+def test_the_list_is_read_whatever_its_layout(machine, listing, found):
+    machine.say(listing)
+    assert time_slice.read(machine.smi) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--set-timeslice: Set timeslice config for a GPU: 0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG", 0),
+        ("Timeslice: Default", 3),
+        ("Invalid combination of input arguments.", 2),
+        ("", 0),
+    ],
+)
+def test_without_the_time_slice_that_was_there_nothing_is_changed(machine, words, status):
+    machine.say(words, status)
+    with (
+        pytest.raises(SharingError, match=rf"does not tell the time slice .*\(status {status}\)"),
+        machine.sliced("long"),
+    ):
+        pytest.fail("it is not known")
+    assert not machine.journal.path.exists()
+
+
+def test_what_cannot_be_is_refused_beforehand(machine):
+    whole = machine.rehearsed
+    refused = {
+        "needs an NVIDIA GPU": machine.group("a", "b") and dataclasses.replace(machine.group("a"), device=cpu_device()),
+        "MIG mode is on": dataclasses.replace(machine.group("a"), device=dataclasses.replace(whole, mig_enabled=True)),
+        "is a MIG device of one": dataclasses.replace(
+            machine.group("a"), device=dataclasses.replace(whole, parent=whole.uuid)
+        ),
+        "gpu.admin=null forbids": dataclasses.replace(machine.group("a"), gpu=gpu_settings(admin=None)),
+        "exclusive_process is for": dataclasses.replace(machine.group("a"), gpu=gpu_settings(exclusive_process=True)),
+    }
+    for words, group in refused.items():
+        with pytest.raises(ConfigError, match=words):
+            Timeslice("long").check(group)
+    with pytest.raises(ConfigError, match=r"scenario\.timeslice=lang: one of default, short, medium, long"):
+        Timeslice("lang")
+
+
+def test_a_dry_run_without_the_gpu_says_what_would_be_run(machine):
+    unread = dataclasses.replace(machine.group("a"), device=dataclasses.replace(machine.rehearsed, details=()))
+    shutil.copy("/bin/false", machine.programs["nvidia-smi"])
+    commands = Timeslice("short").privileged(unread)
+    assert [words[-1] for words in (*commands.do, *commands.undo)] == ["1", "0"]

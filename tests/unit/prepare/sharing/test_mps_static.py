@@ -1,0 +1,205 @@
+"""`scenario=mps_static` over the simulated control program, in the texts of two releases."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.records import Group
+from pipeline.prepare.mps import daemon, partitions
+from pipeline.prepare.mps.daemon import Control
+from pipeline.prepare.sharing import mps_static
+from pipeline.prepare.sharing.mps import Mps
+from pipeline.prepare.sharing.mps_static import MpsStatic
+from pipeline.simulation.install import installed
+from pipeline.simulation.mps.control import connect
+from pipeline.simulation.mps.partitions import Device, Partitions
+from tests import simulated
+from tests.rows import gpu_settings
+from tests.rows import group as make_group
+from tests.unit.prepare.sharing.test_mps import client, daemons, folder  # noqa: F401
+
+VARIABLE, INVALID = "CUDA_MPS_SM_PARTITION", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+
+
+class Machine(simulated.Machine):
+    def group(self, *jobs: str, cuda: str | None = None) -> Group:
+        details = dict(self.device.details) | ({} if cuda is None else {"cuda_version": cuda})
+        device = dataclasses.replace(self.rehearsed, details=tuple(details.items()))
+        return make_group(*jobs, device=device, gpu=gpu_settings(lock_dir=self.folder), scenario="mps_static")
+
+
+@pytest.fixture
+def machine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:  # noqa: F811
+    made = Machine.make(folder, "h100_80gb", branch=getattr(request, "param", "615"))
+    with installed(made.file.path):
+        yield made
+
+
+def partition_of(slot) -> str:
+    return dict(slot.environ)[VARIABLE]
+
+
+def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
+    group = machine.group("a", "b")
+    with MpsStatic().prepare(group.device, group, machine.folder) as slots, ExitStack() as stack:
+        assert [slot.facts for slot in slots.slots] == [(("mps_chunks", "7"), ("mps_multiprocessors", "56"))] * 2
+        names = [partition_of(slot) for slot in slots.slots]
+        assert len(set(names)) == 2 and all(name.startswith(f"{machine.device.uuid}/D/") for name in names)
+        assert slots.slots[0].visible_devices == machine.device.uuid
+        assert [step.kind for step in machine.journal.steps()] == ["mps_daemon"]
+        slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
+        stack.close()
+    assert daemons(machine.folder) == []
+    assert not machine.journal.path.exists()
+
+
+def test_the_commands_of_a_newer_protocol_are_not_those_that_are_used_here(machine, monkeypatch):
+    """What makes the test above one that can fail."""
+    monkeypatch.setattr(daemon, "_PROTOCOL", "CUDA_MPS_PROTOCOL")
+    monkeypatch.setattr(
+        Control, "environ", lambda self, **more: os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes)} | more
+    )
+    monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
+    group = machine.group("a")
+    refused = pytest.raises(SharingError, match=r'answered .*Unknown command "get_server_list"')
+    with refused, Mps().prepare(group.device, group, machine.folder):
+        pytest.fail("it understands")
+
+
+def test_parts_are_as_large_as_asked_and_the_last_chunk_brings_the_rest(machine):
+    group = machine.group("a", "b")
+    with MpsStatic(chunks=(10, 5)).prepare(group.device, group, machine.folder) as slots:
+        assert [dict(slot.facts)["mps_multiprocessors"] for slot in slots.slots] == ["80", "52"]
+
+
+def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine):
+    group = machine.group("a", "b")
+    says = "has 15 chunks of multiprocessors for 2 jobs, and 16 are asked for"
+    with pytest.raises(SharingError, match=says), MpsStatic(chunks=8).prepare(group.device, group, machine.folder):
+        pytest.fail("there are not so many")
+    assert daemons(machine.folder) == []
+    assert not machine.journal.path.exists()
+
+
+def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine, monkeypatch):
+    asked = Control.ask
+    monkeypatch.setattr(Control, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit))
+    group = machine.group("a")
+    says = "made no partition of 4 chunks .*It said: Failed to fulfill the requested SM partition of 40 chunks"
+    with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group.device, group, machine.folder):
+        pytest.fail("it was refused")
+
+
+def test_a_job_that_is_in_the_partition_of_another_is_an_error_that_names_it(machine, monkeypatch):
+    monkeypatch.setattr(mps_static, "_PROOF_LIMIT_S", 0.2)
+    group = machine.group("a", "b")
+    with MpsStatic().prepare(group.device, group, machine.folder) as slots, ExitStack() as stack:
+        first, second = slots.slots
+        pids = [stack.enter_context(client(first))]
+        pids.append(stack.enter_context(client(second, **{VARIABLE: partition_of(first)})))
+        with pytest.raises(SharingError, match=rf"not in its partition .*: 1-b \(pid {pids[1]}\)"):
+            slots.verify(dict(enumerate(pids)))
+        with pytest.raises(RuntimeError, match=INVALID):
+            connect({key: value for key, value in first.environ if key != VARIABLE})
+
+
+@pytest.mark.parametrize("machine", ["580"], indirect=True)
+def test_an_older_driver_is_refused_and_so_is_an_older_control_program(machine):
+    with pytest.raises(ConfigError, match=r"CUDA 13\.1 or newer \(R590\), not 580\.159\.04 with CUDA 13\.0") as refused:
+        MpsStatic().check(machine.group("a"))
+    assert "\n" not in str(refused.value)
+    group = machine.group("a", cuda="13.1")
+    says = "starting MPS .*invalid option -- 'S'"
+    with pytest.raises(SharingError, match=says), MpsStatic().prepare(group.device, group, machine.folder):
+        pytest.fail("it does not know static partitions")
+    assert not machine.journal.path.exists()
+
+
+def test_a_program_that_starts_all_the_same_but_has_no_partitions_is_refused(machine, monkeypatch):
+    monkeypatch.setattr(Control, "ask", lambda self, text, *_: ['Unknown command "lspart"'] if text == "lspart" else [])
+    says = "static partitions need the control program of CUDA 13.1 .*It said: Unknown command"
+    with pytest.raises(SharingError, match=says):
+        partitions.divide(Control(program="/x", pipes=Path("/p")), machine.device.uuid, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"chunks": 0}, "scenario.chunks=0: a whole number, at least 1"),
+        ({"chunks": (2, 1.5)}, r"scenario.chunks=1\.5"),
+        ({"chunks": True}, "scenario.chunks=True"),
+        ({"chunks": (5, 5)}, "scenario.chunks has 2 values for 3 jobs"),
+        ({"chunks": 6}, "has at most 16 chunks of multiprocessors, and 18 are asked for"),
+        ({"priority": 2}, "scenario.priority=2"),
+    ],
+)
+def test_what_cannot_be_is_refused_beforehand(machine, options, says):
+    with pytest.raises(ConfigError, match=says):
+        MpsStatic(**options).check(machine.group("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"parent": "GPU-1"}, "divides a whole GPU"),
+        ({"mig_enabled": True}, "MIG mode is on"),
+        ({"details": (("compute_capability", "7.0"), ("cuda_version", "13.1"))}, "needs an Ampere GPU"),
+    ],
+)
+def test_a_device_that_cannot_be_divided_is_refused(machine, changes, says):
+    group = machine.group("a")
+    group = dataclasses.replace(group, device=dataclasses.replace(group.device, **changes))
+    with pytest.raises(ConfigError, match=says):
+        MpsStatic().check(group)
+    unread = dataclasses.replace(group, device=dataclasses.replace(machine.rehearsed, details=()))
+    MpsStatic().check(unread)
+
+
+@pytest.fixture
+def books() -> Partitions:
+    return Partitions([Device("GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65", 92, 8)], 13040)
+
+
+def test_partitions_are_listed_as_documented_and_removed_when_they_are_empty(books):
+    """What the simulated program does; here partitions end with their daemon."""
+    names = [books.answer(["sm_partition", "add", "GPU-74d4", chunks], ())[0] for chunks in ("5", "3", "2")]
+    assert [name.partition("/")[0] for name in names] == ["GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"] * 3
+    ids = [name.partition("/")[2] for name in names]
+    assert [line.split() for line in books.answer(["lspart"], ids)] == [
+        ["GPU", "Partition", "free", "used", "free", "used", "clients"],
+        ["chunk", "chunk", "SM", "SM"],
+        ["GPU-74d43ed3", "-", "0", "10", "0", "80", "-"],
+        ["GPU-74d43ed3", ids[0], "-", "5", "-", "40", "Yes"],
+        ["GPU-74d43ed3", ids[1], "-", "3", "-", "24", "Yes"],
+        ["GPU-74d43ed3", ids[2], "-", "2", "-", "28", "Yes"],
+    ]
+    failed = books.answer(["sm_partition", "add", "GPU-74d4", "1"], ())
+    assert failed == ["Failed to fulfill the requested SM partition of 1 chunks, error " + INVALID]
+    remove = ["sm_partition", "rm", "GPU-74d4", ids[0]]
+    assert "in use" in books.answer(remove, ids)[0]
+    assert (books.answer(remove, ()), books.answer(remove, ())) == ([], None)
+
+
+def test_the_answers_of_earlier_programs_are_read_as_well(monkeypatch):
+    """In these, a cell that does not apply is blank, and a partition is named within a sentence."""
+    uuid = "GPU-6b47fc4c-5ff2-5f75-af0b-aeea2dbeef5f"
+    books = Partitions([Device(uuid, 132, 8)], 13010)
+    used: list[str] = []
+    monkeypatch.setattr(Control, "ask", lambda _, text, *limit: books.answer(text.split(), used))
+    control = Control(program="/x", pipes=Path("/p"))
+    made = partitions.divide(control, uuid, None, 2)
+    assert [(each.chunks, each.multiprocessors) for each in made] == [(7, 56)] * 2
+    assert control.ask("sm_partition add GPU 1")[0] == f"Partition {uuid}/D/79AgAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA created"
+    assert partitions.unused(control, made) == made
+    used.append(made[0].id)
+    assert partitions.unused(control, made) == made[1:]
+    with pytest.raises(SharingError, match="has 0 chunks of multiprocessors for 1 jobs, and each needs one"):
+        partitions.divide(control, uuid, None, 1)
