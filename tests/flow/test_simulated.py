@@ -150,14 +150,18 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, t
 
 
 def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
-    scenarios = "scenario=mps,mps_percent,mig_mps"
-    status, out, err = run("-m", *TOY, *SHORT, scenarios, "degree=2", "baseline=never", "gpu.admin=[sudo,-n]")
+    scenarios = "scenario=mps,mps_percent,mps_static,mig_mps"
+    often = ["degree=2", "baseline=never", "gpu.driver=590"]
+    status, out, err = run("-m", *TOY, *SHORT, scenarios, *often, "gpu.admin=[sudo,-n]")
     assert status == 0, err
-    groups, _ = stored(tmp_path)
-    assert [run_.data.tags["collocation.result"] for run_ in groups] == ["ok"] * 3, out
+    groups, jobs = stored(tmp_path)
+    assert [run_.data.tags["collocation.result"] for run_ in groups] == ["ok"] * 4, out
     # Two jobs and a server, or two servers, one an instance.
     memory = {run_.data.params["scenario"]: run_.data.metrics["memory_peak_mib"] for run_ in groups}
-    assert memory == {"mps": 1090, "mps_percent": 1090, "mig_mps": 1156}
+    assert memory == {"mps": 1090, "mps_percent": 1090, "mps_static": 1090, "mig_mps": 1156}
+    # Of 27 chunks of 4 multiprocessors.
+    told = [job.data.params.get("place.mps_multiprocessors") for job in jobs]
+    assert sorted(filter(None, told)) == ["52", "52"]
     assert not (tmp_path / "decoys-ran").exists()
     assert [path.name for path in tmp_path.glob("*.journal")] == []
 
@@ -432,6 +436,15 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         rehearsal.prepared([a100, *configs("a100_40gb")]),
     ):
         pass
+    newer = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="590"))
+    unknown = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="470"))
+    for asked, words in (
+        ([newer], "kept.json was made with driver 580, not gpu.driver=590"),
+        ([a100, newer], r"gpu.driver .* cannot be swept"),
+        ([unknown], "gpu.driver=470: a simulated machine has one of 580, 590, 615"),
+    ):
+        with pytest.raises(ConfigError, match=words), rehearsal.prepared(asked):
+            pass
     (tmp_path / "text").write_text("hello")
     for wrong, words in (("text", "does not hold a simulated machine"), ("absent/kept", "cannot be locked")):
         (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
@@ -451,7 +464,7 @@ def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(run, tmp_path):
     assert (gpu.instances, gpu.mig_current, fault.times) == ((), False, 0)
 
 
-@pytest.mark.parametrize("override", ["gpu.count=2", "gpu.machine=kept.json"])
+@pytest.mark.parametrize("override", ["gpu.count=2", "gpu.machine=kept.json", "gpu.driver=590"])
 def test_what_describes_a_simulated_machine_is_refused_for_a_real_gpu(make_plan, override):
     with pytest.raises(ConfigError, match=r"gpu\..* is for simulated GPUs"):
         make_plan(["gpu=nvidia", override], device=GPU)

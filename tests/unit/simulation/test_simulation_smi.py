@@ -306,6 +306,31 @@ def test_a_missing_permission_ends_with_4(smi: Smi, state_file: StateFile) -> No
     assert "All done." not in text
 
 
+def test_the_time_slice_is_set_shown_and_refused_as_the_real_program_does(smi: Smi, state_file: StateFile) -> None:
+    uuid = state_file.read().gpus[0].uuid
+    assert smi("compute-policy", "-i", uuid, "--set-timeslice", "3")[0] == 0
+    assert state_file.read().gpus[0].timeslice == 3
+    status, text = smi("compute-policy", "-i", "0", "-l")
+    assert status == 0 and [line.split()[1:4] for line in text.splitlines() if "Timeslice" in line] == [
+        ["0", "Timeslice", "Long"]
+    ]
+    smi("-mig", "1")
+    # Source: a Tesla P4, in an issue of the DRA driver for Kubernetes.
+    assert smi("compute-policy", "-i", uuid, "--set-timeslice=0") == (
+        3,
+        "Failed to set timeslice policy with value Default for GPU 0 : Not Supported\n"
+        "Failed to set timeslice for requested devices : Not Supported\n",
+    )
+    assert smi("compute-policy", "--set-timeslice", "4")[0] == codes.INVALID_ARGUMENT
+    assert smi("compute-policy", "-lgip")[0] == codes.INVALID_ARGUMENT
+
+
+def test_a_later_driver_has_its_version(smi: Smi, state_file: StateFile) -> None:
+    state_file.create(["h100_80gb"], branch="590")
+    assert smi("--query-gpu=driver_version", "--format=csv,noheader") == (0, "590.48.01\n")
+    assert "Driver Version: 590.48.01      CUDA Version: 13.1     |" in smi()[1]
+
+
 def test_a_compute_instance_in_use_stays(smi: Smi, state_file: StateFile, sleeper: int) -> None:
     smi("-mig", "1")
     smi("mig", "-cgi", "0", "-C")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -101,6 +102,17 @@ def test_what_a_report_would_not_rank_is_no_row() -> None:
     assert set(rows_of(*good, *wrong, *oom, mix, row("mps_percent", shares), cpu)) == {("naive", None, 2)}
     with pytest.raises(ConfigError, match="no group can be a row"):
         rows_of(*oom)
+
+
+def test_a_static_partition_is_a_share_of_the_multiprocessors() -> None:
+    def static(*parts: int) -> Row:
+        jobs = tuple(job(i, OWN, 50.0, place={"mps_multiprocessors": str(each)}) for i, each in enumerate(parts))
+        return dataclasses.replace(row("mps_static", jobs), facts={"multiprocessors": "132"})
+
+    ((key, found),) = rows_of(static(66, 66)).items()
+    assert (key, found.share_percent) == (("mps_static", None, 2), 50.0)
+    with pytest.raises(ConfigError, match="no group can be a row"):
+        rows_of(static(80, 52))
 
 
 def test_workloads_of_one_name_are_told_apart_by_their_options() -> None:

@@ -136,6 +136,17 @@ def test_the_99th_percentile_counts_where_it_was_measured(tmp_path, capsys):
     assert plan["details"]["services"][0]["latency_is"] == "mean"
 
 
+def test_nothing_is_planned_with_modes_that_no_plan_can_ask_for(tmp_path, capsys):
+    best = {"throughput_per_s": "1000", "latency_mean_ms": "1"}
+    others = [WHOLE | best | {"sharing_mode": mode} for mode in ("timeslice", "mps_static")]
+    argv = ["serve", demand(tmp_path, [BERT]), "--gpu", "simulated_a100_80gb"]
+    plans = [run(capsys, *argv, "--profile", table(tmp_path, ROW, *each)) for each in ([], others)]
+    assert plans[0][0] == plans[1][0] == 0
+    assert plans[0][1]["gpus"] == plans[1][1]["gpus"]
+    status, error = run(capsys, *argv, "--profile", table(tmp_path, *others))
+    assert status == 2 and "service bert has no row" in error
+
+
 def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
     path = table(tmp_path, ROW, ROW | {"workload": "yolo"})
     services = [BERT | {"rate_per_s": 65}, BERT | {"name": "yolo", "rate_per_s": 5}]
