@@ -31,7 +31,8 @@ from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes, readings, replay
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import RECORDED, RELEASES, StateFile, start_ticks
+from pipeline.simulation.machine.releases import RECORDED, RELEASES
+from pipeline.simulation.machine.state import StateFile, start_ticks
 from pipeline.simulation.mps import control
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names

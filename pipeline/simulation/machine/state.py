@@ -22,23 +22,8 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.host import read_process
 from pipeline.base.records import Spec
 from pipeline.simulation.machine.codes import DriverError
+from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """A release of the driver; `cuda_version` is as NVML numbers it, and that of the MPS control program as well."""
-
-    driver_version: str
-    cuda_version: int
-
-
-RELEASES = {
-    "580": Release(driver_version="580.159.04", cuda_version=13000),
-    "590": Release(driver_version="590.48.01", cuda_version=13010),
-    "615": Release(driver_version="615.71.09", cuda_version=13040),
-}
-"""By branch. Most answers are recorded from 580; of the later ones the versions differ, and what MPS knows."""
-RECORDED = "580"
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from pipeline.simulation.machine import placement, queries
+from pipeline.simulation.machine.releases import Release
 from pipeline.simulation.machine.state import (
     ComputeInstance,
     Gpu,
     GpuInstance,
     Process,
-    Release,
     mig_uuid,
 )
 

@@ -7,7 +7,8 @@ from datetime import datetime
 
 from pipeline.simulation.machine import codes, queries, readings
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, Release, State
+from pipeline.simulation.machine.releases import Release
+from pipeline.simulation.machine.state import Gpu, State
 from pipeline.simulation.program import RefusedError
 from pipeline.simulation.smi.output import Numbered
 

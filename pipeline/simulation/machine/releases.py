@@ -1,0 +1,22 @@
+"""The releases of the driver that a simulated machine can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A release of the driver; `cuda_version` is as NVML numbers it, and that of the MPS control program as well."""
+
+    driver_version: str
+    cuda_version: int
+
+
+RELEASES = {
+    "580": Release(driver_version="580.159.04", cuda_version=13000),
+    "590": Release(driver_version="590.48.01", cuda_version=13010),
+    "615": Release(driver_version="615.71.09", cuda_version=13040),
+}
+"""By branch. Most answers are recorded from 580; of the later ones the versions differ, and what MPS knows."""
+RECORDED = "580"
