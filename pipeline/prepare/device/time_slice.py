@@ -10,6 +10,7 @@ NVIDIA does not say. It is not kept over a restart.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,16 @@ def read(smi: Smi) -> str:
             "and not every GPU has it; use scenario=naive"
         )
     return found
+
+
+@functools.cache
+def refusal(smi: Smi) -> str | None:
+    """Why the time slice cannot be set, as far as a look tells; asked once in a process, which many groups do."""
+    try:
+        read(smi)
+    except SharingError as error:
+        return str(error)
+    return None
 
 
 def commands(smi: Smi, wanted: str, found: str) -> Commands:

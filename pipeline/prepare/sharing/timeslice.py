@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.programs import of_group
 from pipeline.base.records import Commands, Device, Group
 from pipeline.clean.journal import Journal
@@ -38,6 +38,14 @@ class Timeslice(Naive):
                 f"{what} changes the time slice of {device.name}, which gpu.admin=null forbids: gpu.admin=[] allows "
                 "it to root, gpu.admin=[sudo,-n] to others"
             )
+        if not device.details:  # it was not read: what it can do is not known before it is
+            return
+        try:
+            why_not = time_slice.refusal(self._smi(group))
+        except SharingError as error:
+            raise ConfigError(str(error)) from error
+        if why_not is not None:
+            raise ConfigError(f"{what}: {why_not}")
 
     def privileged(self, group: Group) -> Commands:
         smi = self._smi(group)

@@ -109,7 +109,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
     there = sorted(machine.folder.iterdir())
     with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids"), machine.prepared(group):
         pytest.fail("was not refused")
-    assert machine.commands == []
+    assert machine.changes() == []
     assert machine.settings == before
     assert sorted(machine.folder.iterdir()) == there  # no journal, no pipe folder
 

@@ -152,6 +152,9 @@ def test_without_the_time_slice_that_was_there_nothing_is_changed(machine, words
     ):
         pytest.fail("it is not known")
     assert not machine.journal.path.exists()
+    with pytest.raises(ConfigError, match=r"scenario=.*: `.*does not tell the time slice") as refused:
+        Timeslice("long").check(machine.group("a"))
+    assert "\n" not in str(refused.value)
 
 
 def test_what_cannot_be_is_refused_beforehand(machine):
