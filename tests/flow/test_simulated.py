@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from pipeline.plan import describe, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
 from pipeline.record.series import read_about
+from pipeline.record.store import results
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, StateFile
@@ -561,3 +563,25 @@ def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_p
     real = make_plan([], device=GPU)
     assert "simulated" not in describe.as_text(real)
     assert len({plan.groups[0].digest for plan in (*plans, real)}) == 3
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run, tmp_path):
+    pytest.importorskip("torch")
+    status, out, err = run(
+        *("-m", "workload=framework", "workload.framework=torch,paddle", "workload.rows=8", "workload.rounds=1"),
+        *("scenario=mig", "scenario.instances_per_job=2", "scenario.profile=1g"),
+        *("degree=1", "baseline=never", "window=work", "listeners=[host]"),
+    )
+    assert status == 0, err
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "PaddlePaddle - - - - not installed" in lines
+    (answered,) = [line for line in lines if line.startswith("PyTorch")]
+    assert answered.endswith("MIG 1g.5gb + 1g.5gb at once 2 CPU yes")
+    rows = results.load(tmp_path / "mlruns", "collocation")
+    (job,) = rows[rows["params.job.works"] == "yes"].to_dict("records")
+    assert len(job["params.place.device"].split(",")) == 2
+    assert job["group.tags.collocation.simulated"] == "true"
+    (found,) = Path(tmp_path).rglob("probe.json")
+    assert json.loads(found.read_text())["framework"] == "torch"
