@@ -43,8 +43,9 @@ def build_parser() -> program.Parser:
     """Return the parser of the command line."""
     parser = program.Parser(description="Answer requests with a model.")
     flag = parser.add_argument
-    flag("--library", default="timm", choices=["timm", "transformers"])
-    flag("--model", required=True, help="name of the model in timm, or kind of model in transformers")
+    flag("--library", default="timm", choices=["timm", "transformers", "diffusers"])
+    flag("--model", required=True,
+         help="name of the model in timm, kind of model in transformers, or class of a U-Net in diffusers")  # fmt: skip
     flag("--model-args", nargs="*", action="extend", type=program.model_argument, default=[], metavar="KEY=VALUE",
          help="arguments of the model, or of its configuration; values are JSON, or text")  # fmt: skip
     flag("--source", default="synthetic", choices=["synthetic", "digits"], help="what is asked: noise, or images")
@@ -80,7 +81,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--rate-per-s belongs to --arrival poisson and constant, which need it")
     if args.rate_per_s is not None and not args.rate_per_s > 0:
         parser.error(f"--rate-per-s {args.rate_per_s:g} must be above 0")
-    if args.output_tokens and (args.library == "timm" or args.batch_size > 1 or args.step_mode != "eager"):
+    if args.output_tokens and (args.library != "transformers" or args.batch_size > 1 or args.step_mode != "eager"):
         parser.error("--output-tokens needs --library transformers, --batch-size 1 and --step-mode eager")
     if args.step_mode == "cuda_graph" and args.max_batch > 1:
         parser.error("--step-mode cuda_graph excludes --max-batch: a graph has one shape")
@@ -195,6 +196,10 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
         import timm
 
         model: torch.nn.Module = timm.create_model(args.model, num_classes=args.num_classes, **args.model_args)
+    elif args.library == "diffusers":
+        from workloads.images.denoising import Denoiser
+
+        model = Denoiser(args.model, args.image_px, args.model_args)
     else:
         from workloads.text import models
 
@@ -219,7 +224,7 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
 
 
 def _is_of_images(args: argparse.Namespace) -> bool:
-    return bool(args.library == "timm")
+    return bool(args.library != "transformers")
 
 
 def make_inputs(args: argparse.Namespace, device: torch.device) -> Inputs:

@@ -19,8 +19,8 @@ from pipeline.plan import user_command
 from pipeline.plan.text_workloads import TextModel, positions_of
 from pipeline.plan.workloads import GPU_ONLY_PX, Precision, StepMode, WorkloadConfig
 
-Library = enum.Enum("Library", "timm transformers", start=0)
-"""Where the model of an inference workload comes from."""
+Library = enum.Enum("Library", "timm transformers diffusers", start=0)
+"""Where the model of an inference workload comes from: of the last, a U-Net that takes noise from images."""
 
 Arrival = enum.Enum("Arrival", "closed poisson constant", start=0)
 """How requests come: each client waits for its answer, or they come at a rate, at random or at equal distances."""
@@ -122,7 +122,8 @@ class InferConfig(ServiceConfig):
     """Answering requests with a model (`workloads/infer.py`, docs/inference.md).
 
     Attributes:
-        model: name in timm, or kind of model in transformers, whose configuration `model_args` changes.
+        model: name in timm, kind of model in transformers, whose configuration `model_args` changes, or class of a
+            U-Net in diffusers.
         source: what images are asked.
         sequence_tokens: tokens of each text that is asked.
         output_tokens: tokens of each answer of a decoder; 0: the answer is a class.
@@ -165,7 +166,9 @@ class InferConfig(ServiceConfig):
         self._check_positions()
         self._check_batching()
         is_decoder = self.output_tokens > 0
-        if is_decoder and (self.library is Library.timm or self.batch_size > 1 or self.step_mode is not StepMode.eager):
+        if is_decoder and (
+            self.library is not Library.transformers or self.batch_size > 1 or self.step_mode is not StepMode.eager
+        ):
             raise self._refused(
                 "output_tokens is for decoders: it needs library=transformers, step_mode=eager and batch_size=1 "
                 "(max_batch computes several requests together)"
@@ -177,7 +180,7 @@ class InferConfig(ServiceConfig):
                 raise self._refused(
                     "step_mode=cuda_graph replays one shape, and max_batch makes many; use eager or compile"
                 )
-        is_large = self.library is Library.timm and self.image_px >= GPU_ONLY_PX
+        is_large = self.library is not Library.transformers and self.image_px >= GPU_ONLY_PX
         if is_large and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} looks at {self.image_px}-pixel images and no GPU was found; "
@@ -194,7 +197,7 @@ class InferConfig(ServiceConfig):
             raise self._refused(f"max_delay_ms={self.max_delay_ms:g} waits for others, and max_batch=1 takes none")
 
     def _check_positions(self) -> None:
-        if self.library is Library.timm or self.model not in TextModel.__members__:
+        if self.library is not Library.transformers or self.model not in TextModel.__members__:
             return
         name, positions = positions_of(TextModel[self.model], self.model_args)
         if positions is not None and self.sequence_tokens + self.output_tokens > positions:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.base import layout
 from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.modes import MIG, MPS, NAIVE, PROFILE, Mode
+from pipeline.base.modes import MIG, MPS, NAIVE, Mode
 from pipeline.base.records import Result
 from pipeline.base.samples import Field
 from pipeline.observe import fields
@@ -29,16 +29,9 @@ _PREFERRED = (MPS, NAIVE, MIG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One series.
-
-    Attributes:
-        label: the quantity.
-        instance: the GPU instance that it is of, `2g.20gb (5)`; empty for the whole GPU.
-        t_s: seconds since the first job began its work.
-    """
+    """One series. `t_s`: seconds since the first job began its work."""
 
     label: str
-    instance: str = ""
     t_s: tuple[float, ...]
     values: tuple[float, ...]
 
@@ -112,9 +105,8 @@ def read_group(row: Row) -> GroupSeries | None:
         return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
     begin = min(starts or [series.t_ns[0] for series in samples.values()])
-    profiles = {job.place.get("gi_id"): job.place.get(PROFILE, "GPU instance") for job in row.jobs}
-    activity, cut_activity = _lines(samples, known, "activity", begin, profiles)
-    memory, cut_memory = _lines(samples, known, "memory", begin, profiles)
+    activity, cut_activity = _lines(samples, known, "activity", begin)
+    memory, cut_memory = _lines(samples, known, "memory", begin)
     spans = []
     for job in row.jobs:
         if job.start_ns is not None and job.end_ns is not None:
@@ -147,13 +139,8 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
     return of_device, known
 
 
-def _lines(
-    samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin: int, profiles: Mapping[str | None, str]
-) -> tuple[tuple[Line, ...], bool]:
-    """A line a quantity and instance, from the best source that has it; whether any had to be thinned.
-
-    `profiles` is by the instance's id.
-    """
+def _lines(samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin: int) -> tuple[tuple[Line, ...], bool]:
+    """A line a quantity and instance, from the best source that has it; whether any had to be thinned."""
     found: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
     names = {origin.field for origin in samples}
     for source, field in known:
@@ -170,6 +157,6 @@ def _lines(
             points = list(series.thinned(POINTS))
             t_s = tuple((t_ns - begin) / _S for _, t_ns, _ in points)
             values = tuple(value * scale for *_, value in points)
-            instance = "" if gi_id is None else f"{profiles.get(str(gi_id), 'GPU instance')} ({gi_id})"
-            lines.append(Line(label=title, instance=instance, t_s=t_s, values=values))
+            label = title if gi_id is None else f"{title}, GPU instance {gi_id}"
+            lines.append(Line(label=label, t_s=t_s, values=values))
     return tuple(lines), was_cut

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 
 import pytest
 import torch
@@ -173,3 +175,22 @@ def test_wrong_arguments_end_with_status_2(flags, message, capsys):
 def test_a_text_longer_than_the_model_has_positions_is_an_error():
     with pytest.raises(ValueError, match="bert has 8 positions, too few for 9 tokens"):
         ask(*BERT, "max_position_embeddings=8", "--sequence-tokens", "9")
+
+
+def test_a_unet_of_diffusers_answers_with_the_noise_in_an_image(monkeypatch):
+    class UNet2DModel(torch.nn.Conv2d):
+        def __init__(self, sample_size, channels):
+            super().__init__(channels, channels, 1)
+            self.size = sample_size
+
+        def forward(self, images, step):
+            assert images.shape[-1] == self.size and 0 <= step < 1000
+            return types.SimpleNamespace(sample=super().forward(images))
+
+    monkeypatch.setitem(sys.modules, "diffusers", types.SimpleNamespace(UNet2DModel=UNet2DModel, __version__="1.0"))
+    monkeypatch.setattr(infer.program.importlib.metadata, "version", lambda _: "1.0")
+    images = ["--library", "diffusers", "--image-px", "8", "--model-args", "channels=3"]
+    job = ask(*images, "--model", "UNet2DModel")
+    assert (len(job.requests), job.wrongs) == (20, [])
+    with pytest.raises(ValueError, match=r"diffusers 1\.0 has no U-Net ResNet"):
+        ask(*images, "--model", "ResNet")

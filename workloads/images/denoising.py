@@ -1,0 +1,40 @@
+"""U-Nets of diffusers, which take noise from images: one call is one of the many steps that make an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from workloads.images.vision import import_torchvision
+
+# In the middle of the steps of training, of which there are 1,000; how fast it is does not depend on it.
+_TIMESTEP = 500
+
+
+class Denoiser(nn.Module):
+    """A U-Net at one step.
+
+    Args:
+        name: of a class in diffusers that takes images and the number of a step: `UNet2DModel`.
+        image_px: of the images.
+        arguments: of the class, beside their size.
+
+    Raises:
+        ValueError: diffusers has no such class.
+    """
+
+    def __init__(self, name: str, image_px: int, arguments: Mapping[str, Any]) -> None:
+        super().__init__()
+        import_torchvision()
+        import diffusers
+
+        if not name.startswith("UNet") or not hasattr(diffusers, name):
+            raise ValueError(f"diffusers {diffusers.__version__} has no U-Net {name}")
+        self.unet = getattr(diffusers, name)(sample_size=image_px, **arguments)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the noise in images [n, 3, px, px], of the same shape."""
+        noise: Tensor = self.unet(images, _TIMESTEP).sample
+        return noise
