@@ -5,10 +5,10 @@ On a machine without a GPU, and on a simulated one, a framework that can compute
 
 from __future__ import annotations
 
-import importlib
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,8 +68,13 @@ class Computing:
     def __init__(self) -> None:
         for name, value in _MODEST.items():
             os.environ.setdefault(name, value)
-        self.its: Any = imported(self.module)
+        with importing(self.module):
+            self.its = self.load()
         self.version = str(self.its.__version__)
+
+    def load(self) -> Any:
+        """Return its module."""
+        raise NotImplementedError
 
     def why_no_gpu(self) -> str:
         """Nothing: it does not say."""
@@ -79,16 +84,17 @@ class Computing:
         """Nothing was begun."""
 
 
-def imported(module: str) -> Any:
-    """Return a module.
+@contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Say of a module that is not there that it is not installed.
 
     Raises:
         NotInstalledError: there is none of that name. What else goes wrong in it is its own error.
     """
     try:
-        return importlib.import_module(module)
+        yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+        if error.name is None or error.name.partition(".")[0] != module:
             raise
         raise NotInstalledError(str(error)) from error
 
@@ -97,6 +103,12 @@ class Torch(Computing):
     """PyTorch."""
 
     module = "torch"
+
+    def load(self) -> Any:
+        """Import it."""
+        import torch
+
+        return torch
 
     def devices(self) -> Sequence[Seen]:
         """Return the devices of CUDA, or the CPU."""
@@ -124,6 +136,12 @@ class Jax(Computing):
     """JAX."""
 
     module = "jax"
+
+    def load(self) -> Any:
+        """Import it."""
+        import jax
+
+        return jax
 
     def devices(self) -> Sequence[Seen]:
         """Return the devices of its first backend, which is that of GPUs where it has one."""
@@ -154,6 +172,12 @@ class Cupy(Computing):
     """CuPy, which computes on GPUs only."""
 
     module = "cupy"
+
+    def load(self) -> Any:
+        """Import it."""
+        import cupy
+
+        return cupy
 
     def devices(self) -> Sequence[Seen]:
         """Return the devices of CUDA."""
@@ -186,6 +210,12 @@ class Tensorflow(Computing):
 
     module = "tensorflow"
 
+    def load(self) -> Any:
+        """Import it."""
+        import tensorflow
+
+        return tensorflow
+
     def __init__(self) -> None:
         super().__init__()
         self.its.config.set_soft_device_placement(False)  # else it computes elsewhere and says nothing
@@ -213,6 +243,12 @@ class Paddle(Computing):
     """PaddlePaddle."""
 
     module = "paddle"
+
+    def load(self) -> Any:
+        """Import it."""
+        import paddle
+
+        return paddle
 
     def devices(self) -> Sequence[Seen]:
         """Return its GPUs, or the CPU."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from workloads.frameworks.computing import GPU, Seen, Torch, imported
+from workloads.frameworks.computing import GPU, Seen, Torch, importing
 from workloads.frameworks.task import Matrix
 
 _LIMIT_S = 120.0
@@ -94,7 +94,10 @@ class RayServe:
     def __init__(self) -> None:
         for name, value in _OF_RAY.items():
             os.environ.setdefault(name, value)
-        self._ray, self._serve = imported("ray"), imported("ray.serve")
+        with importing("ray"):
+            import ray
+            from ray import serve
+        self._ray, self._serve = ray, serve
         torch = Torch()
         self._why_no_gpu, self.version = torch.why_no_gpu(), f"{self._ray.__version__}, PyTorch {torch.version}"
         num_gpus = sum(each.kind == GPU for each in torch.devices())
@@ -145,10 +148,13 @@ class TritonServer(Serving):
 
     def __init__(self) -> None:
         super().__init__()
-        triton, model, client = map(imported, ("pytriton.triton", "pytriton.model_config", "pytriton.client"))
-        numpy = imported("numpy")
+        with importing("pytriton"):
+            import numpy
+            import pytriton
+            from pytriton import client, triton
+            from pytriton import model_config as model
         self._client, self._numpy, self._port = client, numpy, _free_port()
-        self.version = f"PyTriton {imported('pytriton').__version__}, PyTorch {self.torch.version}"
+        self.version = f"PyTriton {pytriton.__version__}, PyTorch {self.torch.version}"
         ports = triton.TritonConfig(
             http_address="127.0.0.1",
             http_port=self._port,

@@ -271,7 +271,7 @@ def choice_of(path: Path) -> str:
 
 def marks_of(path: Path) -> list[pytest.MarkDecorator]:
     """A workload that names packages is refused where they are not installed, as on the newest Python of `.ci/run`."""
-    names_packages = re.search(r"/schema/(infer|infer_text|train_text)@", path.read_text(encoding="utf-8"))
+    names_packages = re.search(r"/schema/(infer|infer_text|train_text|framework)@", path.read_text(encoding="utf-8"))
     return [pytest.mark.torch] if names_packages else []
 
 
@@ -280,7 +280,7 @@ CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorte
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch):
-    if choice in (builders := {"env=conda": "rattler", "env=venv": "uv"}):
+    if choice in (builders := {"env=conda": "rattler", "env=venv": "uv", "workload=framework_env": "uv"}):
         pytest.importorskip(builders[choice])  # the extra `envs`
     (tmp_path / "nvidia-smi").symlink_to("/bin/true")  # the commands of a plan name it by its whole path
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -292,6 +292,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
         "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
         "env=existing": [f"env.prefix={sys.executable}"],
         "env=venv": [f"env.file={tmp_path}/requirements.txt", f"env.cache_root={tmp_path}/cache"],
+        "workload=framework_env": ["env=venv", f"env.cache_root={tmp_path}/cache"],
         "workload=script": [f"workload.script={script}"],
         "workload=bert_finetune": ["workload.weights=null"],
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
