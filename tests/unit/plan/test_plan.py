@@ -280,19 +280,23 @@ CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorte
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch):
-    if choice in (builders := {"env=conda": "rattler", "env=venv": "uv", "workload=framework_env": "uv"}):
+    uv = dict.fromkeys(("env=venv", "workload=framework_env", "workload=infer_unet"), "uv")
+    if choice in (builders := {"env=conda": "rattler", **uv}):
         pytest.importorskip(builders[choice])  # the extra `envs`
     (tmp_path / "nvidia-smi").symlink_to("/bin/true")  # the commands of a plan name it by its whole path
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     script = tmp_path / "train.py"
     script.write_text("")
     (tmp_path / "environment.yml").write_text("channels: [conda-forge]\ndependencies: [python]")
-    (tmp_path / "requirements.txt").write_text("numpy")
+    (tmp_path / "requirements.txt").write_text("diffusers")
+    built = ["env=venv", f"env.cache_root={tmp_path}/cache"]
     extra = {
         "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
         "env=existing": [f"env.prefix={sys.executable}"],
-        "env=venv": [f"env.file={tmp_path}/requirements.txt", f"env.cache_root={tmp_path}/cache"],
-        "workload=framework_env": ["env=venv", f"env.cache_root={tmp_path}/cache"],
+        "env=venv": [f"env.file={tmp_path}/requirements.txt", *built[1:]],
+        "workload=framework_env": built,
+        "workload=infer_unet": [*built, f"workload.env_file={tmp_path}/requirements.txt"],
+        "workload=server": ["workload.command='serve --port {port}'"],
         "workload=script": [f"workload.script={script}"],
         "workload=bert_finetune": ["workload.weights=null"],
         "tracking=server": ["tracking.uri=http://127.0.0.1:5000"],
