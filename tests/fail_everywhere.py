@@ -30,13 +30,17 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.machine.state import Gpu, StateFile
 from tests import forks
 
-SCENARIOS = ("naive", "timeslice", "mps", "mps_static", "mig", "mig_mps")
+SCENARIOS = ("naive", "timeslice", "mps", "mps_static", "mig", "mig_mps", "mig_parts")
 BY_HAND = "by_hand"
 HOWS = ("exception", "sigterm", "sigkill")
 _VARIABLE = "FAIL_EVERYWHERE"
 _LAST_S = 20.0
-_LAYOUT = "3g,1g"
-_OPTIONS = {"timeslice": ["scenario.timeslice=short"]}
+_LAYOUT = "1c.3g,2c.3g,1g"
+# Of a scenario that is not called as in the configuration, it too: here, compute instances of one GPU instance.
+_OPTIONS = {
+    "timeslice": ["scenario.timeslice=short"],
+    "mig_parts": ["scenario=mig", "scenario.profiles=[1c.3g,2c.3g]"],
+}
 _SHORT = ["baseline=never", "window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=60", "limits.stop_s=60"]
 # In the orchestrator, before run.py or a module of the project: counts what it does, and fails once.
 _CHILD = """
@@ -110,7 +114,7 @@ class Bench:
     def study(self, scenario: str, at: int, how: str, mark: str) -> subprocess.CompletedProcess[str]:
         """Run one group that fails at its `at`-th side effect; at 0 it does not."""
         arguments = [
-            f"scenario={scenario}",
+            *([] if "scenario=mig" in _OPTIONS.get(scenario, []) else [f"scenario={scenario}"]),
             *_OPTIONS.get(scenario, []),
             "degree=2",
             *_SHORT,

@@ -7,7 +7,7 @@ estimated where it is unknown: by the nominal size, of which an instance has the
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,18 @@ def find(name: str) -> Model:
                 raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
             return model
     raise ConfigError(f"no GPU model is called '{name}'; {choice}")
+
+
+@cache
+def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
+    """How a GPU instance with that many compute slices can be divided, the full width last; none if it is not known.
+
+    NVML tells it of an instance that exists only, but it is the same on every model of the table. The multiprocessors
+    are not, and are `None` here.
+    """
+    every = (profile for model in models().values() for profile in model.profiles)
+    alike = next((profile for profile in every if profile.compute_slices == compute_slices), None)
+    return () if alike is None else tuple(replace(each, num_multiprocessors=None) for each in alike.ci_profiles)
 
 
 def model_called(text: str) -> str:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import interrupts, mig_table, words
+from pipeline.base import interrupts, mig_names, mig_table, words
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, exit_status
 from pipeline.plan.schema import GpuConfig
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import compute, partitions, profiles
 
 if TYPE_CHECKING:
     from pipeline.gpu import by_hand
@@ -47,7 +47,7 @@ class Command:
 
 
 def show_profiles(arguments: argparse.Namespace) -> Answer:
-    """The MIG profiles of a GPU; what is not known is null, and `-` in the text."""
+    """The MIG profiles of a GPU, and the compute instances of each; what is not known is null, and `-` in the text."""
     gpu = profiles.find_gpu(arguments.gpu)
     rows = [
         {
@@ -60,6 +60,7 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
             "multiprocessors": profile.multiprocessors,
             "ideal_ratio": gpu.ideal_ratio(profile),
             "memory_mib": profile.memory_mib,
+            "compute_instances": [mig_names.name_of(profile.name, slices) for slices in compute.widths(profile)],
         }
         for profile in gpu.profiles
     ]
@@ -70,8 +71,8 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
         "multiprocessors": gpu.multiprocessors,
         "profiles": rows,
     }
-    head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB"]
-    lines = [head, *([_cell(value) for value in row.values()] for row in rows)]
+    head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB", "parts"]
+    lines = [head, *([*map(_cell, list(row.values())[:-1]), _parts(row["compute_instances"])] for row in rows)]
     table = "\n".join(words.aligned(lines, left=range(len(head))))
     return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{table}")
 
@@ -161,7 +162,7 @@ COMMANDS = {
         has_journals=True,
         flags=_DRY_RUN,
         options=_ADMIN,
-        positional=("layout", "profiles of the instances: 3g,2g,1g"),
+        positional=("layout", "profiles of the instances: 3g,2g,1g; compute instances of one: 1c.3g,2c.3g"),
     ),
     "destroy": Command(
         answer=destroy,
@@ -176,7 +177,9 @@ COMMANDS = {
         has_journals=True,
         flags={"--health": "the health only: no load, whoever computes on the GPU"},
     ),
-    "profiles": Command(answer=show_profiles, about="the MIG profiles of a GPU, with placements and SMs"),
+    "profiles": Command(
+        answer=show_profiles, about="the MIG profiles of a GPU, with placements, SMs and compute instances"
+    ),
     "partitions": Command(
         answer=show_partitions,
         about="every combination of MIG instances to which none can be added",
@@ -221,6 +224,11 @@ def _parser() -> argparse.ArgumentParser:
         if command.positional is not None:
             each.add_argument(command.positional[0], help=command.positional[1])
     return parser
+
+
+def _parts(names: Sequence[str]) -> str:
+    """`1c,2c` of the compute instances into which a GPU instance can be divided."""
+    return ",".join(f"{slices}c" for _, slices in map(mig_names.split, names)) or "-"
 
 
 def _slices(gpu: profiles.MigGpu) -> str:

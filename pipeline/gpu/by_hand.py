@@ -24,9 +24,9 @@ from pipeline.clean import journal
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import command, driver, in_words, is_of, printable, targets
 from pipeline.prepare.device import lease, nvml
-from pipeline.prepare.mig import division, partitions, profiles
+from pipeline.prepare.mig import compute, division, profiles
 from pipeline.prepare.mig.control import Control
-from pipeline.prepare.mig.partitions import Layout
+from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.state import MigDevice
 from pipeline.simulation.machine.state import StateFile
 
@@ -96,10 +96,12 @@ def create(request: str, asked: Asked) -> Answer:
             return _shown(target, division.commands(target.control, layout.in_creation_order, is_on=before.is_on).do)
         with UndoStack() as undo:
             made = division.divide(target.control, before, layout, target.left, undo)
-            devices = {each.gi_id: each for each in target.control.read().devices}
             target.left.hand_over(target.made)  # from here on there is nothing that the stack could undo
-        rows = [_row(planned, devices[each.gi_id]) for each, planned in zip(made, layout.instances, strict=True)]
+        planned = ((instance, name) for instance in layout.instances for name in instance.device_names)
+        rows = [_row(instance, name, each) for each, (instance, name) in zip(made, planned, strict=True)]
     lines = [f"made {row['profile']} at {row['start']}:{row['size']}: {row['uuid']}" for row in rows]
+    if any(each.parts for each in layout.instances):
+        lines.insert(0, f"the GPU instances are {', '.join(map(str, layout.instances))}")
     if not before.is_on:
         lines.insert(0, "switched MIG mode on")
     lines.append(f"they stay until: {asked.destroy}; to use them: scenario=mig scenario.layout=existing")
@@ -154,10 +156,9 @@ def _text(target: _Target, lines: Sequence[str]) -> str:
     return "\n".join(printable(line) for line in (name, *(f"   {line}" for line in lines)))
 
 
-def _row(planned: partitions.Instance, device: MigDevice) -> dict[str, Any]:
-    profile = planned.profile
-    place = {"profile": profile.name, "start": planned.start, "size": profile.memory_slices}
-    return place | {"id": device.gi_id, "uuid": device.uuid}
+def _row(planned: Instance, name: str, device: MigDevice) -> dict[str, Any]:
+    place = {"profile": name, "start": planned.start, "size": planned.profile.memory_slices}
+    return place | {"id": device.gi_id, "compute_instance_id": device.ci_id, "uuid": device.uuid}
 
 
 @contextmanager
@@ -207,7 +208,7 @@ def _own(asked: Asked) -> dict[str, str] | None:
 
 def _layout(device: Device, request: str) -> Layout:
     gpu = profiles.read_gpu(device)
-    return partitions.plan_layout(gpu, [partitions.resolve(gpu, each) for each in request.split(",")])
+    return compute.plan_layout(gpu, [compute.resolve(gpu, each) for each in request.split(",")])
 
 
 @contextmanager

@@ -207,7 +207,12 @@ def _instances(device: Device, state: MigState, by_hand: Sequence[Step]) -> list
             "profile": (profile := known.get(instance.profile_id)) and profile.name,
             "start": instance.start,
             "size": profile and profile.memory_slices,
-            "compute_instances": [{"id": d.ci_id, "uuid": d.uuid} for d in state.devices if d.gi_id == instance.gi_id],
+            "compute_slices": profile and profile.compute_slices,
+            "compute_instances": [
+                {"id": d.ci_id, "uuid": d.uuid, "compute_slices": d.compute_slices}
+                for d in state.devices
+                if d.gi_id == instance.gi_id
+            ],
             "is_made_by_hand": any(is_of(step, instance) for step in by_hand),
         }
         for instance in state.instances or ()
@@ -254,7 +259,10 @@ def _mig_lines(gpu: dict[str, Any]) -> list[str]:
     for instance in gpu["gpu_instances"] or ():
         profile = instance["profile"] or f"profile {instance['profile_id']}"
         place = f"{instance['start']}:{instance['size'] or '?'}"
-        inside = ", ".join(f"CI {each['id']} {each['uuid']}" for each in instance["compute_instances"])
+        parts = instance["compute_instances"]
+        has_all = len(parts) == 1 and instance["compute_slices"] in (None, parts[0]["compute_slices"])
+        widths = ["" if has_all else f" ({each['compute_slices']}c)" for each in parts]
+        inside = ", ".join(f"CI {each['id']}{width} {each['uuid']}" for each, width in zip(parts, widths, strict=True))
         mark = ", made by hand" if instance["is_made_by_hand"] else ""
         lines.append(f"instance:  GI {instance['id']} {profile} at {place}: {inside or 'no compute instance'}{mark}")
     return lines

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.base import services, units
+from pipeline.base import mig_names, services, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import CPU_PREFIX
 from pipeline.base.mig_table import model_called
@@ -135,9 +135,12 @@ def _batch_key(job: JobRow) -> str:
 def _shares(
     row: Row, names: Mapping[tuple[str, frozenset[tuple[str, str]]], str]
 ) -> Iterator[tuple[_Key, list[JobRow], int]]:
-    """Each share of the GPU in a group: its key, its jobs, and how many alike there are; none of shares that differ."""
+    """Each share of the GPU in a group: its key, its jobs, and how many alike there are; none of shares that differ.
+
+    None on compute instances either, which no plan makes.
+    """
     limits = {_limit_pct(row, job) for job in row.jobs}
-    if len(limits) > 1:
+    if len(limits) > 1 or any(mig_names.split(job.place.get(PROFILE, ""))[1] is not None for job in row.jobs):
         return
     limit = limits.pop()
     together: dict[str | None, list[JobRow]] = defaultdict(list)

@@ -361,7 +361,9 @@ def _mig_device(gpu: Device, handle: object) -> Device:
     found = pynvml.nvmlDeviceGetAttributes_v2(handle)
     name = pynvml.nvmlDeviceGetName(handle)
     if " MIG " not in name:  # not every driver says more than the GPU's
-        name = f"{gpu.name} MIG {found.gpuInstanceSliceCount}g, {found.memorySizeMB} MiB"
+        is_part = found.computeInstanceSliceCount < found.gpuInstanceSliceCount
+        of_it = f"{found.computeInstanceSliceCount}c." if is_part else ""
+        name = f"{gpu.name} MIG {of_it}{found.gpuInstanceSliceCount}g, {found.memorySizeMB} MiB"
     details = {key: value for key, value in gpu.details if key != "multiprocessors"}
     if found.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value:
         details["multiprocessors"] = str(found.multiprocessorCount)

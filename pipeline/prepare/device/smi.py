@@ -26,7 +26,7 @@ _COMMAND_LIMIT_S = 60.0
 _LOOK_S = 0.05
 _SUDO_REFUSES = "sudo:"
 _SET_TIME_SLICE = "--set-timeslice"
-_WRITES = frozenset({"-mig", "-cgi", "-dci", "-dgi", "-c", _SET_TIME_SLICE})
+_WRITES = frozenset({"-mig", "-cgi", "-cci", "-dci", "-dgi", "-c", _SET_TIME_SLICE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.base.errors import SharingError
@@ -16,7 +16,7 @@ from pipeline.base.programs import Programs
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.smi import Smi, await_last_write
-from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
+from pipeline.prepare.mig.state import GpuInstance, MigDevice, MigState, read_state
 
 # A GPU can report itself in use for a moment after its last process ended. Unit: s.
 _RETRY_LIMIT_S = 10.0
@@ -34,9 +34,14 @@ class Control(Smi):
     def mode(self, *, is_on: bool) -> tuple[str, ...]:
         return self.words("-i", self.uuid, "-mig", str(int(is_on)))
 
-    def creation(self, profile_id: int, start: int) -> tuple[str, ...]:
-        """A GPU instance at a start, with a compute instance of its full width."""
-        return self.words("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", "-C")
+    def creation(self, profile_id: int, start: int, *, is_divided: bool = False) -> tuple[str, ...]:
+        """A GPU instance at a start, with a compute instance of its full width unless parts of it follow."""
+        whole = () if is_divided else ("-C",)
+        return self.words("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", *whole)
+
+    def part_creation(self, gi_id: int | str, profile_id: int) -> tuple[str, ...]:
+        """A compute instance in a GPU instance, where the driver chooses."""
+        return self.words("mig", "-i", self.uuid, "-gi", str(gi_id), "-cci", str(profile_id))
 
     def destruction(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
         """Of a compute instance, or without one of the GPU instance."""
@@ -60,15 +65,30 @@ class Control(Smi):
                 f"nvidia-smi said: {said}"
             )
 
-    def create(self, profile_id: int, start: int) -> GpuInstance:
-        """Make a GPU instance at a start, with its compute instance; after an error some of it may be there."""
-        said = self.run(self.creation(profile_id, start)).said
+    def create(self, profile_id: int, start: int, *, is_divided: bool = False) -> GpuInstance:
+        """Make a GPU instance at a start, with its compute instance or, for parts to follow, without one.
+
+        After an error some of it may be there.
+        """
+        said = self.run(self.creation(profile_id, start, is_divided=is_divided)).said
         state = self.read()
         made = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
-        if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != 1:
+        if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != (not is_divided):
             raise SharingError(
-                f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or has not one "
-                f"compute instance. nvidia-smi said: {said}. {_remedy(said)}"
+                f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or has not "
+                f"{'zero' if is_divided else 'one'} compute instance{'s' if is_divided else ''}. nvidia-smi said: "
+                f"{said}. {_remedy(said)}"
+            )
+        return made[0]
+
+    def create_part(self, gi_id: int, profile_id: int, slices: int, beside: Collection[int]) -> MigDevice:
+        """Make a compute instance of so many slices in a GPU instance, `beside` those with these ids."""
+        said = self.run(self.part_creation(gi_id, profile_id)).said
+        made = [each for each in self.read().devices if each.gi_id == gi_id and each.ci_id not in beside]
+        if len(made) != 1 or made[0].compute_slices != slices:
+            raise SharingError(
+                f"a compute instance of {slices} slices in GPU instance {gi_id} of {self.uuid} is not there, or not "
+                f"alone. nvidia-smi said: {said}. {_remedy(said)}"
             )
         return made[0]
 
@@ -117,11 +137,13 @@ def destroy_instance(
     start: int,
     boot: str,
     gi_id: int | None = None,
+    is_divided: bool = False,
 ) -> None:
-    """Undo `Control.create`: the compute instances first. Safe to repeat, and after half of it was done.
+    """Undo `Control.create`: the compute instance first. Safe to repeat, and after half of it was done.
 
     Only an instance of this profile at this start is touched, and after a restart of the machine none. Its id is not
-    known if the orchestrator was killed before it could write it down.
+    known if the orchestrator was killed before it could write it down. Of a divided one, each part has a step of its
+    own, undone before: what is left in it is somebody else's and keeps it.
 
     Raises:
         SharingError: it is still there.
@@ -130,6 +152,8 @@ def destroy_instance(
         return
     control = Control.found(programs, uuid, admin)
     await_last_write(uuid)
+
+    what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
 
     def ours(state: MigState) -> list[int]:
         found = (i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start))
@@ -141,13 +165,67 @@ def destroy_instance(
     def destroy() -> str:
         state = control.read()
         (there,) = ours(state)
+        if is_divided and (parts := inside(state, there)):
+            raise SharingError(
+                f"{what}: it has the compute instances {', '.join(map(str, parts))}, which are not ours or could not "
+                f"be destroyed; when they are gone: {_CLEAN}"
+            )
         said = [control.run(control.destruction(there, ci_id)).said for ci_id in inside(state, there)]
         if not inside(read_state(uuid), there):
             said.append(control.run(control.destruction(there)).said)
         return " / ".join(said)
 
-    what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
     _repeat(destroy, lambda: not ours(control.read()), control, what)
+
+
+@undoes(
+    "mig_compute_instance",
+    "destroy the compute instance of {slices} slices in the GPU instance of profile {profile_id} at slice {start}",
+)
+def destroy_part(
+    programs: Programs,
+    uuid: str,
+    admin: Sequence[str],
+    profile_id: int,
+    start: int,
+    gi_id: int,
+    slices: int,
+    beside: Sequence[int],
+    boot: str,
+    ci_id: int | None = None,
+) -> None:
+    """Undo `Control.create_part` in the GPU instance of this profile, start and id. Safe to repeat.
+
+    Only a compute instance of this width is touched. Without its id, which the orchestrator could not write down if it
+    was killed, it is the one that is not among those that it was made beside.
+
+    Raises:
+        SharingError: it is still there, or somebody else made one as well, and nobody knows which is ours.
+    """
+    if boot != boot_id():
+        return
+    control = Control.found(programs, uuid, admin)
+    await_last_write(uuid)
+    what = f"destroying a compute instance of {slices} slices in GPU instance {gi_id} of {uuid}"
+
+    def ours() -> list[int]:
+        state = control.read()
+        if not any((i.gi_id, i.profile_id, i.start) == (gi_id, profile_id, start) for i in state.instances or ()):
+            return []
+        there = [each.ci_id for each in state.devices if (each.gi_id, each.compute_slices) == (gi_id, slices)]
+        return [each for each in there if (each not in beside if ci_id is None else each == ci_id)]
+
+    def destroy() -> str:
+        found = ours()
+        if len(found) > 1:
+            raise SharingError(
+                f"{what}: it is {' or '.join(map(str, found))}, and somebody else made the other; an administrator "
+                f"can destroy both: nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {','.join(map(str, found))}; then: "
+                f"{_CLEAN}"
+            )
+        return control.run(control.destruction(gi_id, found[0])).said
+
+    _repeat(destroy, lambda: not ours(), control, what)
 
 
 def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: Control, what: str) -> None:

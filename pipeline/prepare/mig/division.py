@@ -13,9 +13,10 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Commands, Device
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import nvml
+from pipeline.prepare.mig import compute
 from pipeline.prepare.mig.control import Control
 from pipeline.prepare.mig.partitions import Instance, Layout
-from pipeline.prepare.mig.state import GpuInstance, MigState
+from pipeline.prepare.mig.state import GpuInstance, MigDevice, MigState
 
 
 def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
@@ -44,19 +45,23 @@ def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
 
 def commands(control: Control, instances: Sequence[Instance], *, is_on: bool) -> Commands:
     """What `divide` runs on a GPU whose MIG mode is on or off, and what undoes it."""
-    made = Commands(
-        do=tuple(control.creation(each.profile.profile_id, each.start) for each in instances),
-        undo=(control.destruction("<GI>", "<CI>"), control.destruction("<GI>")) * len(instances),
-    )
+    do: list[tuple[str, ...]] = []
+    undo: list[tuple[str, ...]] = []
+    for each in instances:
+        do.append(control.creation(each.profile.profile_id, each.start, is_divided=bool(each.parts)))
+        widths = [each.parts[position] for position in compute.in_creation_order(each.parts)]
+        do += [control.part_creation("<GI>", compute.profile_id(each.profile, width)) for width in widths]
+        undo += [control.destruction("<GI>", "<CI>")] * max(len(each.parts), 1) + [control.destruction("<GI>")]
+    made = Commands(do=tuple(do), undo=tuple(undo))
     if is_on:
         return made
     return Commands(do=(control.mode(is_on=True),), undo=(control.mode(is_on=False),)).around(made)
 
 
-def divide(control: Control, before: MigState, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
+def divide(control: Control, before: MigState, layout: Layout, journal: Journal, stack: UndoStack) -> list[MigDevice]:
     """Switch MIG mode on if it was off, and make the instances; the stack undoes what was done, also after an error.
 
-    Gives the instances in the order of the jobs.
+    Gives the MIG devices in the order of the jobs.
 
     Raises:
         SharingError: it does not become what was asked for, or we have no permission.
@@ -67,21 +72,59 @@ def divide(control: Control, before: MigState, layout: Layout, journal: Journal,
     return _make(control, layout, journal, stack)
 
 
-def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[GpuInstance]:
+def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[MigDevice]:
     """Make the instances, larger first, each in the journal before it is made; gives them in the order of the jobs."""
     made: dict[int, GpuInstance] = {}
+    parts: dict[int, list[MigDevice]] = {}
     for instance in layout.in_creation_order:
+        is_divided = bool(instance.parts)
         place = {"profile_id": instance.profile.profile_id, "start": instance.start}
-        step = stack.enter_context(journal.undoing("mig_instance", **control.recorded(), **place, boot=boot_id()))
-        made[instance.job] = control.create(**place)
-        journal.amend(step, gi_id=made[instance.job].gi_id)
-    there = set(control.read().instances or ())
-    if there != set(made.values()):
+        arguments = control.recorded() | place | {"boot": boot_id()} | ({"is_divided": True} if is_divided else {})
+        step = stack.enter_context(journal.undoing("mig_instance", **arguments))
+        made[instance.job] = there = control.create(**place, is_divided=is_divided)
+        journal.amend(step, gi_id=there.gi_id)
+        parts[instance.job] = _make_parts(control, instance, there, journal, stack)
+    state = control.read()
+    if set(state.instances or ()) != set(made.values()):
         raise SharingError(
-            f"{control.uuid} was divided into the instances {listed(made.values())}, but NVML lists {listed(there)}: "
-            "somebody else changes it at the same time"
+            f"{control.uuid} was divided into the instances {listed(made.values())}, but NVML lists "
+            f"{listed(state.instances or ())}: somebody else changes it at the same time"
         )
-    return [made[job] for job in sorted(made)]
+    whole = {each.gi_id: each for each in state.devices}
+    devices = [each for job in sorted(made) for each in parts[job] or [whole.get(made[job].gi_id)] if each is not None]
+    if set(devices) != set(state.devices):
+        places = ", ".join(f"{each.gi_id}/{each.ci_id}" for each in state.devices)
+        raise SharingError(
+            f"{control.uuid} was divided, but NVML does not list the compute instances that were made: it has {places} "
+            "(GPU instance/compute instance): somebody else changes it at the same time"
+        )
+    return devices
+
+
+def _make_parts(
+    control: Control, planned: Instance, instance: GpuInstance, journal: Journal, stack: UndoStack
+) -> list[MigDevice]:
+    """Make the compute instances of a divided GPU instance, each in the journal before; in the order of the jobs."""
+    made: dict[int, MigDevice] = {}
+    for position in compute.in_creation_order(planned.parts):
+        slices, beside = planned.parts[position], [each.ci_id for each in made.values()]
+        step = stack.enter_context(
+            journal.undoing(
+                "mig_compute_instance",
+                **control.recorded(),
+                profile_id=instance.profile_id,
+                start=instance.start,
+                gi_id=instance.gi_id,
+                slices=slices,
+                beside=beside,
+                boot=boot_id(),
+            )
+        )
+        made[position] = control.create_part(
+            instance.gi_id, compute.profile_id(planned.profile, slices), slices, beside
+        )
+        journal.amend(step, ci_id=made[position].ci_id)
+    return [made[position] for position in sorted(made)]
 
 
 def listed(instances: Iterable[GpuInstance]) -> str:

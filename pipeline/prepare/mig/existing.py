@@ -3,46 +3,100 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from pipeline.base import mig_names
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Device
 from pipeline.prepare.device import nvml
 
-_NAME = re.compile(r" MIG (?P<profile>\d+g\S*)")  # of a compute instance of less than its GPU instance: ` MIG 1c.3g.`
+_NAME = re.compile(r" MIG (?P<profile>(?:\d+c\.)?\d+g\S*)")
 
 
 def profile_of(device: Device) -> str:
-    """The profile of a MIG device (`3g.20gb`), as its name says it; empty of a part of a GPU instance."""
+    """What of the GPU a MIG device has, as its name says it: `3g.20gb`, or `1c.3g.20gb` of a part of that."""
     found = _NAME.search(device.name)
     return "" if found is None else found["profile"].rstrip(",")
 
 
 def assigned(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
-    """A MIG device for each job, by the profile it asks for (`2g`, `2g.10gb`), or the largest that is left.
+    """A MIG device for each job, by the profile it asks for (`2g`, `2g.10gb`, `1c.3g`), or the largest that is left.
+
+    Parts of a GPU instance that follow each other in the requests, as they do where instances are made for them, come
+    from one GPU instance if there is one that has them all.
 
     Raises:
         ConfigError: the GPU is not divided, or lacks what is asked for; it says what is there.
     """
     there = [device for device in nvml.list_mig_devices(gpu) if profile_of(device)]
-    left = sorted(there, key=lambda device: device.memory_mib or 0)
+    left = sorted(there, key=_size)
     found: dict[int, Device] = {}
     # Who asks for more detail chooses first, so that nobody takes the only one that fits another.
-    for job in sorted(range(len(requests)), key=lambda job: -len(requests[job] or "")):
-        request = requests[job]
-        fitting = [device for device in left if request is None or _fits(device, request.strip().lower())]
-        if not fitting:
-            listed = ", ".join(profile_of(device) for device in there) or "none"
-            such = "no MIG device" if request is None else f"no MIG device of {request}"
-            raise ConfigError(
-                f"scenario.layout=existing: {such} is left for job {job} on {gpu.name} ({gpu.uuid}); it has {listed}: "
-                "choose among them with scenario.profiles, or let an administrator divide it"
-            )
-        found[job] = fitting[-1] if request is None else fitting[0]
-        left.remove(found[job])
+    for jobs in sorted(_together(requests), key=lambda jobs: (-len(jobs), -len(requests[jobs[0]] or ""))):
+        one = next((taken for gi_id in _instances(left) if (taken := _from(left, jobs, requests, gi_id))), None)
+        for job in jobs:
+            request = requests[job]
+            fitting = [one[job]] if one else [device for device in left if _fits(device, request)]
+            if not fitting:
+                listed = ", ".join(profile_of(device) for device in there) or "none"
+                such = "no MIG device" if request is None else f"no MIG device of {request}"
+                raise ConfigError(
+                    f"scenario.layout=existing: {such} is left for job {job} on {gpu.name} ({gpu.uuid}); it has "
+                    f"{listed}: choose among them with scenario.profiles, or let an administrator divide it"
+                )
+            found[job] = fitting[-1] if request is None else fitting[0]
+            left.remove(found[job])
     return [found[job] for job in sorted(found)]
 
 
-def _fits(device: Device, request: str) -> bool:
-    profile = profile_of(device)
-    return profile == request or profile.startswith(f"{request}.")
+def _size(device: Device) -> tuple[int, int]:
+    """Memory, then compute slices: parts of a GPU instance have all of its memory, and so has the whole of it."""
+    profile, slices = mig_names.split(profile_of(device))
+    return device.memory_mib or 0, _slices(profile) if slices is None else slices
+
+
+def _together(requests: Sequence[str | None]) -> Iterator[list[int]]:
+    """The positions of parts that one GPU instance would be made for, and every other one by itself."""
+    jobs: list[int] = []
+    of_jobs, used = "", 0
+    for job, request in enumerate(requests):
+        profile, slices = mig_names.split((request or "").strip().lower())
+        is_alike = profile.startswith(of_jobs) or of_jobs.startswith(profile)  # `3g` may mean `3g.20gb`
+        if slices is not None and of_jobs and is_alike and used + slices <= _slices(profile):
+            jobs.append(job)
+            used += slices
+            continue
+        if jobs:
+            yield jobs
+        jobs, of_jobs, used = [job], "" if slices is None else profile, slices or 0
+    yield jobs
+
+
+def _slices(profile: str) -> int:
+    """Three of `3g.20gb`; none of what is no profile."""
+    number = profile.partition("g")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _instances(devices: Sequence[Device]) -> list[int | None]:
+    return list(dict.fromkeys(device.gi_id for device in devices))
+
+
+def _from(
+    left: Sequence[Device], jobs: Sequence[int], requests: Sequence[str | None], gi_id: int | None
+) -> dict[int, Device]:
+    """A device of this GPU instance for each of the jobs; empty if it lacks one, or if there is only one job."""
+    inside = [device for device in left if device.gi_id == gi_id]
+    found: dict[int, Device] = {}
+    for job in jobs if len(jobs) > 1 else ():
+        device = next((each for each in inside if _fits(each, requests[job])), None)
+        if device is None:
+            return {}
+        inside.remove(device)
+        found[job] = device
+    return found
+
+
+def _fits(device: Device, request: str | None) -> bool:
+    profile, wanted = profile_of(device), (request or "").strip().lower()
+    return request is None or profile == wanted or profile.startswith(f"{wanted}.")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pipeline.base import mig_names
 from pipeline.base.errors import ConfigError
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 
@@ -30,11 +31,26 @@ _WITH_ENGINES = ("+me", "+me.all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One GPU instance of a layout: `start` is its first memory slice, `job` the position from 0 of who gets it."""
+    """One GPU instance of a layout.
+
+    Attributes:
+        job: its position from 0 among what was asked for; of a divided one, among the GPU instances.
+        start: its first memory slice.
+        parts: compute slices of each of its compute instances; none for a single one that has all of it.
+    """
 
     job: int
     profile: Profile
     start: int
+    parts: tuple[int, ...] = ()
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Of its MIG devices, one a compute instance: `1c.3g.40gb`, or `3g.40gb` of the one that has all of it."""
+        return tuple(mig_names.name_of(self.profile.name, part) for part in self.parts or (None,))
+
+    def __str__(self) -> str:
+        return mig_names.grouped(self.profile.name, [f"{part}c" for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,36 +99,23 @@ def auto_profile(gpu: MigGpu, degree: int) -> Profile:
     raise ConfigError(f"{degree} MIG instances do not fit on {gpu.name}: it takes at most {most}")
 
 
-def choose_profiles(
-    gpu: MigGpu,
-    sizes: Sequence[str | None],
-    *,
-    profiles: Sequence[str] = (),
-    profile: str = AUTO,
-    size_profile: Mapping[str, str] = SIZE_PROFILE,
-) -> tuple[Profile, ...]:
-    """The profile of each job, from what was asked for; the first of the arguments that says something decides.
-
-    Args:
-        gpu: what is divided.
-        sizes: the mix letter of each job, or `None` for each of a group of equal jobs.
-        profiles: one request a job, by position.
-        profile: one request for all jobs; `auto` leaves it to the sizes or, without sizes, to `auto_profile`.
-        size_profile: request by mix letter.
-
-    Raises:
-        ConfigError: the lists do not match, a size has no profile, or the GPU has no such profile.
-    """
-    asked = requests(sizes, profiles=profiles, profile=profile, size_profile=size_profile)
-    if None in asked:
-        return (auto_profile(gpu, len(sizes)),) * len(sizes)
-    return tuple(resolve(gpu, str(request)) for request in asked)
-
-
 def requests(
     sizes: Sequence[str | None], *, profiles: Sequence[str], profile: str, size_profile: Mapping[str, str]
 ) -> list[str | None]:
-    """What each job asks for, as in `choose_profiles`; `None` for each of equal jobs to which anything is left."""
+    """What each job asks for; the first of the arguments that says something decides.
+
+    Args:
+        sizes: the mix letter of each job, or `None` for each of a group of equal jobs.
+        profiles: one request a job, by position.
+        profile: one request for all jobs; `auto` leaves it to the sizes.
+        size_profile: request by mix letter.
+
+    Returns:
+        `None` for each of equal jobs to which anything is left.
+
+    Raises:
+        ConfigError: the lists do not match, or a size has no profile.
+    """
     if profiles:
         if len(profiles) != len(sizes):
             raise ConfigError(f"{len(profiles)} MIG profiles, {', '.join(profiles)}, are given for {len(sizes)} jobs")
@@ -194,6 +197,13 @@ def nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[t
     Nearness is the change in the instances' shares of the compute and memory slices. Candidates are the profiles of
     `slice_profiles` and those that were asked for. Each names its profiles in the order of the request.
     """
+    return tuple(
+        tuple(profile.name for _, profile in sorted(found.items())) for found in nearest_by_job(gpu, profiles, limit)
+    )
+
+
+def nearest_by_job(gpu: MigGpu, profiles: Sequence[Profile], limit: int | None) -> tuple[dict[int, Profile], ...]:
+    """The same, each as the profile for every position of the request that has one; all legal ones without a limit."""
     pool = tuple(sorted({*slice_profiles(gpu), *profiles}, key=_largest_first))
     legal = [tuple(profile for profile, _ in placed) for placed in _first_placements(gpu, pool).values()]
     num_instances = min(len(profiles), max(map(len, legal)))
@@ -209,10 +219,7 @@ def nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[t
         return round(slices, 6), (Counter(asked) - Counter(candidate)).total(), [_largest_first(p) for p in candidate]
 
     candidates = (sorted(each, key=_largest_first) for each in legal if len(each) == num_instances)
-    return tuple(
-        tuple(name for _, name in sorted(zip(order, (profile.name for profile in candidate), strict=True)))
-        for candidate in sorted(candidates, key=change)[:limit]
-    )
+    return tuple(dict(zip(order, candidate, strict=True)) for candidate in sorted(candidates, key=change)[:limit])
 
 
 def maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[tuple[str, ...], ...]:

@@ -29,11 +29,13 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigDevice:
-    """A compute instance in a GPU instance: what a job can be given."""
+    """A compute instance in a GPU instance: what a job can be given; `multiprocessors` where the driver counts them."""
 
     uuid: str
     gi_id: int
     ci_id: int
+    compute_slices: int
+    multiprocessors: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,5 +119,15 @@ def _devices(handle: object) -> tuple[MigDevice, ...]:
     found = []
     for device in nvml.mig_handles(handle):
         gi_id, ci_id = pynvml.nvmlDeviceGetGpuInstanceId(device), pynvml.nvmlDeviceGetComputeInstanceId(device)
-        found.append(MigDevice(uuid=pynvml.nvmlDeviceGetUUID(device), gi_id=gi_id, ci_id=ci_id))
+        has = pynvml.nvmlDeviceGetAttributes_v2(device)
+        is_counted = has.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value
+        found.append(
+            MigDevice(
+                uuid=pynvml.nvmlDeviceGetUUID(device),
+                gi_id=gi_id,
+                ci_id=ci_id,
+                compute_slices=has.computeInstanceSliceCount,
+                multiprocessors=has.multiprocessorCount if is_counted else None,
+            )
+        )
     return tuple(found)

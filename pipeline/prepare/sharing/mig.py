@@ -1,4 +1,4 @@
-"""MIG: each job has GPU instances of its own, made for the group and destroyed after it, or that are there.
+"""MIG: each job has MIG devices of its own, made for the group and destroyed after it, or that are there.
 
 What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
 """
@@ -20,10 +20,10 @@ from pipeline.base.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.clean.processes import tree_of
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.mig import division, existing, partitions, profiles
+from pipeline.prepare.mig import compute, division, existing, partitions, profiles
 from pipeline.prepare.mig.control import Control
 from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
-from pipeline.prepare.mig.state import GpuInstance, MigState, processes_on
+from pipeline.prepare.mig.state import MigDevice, MigState, processes_on
 
 _EXISTING = "existing"
 """`scenario.layout`: the instances that are there are used, none is made."""
@@ -59,7 +59,7 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
 
 
 class Mig:
-    """Each job has a MIG instance. Options: `pipeline.plan.schema.MigConfig`, sizes as in `partitions.SIZE_PROFILE`."""
+    """Each job has a MIG device. Options: `pipeline.plan.schema.MigConfig`, sizes as in `partitions.SIZE_PROFILE`."""
 
     def __init__(
         self,
@@ -123,10 +123,14 @@ class Mig:
         if not group.device.details or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
-        used = sum(instance.profile.compute_slices for instance in self._layout_on(gpu, group).instances)
-        if used == gpu.compute_slices:
-            return ()
-        return (f"{gpu.compute_slices - used} of {gpu.compute_slices} compute slices of {gpu.name} are unused",)
+        layout, said = self._layout_on(gpu, group), []
+        if any(instance.parts for instance in layout.instances):
+            asked = ",".join(name for instance in layout.instances for name in instance.device_names)
+            made = ", ".join(map(str, layout.instances))
+            said.append(f"[{asked}] is made as {made}: compute instances share the memory of their GPU instance")
+        if unused := compute.idle_slices(gpu, layout):
+            said.append(f"{unused} of {gpu.compute_slices} compute slices of {gpu.name} are unused")
+        return tuple(said)
 
     def privileged(self, group: Group) -> Commands:
         if self._uses_existing:
@@ -193,27 +197,27 @@ class Mig:
         return self._layout_on(profiles.read_gpu(group.device), group)
 
     def _layout_on(self, gpu: profiles.MigGpu, group: Group) -> Layout:
-        chosen = partitions.choose_profiles(
+        chosen = compute.choose(
             gpu,
             self.sizes(group),
             profiles=self._profiles,
             profile=self._profile,
             size_profile=self._size_profile,
         )
-        return partitions.plan_layout(gpu, chosen)
+        return compute.plan_layout(gpu, chosen)
 
 
-def _places(control: Control, made: Sequence[GpuInstance], layout: Layout) -> tuple[Slot, ...]:
-    devices = {device.gi_id: device for device in control.read().devices}
+def _places(control: Control, made: Sequence[MigDevice], layout: Layout) -> tuple[Slot, ...]:
+    planned = ((instance, name) for instance in layout.instances for name in instance.device_names)
     return tuple(
         Slot(
-            visible_devices=devices[instance.gi_id].uuid,
+            visible_devices=device.uuid,
             gpu_uuid=control.uuid,
-            gi_id=instance.gi_id,
-            ci_id=devices[instance.gi_id].ci_id,
-            facts=_facts(planned),
+            gi_id=device.gi_id,
+            ci_id=device.ci_id,
+            facts=_facts(instance, name, device),
         )
-        for instance, planned in zip(made, layout.instances, strict=True)
+        for device, (instance, name) in zip(made, planned, strict=True)
     )
 
 
@@ -229,11 +233,11 @@ def _together(places: Sequence[Slot]) -> Slot:
     )
 
 
-def _facts(instance: Instance) -> tuple[tuple[str, str], ...]:
+def _facts(instance: Instance, name: str, device: MigDevice) -> tuple[tuple[str, str], ...]:
     facts = {
-        "mig_profile": instance.profile.name,
+        "mig_profile": name,
         "mig_start": instance.start,
-        "mig_multiprocessors": instance.profile.multiprocessors,
+        "mig_multiprocessors": device.multiprocessors if instance.parts else instance.profile.multiprocessors,
     }
     return tuple((key, str(value)) for key, value in facts.items() if value is not None)
 

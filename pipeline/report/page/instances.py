@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
+from pipeline.base import mig_names
 from pipeline.base.modes import PROFILE
 from pipeline.base.records import Result
 from pipeline.report.evaluate.cells import Case, cases_of
@@ -24,10 +25,11 @@ def instance_table(study: Study) -> Table:
     gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
     for row in (row for row in study.rows if row.result is Result.OK):
         by_profile: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-        for job in row.jobs:  # jobs that share an instance say the same of it
+        for job in row.jobs:  # jobs that share an instance say the same of it, those on compute instances as well
             for name in (*ACTIVITY, INSTANCE_MEMORY):
                 if "gi_id" in job.place and PROFILE in job.place and name in job.metrics:
-                    by_profile[job.place[PROFILE]][name][job.place["gi_id"]] = job.metrics[name]
+                    profile, _ = mig_names.split(job.place[PROFILE])
+                    by_profile[profile][name][job.place["gi_id"]] = job.metrics[name]
         for profile, figures in by_profile.items():
             place = (cases[row.run_id], row.degree, row.mode, profile)
             gpus[place][row.block] = row.gpu_uuid

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from pipeline.base import mig_names
 from pipeline.base.modes import PARTITION, PERCENTAGE, PROFILE, Mode
 from pipeline.base.naming import differing, own_params
 
@@ -121,7 +122,8 @@ def mix_of(jobs: Sequence[Called]) -> str | None:
 def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
     """What a paper prints behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty if nothing.
 
-    The places say where each job ran (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
+    Compute instances stand behind the GPU instance that they share: `3g(2c+1c)+1g`. The places say where each job ran
+    (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
     """
     words = []
     said = {_LIMIT, mode.said_by} | ({_CHUNKS} if mode.placed_by == PARTITION else set())
@@ -129,7 +131,8 @@ def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapp
         said |= _ASKED_PROFILES
         profiles = profiles_of(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
-        words.append(_slices_in_words(profiles, counted=mode.counts_instances) if is_placed else "+".join(profiles))
+        instances = _instances(places)
+        words.append(_slices_in_words(instances, counted=mode.counts_instances) if is_placed else "+".join(profiles))
     words.append(_limit_in_words(mode, options, places))
     words += [f"{key}={in_words(value)}" for key, value in mode.naming(sorted(options.items())) if key not in said]
     return " ".join(filter(None, words))
@@ -148,15 +151,33 @@ def _limit_in_words(mode: Mode, options: Mapping[str, object], places: Sequence[
 
 
 def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """The MIG profiles of the instances, the largest first; those asked for of a group that never got there."""
+    """The profiles of the MIG devices, the largest first; those asked for of a group that never got there."""
     if mode.placed_by != PROFILE:
         return ()
-    # Jobs of one instance count once.
-    found = {place.get("gi_id", position): place[PROFILE] for position, place in enumerate(places) if PROFILE in place}
+    found = [profile for devices in _devices(places).values() for profile in devices.values()]
     if found:
-        return tuple(sorted(found.values(), key=size_of_profile, reverse=True))
+        return tuple(sorted(found, key=size_of_profile, reverse=True))
     asked = options.get("profiles") or options.get("profile", "auto")
     return () if asked == "auto" else tuple(asked) if isinstance(asked, list) else (str(asked),)
+
+
+def _devices(places: Sequence[Mapping[str, str]]) -> dict[object, dict[object, str]]:
+    """The profile of each MIG device, by its GPU instance and its compute instance: jobs of one device count once."""
+    found: dict[object, dict[object, str]] = {}
+    for position, place in enumerate(places):
+        if PROFILE in place:
+            found.setdefault(place.get("gi_id", position), {})[place.get("ci_id")] = place[PROFILE]
+    return found
+
+
+def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """The profile of each GPU instance, the largest first, and the parts that jobs have of it, if any: `(2c+1c)`."""
+    found = []
+    for devices in _devices(places).values():
+        names = [mig_names.split(name) for name in sorted(devices.values(), key=size_of_profile, reverse=True)]
+        found.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
+    found.sort(key=lambda instance: size_of_profile(instance[0]), reverse=True)
+    return [(profile, mig_names.grouped("", parts)) for profile, parts in found]
 
 
 def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:
@@ -164,17 +185,20 @@ def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:
     return not mode.placed_by or (bool(places) and all(mode.placed_by in place for place in places))
 
 
-def _slices_in_words(profiles: Sequence[str], *, counted: bool) -> str:
-    if len(set(profiles)) == 1:
-        return f"{len(profiles)}x{profiles[0]}" if counted else profiles[0]
+def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> str:
+    profiles = [profile for profile, _ in instances]
+    if len(set(instances)) == 1:
+        whole = "".join(instances[0])
+        return f"{len(instances)}x{whole}" if counted else whole
     slices = [profile.split(".")[0] for profile in profiles]
     # Two profiles of as many slices (1g.10gb, 1g.20gb) are told apart by their full names only.
-    return "+".join(slices if len(set(slices)) == len(set(profiles)) else profiles)
+    shown = slices if len(set(slices)) == len(set(profiles)) else profiles
+    return "+".join(f"{profile}{parts}" for profile, (_, parts) in zip(shown, instances, strict=True))
 
 
 def size_of_profile(profile: str) -> tuple[int, str]:
-    """Of a MIG profile: by its slices, then by its name."""
-    found = re.match(r"(\d+)g", profile)
+    """Of a MIG profile: by its slices (of `2c.3g.40gb` two), then by its name."""
+    found = re.match(r"(\d+)[cg]", profile)
     return (int(found[1]) if found else 0, profile)
 
 

@@ -121,6 +121,25 @@ def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) ->
     assert (status, "nothing was made by hand" in text) == (0, True)
 
 
+def test_compute_instances_are_made_marked_and_undone_before_their_gpu_instance(a100: Kept) -> None:
+    before = a100.gpu
+    status, text = a100.run("create", "1c.3g,2c.3g,1g")
+    assert (status, "the GPU instances are 3g.20gb(1c+2c), 1g.5gb" in text) == (0, True)
+    assert text.count("made 1c.3g.20gb at 0:4: MIG-") == text.count("made 2c.3g.20gb at 0:4: MIG-") == 1
+    told = a100.gpu_told()
+    assert [(each["profile"], each["is_made_by_hand"]) for each in told["gpu_instances"]] == [
+        ("3g.20gb", True),
+        ("1g.5gb", True),
+    ]
+    widths = [each["compute_slices"] for each in told["gpu_instances"][0]["compute_instances"]]
+    assert sorted(widths) == [1, 2]
+    assert a100.told("destroy")["undone"][1:3] == [
+        f"destroy the compute instance of {slices} slices in the GPU instance of profile 9 at slice 0"
+        for slices in (1, 2)
+    ]
+    assert a100.gpu == before
+
+
 def test_a_mode_that_was_on_stays_on(a100: Kept) -> None:
     a100.driver.set_mig_mode(0, is_on=True)
     before = a100.gpu
@@ -152,7 +171,12 @@ def test_a_model_only_shows(a100: Kept, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(
     ("layout", "why"),
-    [("3g,3g,1g", "9 memory slices, but there are 8. Nearest: ["), ("5g", "has no MIG profile '5g'"), ("", "''")],
+    [
+        ("3g,3g,1g", "9 memory slices, but there are 8. Nearest: ["),
+        ("5g", "has no MIG profile '5g'"),
+        ("", "''"),
+        ("4c.3g", "choose among 1c.3g.20gb"),
+    ],
 )
 def test_a_layout_that_is_not_legal_is_refused(a100: Kept, layout: str, why: str) -> None:
     before = a100.gpu

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.base.records import Group, Plan, WindowKind
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import compute, profiles
 from tests.conftest import DATA
 from tests.experiments import configs_of, planned
 
@@ -26,13 +26,13 @@ def instances_of(group: Group) -> str:
         return ""
     options = dict(group.sharing.options)
     gpu = profiles.read_gpu(group.device)
-    chosen = partitions.choose_profiles(
+    chosen = compute.choose(
         gpu,
         [job.size for job in group.jobs],
         profile=str(options["profile"]),
         size_profile=dict(options["size_profile"]),  # type: ignore[call-overload]
     )
-    layout = partitions.plan_layout(gpu, chosen)
+    layout = compute.plan_layout(gpu, chosen)
     return " ".join(f"{instance.profile.name}@{instance.start}" for instance in layout.instances)
 
 

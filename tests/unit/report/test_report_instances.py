@@ -33,5 +33,12 @@ def test_instances_are_told_by_profile_and_a_shared_one_counts_once() -> None:
     assert large["GRACT"].startswith("0.500 (") and large["peak memory of an instance (MiB)"] == "900"
 
 
+def test_compute_instances_of_one_gpu_instance_are_one_row_of_its_profile() -> None:
+    jobs = (_job(0, 1, "1c.3g.40gb", 0.5, 900.0), _job(1, 1, "2c.3g.40gb", 0.5, 900.0))
+    table = instance_table(study(row("mig", jobs)))
+    (only,) = (dict(zip(table.columns, values, strict=True)) for values in table.rows)
+    assert (only["profile"], only["GRACT"], only["jobs"]) == ("3g.40gb", "0.5", 2)
+
+
 def test_without_instances_there_is_no_row() -> None:
     assert not instance_table(study(row("naive", (job(0, params(), 1.0),)))).rows

@@ -328,6 +328,11 @@ def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> 
     assert [r.mode for r in study(placed, dataclasses.replace(failed, jobs=bare)).rows] == ["MIG 2g.20gb"] * 2
 
 
+def parts(*profiles: str) -> list[dict[str, str]]:
+    """The places of jobs on the compute instances of one GPU instance."""
+    return [{"mig_profile": profile, "gi_id": "1", "ci_id": str(number)} for number, profile in enumerate(profiles)]
+
+
 @pytest.mark.parametrize(
     ("scenario", "options", "places", "label"),
     [
@@ -347,6 +352,10 @@ def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> 
         ("mig", {}, [{"mig_profile": p} for p in ("1g.5gb", "3g.20gb", "2g.10gb")], "MIG 3g+2g+1g"),
         ("mig", {}, [{"mig_profile": p} for p in ("1g.10gb", "1g.20gb")], "MIG 1g.20gb+1g.10gb"),
         ("mig", {"profile": "3g"}, [], "MIG 3g"),
+        ("mig", {}, parts("1c.3g.20gb", "2c.3g.20gb"), "MIG 3g.20gb(2c+1c)"),
+        ("mig", {}, [*parts("1c.3g.20gb", "2c.3g.20gb"), {"mig_profile": "2g.10gb", "gi_id": "7"}], "MIG 3g(2c+1c)+2g"),
+        ("mig", {}, [{"mig_profile": "2c.3g.20gb", "gi_id": g, "ci_id": "0"} for g in "12"], "MIG 3g.20gb(2c)"),
+        ("mig_mps", {}, parts("1c.3g.20gb", "2c.3g.20gb") * 2, "MIG+MPS 1x3g.20gb(2c+1c)"),
         ("mig", {"profile": "auto", "size_profile": [["S", "1g"]]}, [], "MIG"),
         ("mig_mps", {}, [{"mig_profile": "3g.40gb", "gi_id": g} for g in ("1", "2", "1")], "MIG+MPS 2x3g.40gb"),
     ],

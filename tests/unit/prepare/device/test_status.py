@@ -235,9 +235,11 @@ def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a1
     _, answer = a100.ask("status")
     (instance,) = answer["gpus"][0]["gpu_instances"]
     uuids = [mig_uuid(a100.gpu, *pair) for pair in mig_devices(a100.gpu)]
-    assert instance["compute_instances"] == [{"id": number, "uuid": uuids[number]} for number in (0, 1)]
+    assert instance["compute_instances"] == [
+        {"id": number, "uuid": uuids[number], "compute_slices": 1} for number in (0, 1)
+    ]
     _, text = a100.ask("status", as_json=False)
-    assert f"2g.10gb at 4:2: CI 0 {uuids[0]}, CI 1 {uuids[1]}" in text
+    assert f"2g.10gb at 4:2: CI 0 (1c) {uuids[0]}, CI 1 (1c) {uuids[1]}" in text
 
 
 def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:

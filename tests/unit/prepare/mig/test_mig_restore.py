@@ -1,5 +1,7 @@
 """To make a layout and to restore is to change nothing: every legal layout, on every model, from either MIG mode.
 
+From layout to layout, GPU instances are divided into compute instances in another way, or not at all.
+
 The real code runs, down to the commands that it would start; those are answered in this process, because a process for
 each would take days for all layouts. A part of the layouts is tried by default, all of them with `-m exhaustive`.
 """
@@ -18,8 +20,9 @@ import pytest
 from pipeline.base import command, mig_table
 from pipeline.base.records import Group
 from pipeline.prepare.device import nvml, smi
-from pipeline.prepare.mig import profiles
+from pipeline.prepare.mig import compute, profiles
 from pipeline.prepare.mig.partitions import Instance, Layout
+from pipeline.prepare.mig.profiles import Profile
 from pipeline.prepare.mig.state import read_state
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.simulation.install import installed
@@ -68,6 +71,12 @@ def layouts(model: mig_table.Model) -> list[Places]:
     return found
 
 
+def some_parts(profile: Profile, number: int) -> tuple[int, ...]:
+    """One way to divide a GPU instance, or not to, another one for each number: all of it in parts of one width."""
+    width = (None, *compute.widths(profile))[number % (len(compute.widths(profile)) + 1)]
+    return () if width is None else (width,) * (profile.compute_slices // width)
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine in memory, whose nvidia-smi runs in this process: files and syncing would take most of the time."""
@@ -106,17 +115,22 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
         with installed(machine.file.path):
             (device,) = nvml.list_devices()
             before, raw = read_state(device.uuid), machine.file.read()
-            for places in every[::stride]:
-                instances = (Instance(job=job, profile=by_id[i], start=at) for job, (i, at) in enumerate(places))
+            for number, places in enumerate(every[::stride]):
+                instances = [
+                    Instance(job=job, profile=by_id[i], start=at, parts=some_parts(by_id[i], number))
+                    for job, (i, at) in enumerate(places)
+                ]
+                devices = [(i, at) for each, (i, at) in zip(instances, places, strict=True) for _ in each.device_names]
                 gpu = gpu_settings(lock_dir=machine.folder)
-                group = make_group(*["job"] * len(places), device=device, gpu=gpu, scenario="mig")
+                group = make_group(*["job"] * len(devices), device=device, gpu=gpu, scenario="mig")
                 scratch = machine.folder / "scratch"
                 scratch.mkdir()
                 sharing = Placed(Layout(instances=tuple(instances)), machine.programs["nvidia-smi"])
                 with sharing.prepare(device, group, scratch) as slots:
                     by_gi = {each.id: (each.profile_id, each.start) for each in machine.gpu.instances}
-                    assert [by_gi[slot.gi_id] for slot in slots.slots if slot.gi_id is not None] == list(places)
-                    assert len(by_gi) == len({slot.visible_devices for slot in slots.slots}) == len(places)
+                    assert [by_gi[slot.gi_id] for slot in slots.slots if slot.gi_id is not None] == devices
+                    assert len({slot.visible_devices for slot in slots.slots}) == len(devices)
+                    assert len(by_gi) == len(places)
                 assert read_state(device.uuid) == before, places
                 assert machine.file.read() == raw, places
                 (scratch / "no-mps").rmdir()

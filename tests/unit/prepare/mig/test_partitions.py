@@ -16,7 +16,7 @@ from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import compute, partitions, profiles
 from pipeline.prepare.mig.partitions import Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 from tests import forks
@@ -230,7 +230,7 @@ def test_a_request_names_slices_or_a_profile() -> None:
 
 def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
     def chosen(*sizes: str | None, **asked: Any) -> list[str]:
-        return [profile.name for profile in partitions.choose_profiles(A100, sizes, **asked)]
+        return [profile.name for profile in compute.choose(A100, sizes, **asked)]
 
     assert chosen(None, None, None) == ["2g.10gb"] * 3
     assert chosen("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]

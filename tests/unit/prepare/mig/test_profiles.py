@@ -235,4 +235,4 @@ def test_the_command_marks_what_is_not_known() -> None:
     assert rows["1g.23gb"]["multiprocessors"] == 18
     assert rows["3g.90gb"]["multiprocessors"] is rows["3g.90gb"]["ideal_ratio"] is rows["3g.90gb"]["memory_mib"] is None
     line = next(line for line in ask().splitlines() if line.startswith("3g.90gb"))
-    assert line.split() == ["3g.90gb", "9", "3", "4", "0,4", "2", "-", "-", "-"]
+    assert line.split() == ["3g.90gb", "9", "3", "4", "0,4", "2", "-", "-", "-", "1c,2c"]

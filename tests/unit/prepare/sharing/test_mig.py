@@ -23,7 +23,7 @@ from pipeline.clean import held_folder
 from pipeline.clean.journal import replay
 from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.device import chosen, nvml
-from pipeline.prepare.mig import control
+from pipeline.prepare.mig import control, existing
 from pipeline.prepare.sharing.mig import Mig, MigSlots
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
@@ -34,6 +34,7 @@ from tests import fast_programs, simulated
 from tests.rows import gpu_settings
 from tests.rows import group as make_group
 
+KINDS = ("-mig", "-cgi", "-cci", "-dci", "-dgi")
 FOREIGN = 14  # profile id of 2g on A100 and H100
 
 
@@ -166,6 +167,72 @@ def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleepe
         with pytest.raises(SharingError, match="which is not its MIG device"):
             slots.verify({1: sleeper})
         Clients(a100.file).release(sleeper)
+
+
+def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: Machine) -> None:
+    before = a100.gpu
+    log = recording(a100)
+    asked = ("1c.3g.20gb", "2c.3g", "1g")
+    with a100.shared(None, None, None, profiles=asked, admin=(str(a100.folder / "admin"),)) as slots:
+        assert a100.profiles() == ["3g.20gb", "1g.5gb"]
+        divided = next(each for each in a100.gpu.instances if each.profile_id == 9)
+        one, two, whole = slots.slots
+        assert one.gi_id == two.gi_id == divided.id != whole.gi_id
+        assert [dict(slot.facts)["mig_profile"] for slot in slots.slots] == ["1c.3g.20gb", "2c.3g.20gb", "1g.5gb"]
+        assert [dict(slot.facts)["mig_multiprocessors"] for slot in slots.slots] == ["14", "28", "14"]
+        sizes = {ci.id: ci.size for ci in divided.compute_instances}
+        assert [sizes[one.ci_id or 0], sizes[two.ci_id or 0]] == [1, 2]
+        assert len({slot.visible_devices for slot in slots.slots}) == 3
+        steps = a100.journal.steps()
+        parts = ["mig_compute_instance"] * 2
+        assert [step.kind for step in steps] == ["mig_mode", "mig_instance", *parts, "mig_instance"]
+        assert [step.arguments["ci_id"] for step in steps[2:4]] == [two.ci_id, one.ci_id]
+    assert a100.gpu == before
+    assert not a100.journal.path.exists()
+    done = [next(word for word in line.split() if word in KINDS) for line in log.read_text().splitlines()]
+    assert done == ["-mig", "-cgi", "-cci", "-cci", "-cgi", "-dci", "-dgi", "-dci", "-dci", "-dgi", "-mig"]
+
+
+def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) -> None:
+    a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
+    message = refused(a100, SharingError, None, None, profiles=("1c.3g", "2c.3g"))
+    assert "a compute instance of 1 slices in GPU instance" in message
+    assert "There is no room for it" in message
+
+
+def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machine) -> None:
+    asked = pytest.raises(SharingError, match="it has the compute instances 1, which are not ours")
+    with asked, h100.shared(None, profiles=("2c.3g",)) as slots:
+        gi_id = slots.slots[0].gi_id
+        foreign = h100.driver.create_compute_instance(0, gi_id, 0)
+    (left,) = h100.gpu.instances
+    assert left.compute_instances == (foreign,)
+    assert [step.kind for step in h100.journal.steps()] == ["mig_instance"]
+    h100.driver.destroy_compute_instance(0, gi_id, foreign.id)
+    replay(h100.journal)
+    assert h100.gpu.instances == ()
+
+
+def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100: Machine) -> None:
+    gi_id = h100.driver.create_gpu_instance(0, 9, 0).id
+    for _ in range(2):
+        h100.driver.create_compute_instance(0, gi_id, 0)
+    place = {"uuid": h100.device.uuid, "admin": [], "profile_id": 9, "start": 0, "slices": 1, "boot": host.boot_id()}
+
+    def undo(**which: Any) -> list[int]:
+        step = h100.journal.add("mig_compute_instance", **place | {"gi_id": gi_id, "beside": []} | which)
+        try:
+            h100.journal.undo(step)
+        finally:
+            h100.journal.forget()
+        return [each.id for each in h100.gpu.instances[0].compute_instances]
+
+    for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
+        assert undo(**other) == [0, 1]
+    with pytest.raises(SharingError, match="it is 0 or 1, and somebody else made the other"):
+        undo()
+    assert undo(beside=[0]) == [0]
+    assert undo(beside=[0]) == [0]
 
 
 def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
@@ -395,6 +462,11 @@ def test_slices_that_no_job_gets_are_a_warning(h100: Machine) -> None:
     assert Mig().warnings(h100.group(None)) == ()
     (warning,) = Mig().warnings(h100.group(None, None))
     assert warning.startswith("1 of 7 compute slices")
+    grouped, unused = Mig(profiles=["2c.3g", "3g"]).warnings(h100.group(None, None))
+    made = (
+        "[2c.3g.40gb,3g.40gb] is made as 3g.40gb(2c), 3g.40gb: compute instances share the memory of their GPU instance"
+    )
+    assert (grouped, unused[:19]) == (made, "2 of 7 compute slic")
 
 
 def run_killed(machine: Machine, fatal: int) -> int:
@@ -425,7 +497,7 @@ def run_killed(machine: Machine, fatal: int) -> int:
 
         sys.addaudithook(heard)
         subprocess.Popen = Popen  # type: ignore[misc]
-        with machine.shared("S", "M"):
+        with machine.shared(None, None, profiles=["1g", "1c.2g"]):
             pass
         os._exit(0)
     finally:
@@ -529,3 +601,37 @@ def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: M
         places(None, None, None, None)
     assert divided.gpu == before
     assert not divided.journal.path.exists()
+
+
+def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> None:
+    """Beside 3g, 2g and 1g there are, after this, a 2g with two parts instead of a whole one."""
+    (two,) = (each.id for each in divided.gpu.instances if each.profile_id == 14)
+    divided.driver.destroy_compute_instance(0, two, 0)
+    for _ in range(2):
+        divided.driver.create_compute_instance(0, two, 0)
+    before = divided.gpu
+
+    def places(*requests: str | None) -> list[tuple[int | None, int | None, str]]:
+        options = {"profiles": requests} if None not in requests else {}
+        with divided.shared(*[None] * len(requests), admin=None, program="none", layout="existing", **options) as slots:
+            return [(slot.gi_id, slot.ci_id, dict(slot.facts)["mig_profile"]) for slot in slots.slots]
+
+    parts = [(two, 0, "1c.2g.10gb"), (two, 1, "1c.2g.10gb")]
+    assert places("1c.2g", "1c.2g.10gb") == parts
+    assert [profile for _, _, profile in places(None, None, None, None)] == ["3g.20gb", *["1c.2g.10gb"] * 2, "1g.5gb"]
+    with pytest.raises(
+        ConfigError, match=r"no MIG device of 2g is left for job 0 .* it has 3g.20gb, 1c.2g.10gb, 1c.2g"
+    ):
+        places("2g")
+    assert divided.gpu == before
+
+
+def test_parts_that_follow_each_other_come_from_the_gpu_instance_that_has_them_all(h100: Machine) -> None:
+    first, second = (h100.driver.create_gpu_instance(0, 9, start).id for start in (0, 4))
+    h100.driver.create_compute_instance(0, first, 0)
+    for width in (0, 1):
+        h100.driver.create_compute_instance(0, second, width)
+    device = nvml.list_devices()[0]
+    assert [each.gi_id for each in existing.assigned(device, ["1c.3g", "2c.3g"])] == [second, second]
+    assert [each.gi_id for each in existing.assigned(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
+    assert [each.gi_id for each in existing.assigned(device, ["1c.3g", "1c.3g"])] == [first, second]

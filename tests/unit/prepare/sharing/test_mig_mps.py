@@ -93,6 +93,18 @@ def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(
     assert Journal(folder, group.device.uuid).steps() == ()
 
 
+def test_compute_instances_of_one_gpu_instance_have_servers_of_their_own(make, folder):
+    group, before = make(3), gpu_of(folder)
+    with MigMps(profiles=["1c.3g", "2c.3g"]).prepare(group.device, group, folder) as shared:
+        first, second, third = shared.slots
+        assert (first.gi_id, first.ci_id) == (third.gi_id, third.ci_id)
+        assert first.gi_id == second.gi_id
+        assert first.visible_devices == third.visible_devices != second.visible_devices
+        assert first.environ == third.environ != second.environ
+        assert len({p.compute_instance_id for p in gpu_of(folder).processes}) == 2
+    assert gpu_of(folder) == before
+
+
 def test_as_many_instances_as_jobs_at_most(make):
     assert len(MigMps().sizes(make(1))) == 1
     assert len(MigMps().sizes(make(5))) == 2

@@ -1,0 +1,175 @@
+"""Compute instances: parts of a GPU instance, which share its memory; and how a list of them makes GPU instances.
+
+A `1c.3g.40gb` has one of the three compute slices of a 3g.40gb. Parts of one profile that follow each other in a list
+fill a GPU instance; the first that has no room there opens the next one. Pure: where the GPU instances go is the matter
+of `partitions`. Source of the widths: `mig_table.ci_profiles`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.base import mig_names, mig_table
+from pipeline.base.errors import ConfigError
+from pipeline.base.words import counted
+from pipeline.prepare.mig import partitions
+from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
+from pipeline.prepare.mig.profiles import MigGpu, Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one job gets: `slices` compute slices of a GPU instance of a profile; `None` for all of it."""
+
+    profile: Profile
+    slices: int | None = None
+
+    @property
+    def name(self) -> str:
+        return mig_names.name_of(self.profile.name, self.slices)
+
+
+def widths(profile: Profile) -> tuple[int, ...]:
+    """The compute slices that a part of a GPU instance can have, in rising order."""
+    return tuple(each.compute_slices for each in mig_table.ci_profiles(profile.compute_slices)[:-1])
+
+
+def profile_id(profile: Profile, slices: int) -> int:
+    """What nvidia-smi takes to create a part of a GPU instance."""
+    return next(p.id for p in mig_table.ci_profiles(profile.compute_slices) if p.compute_slices == slices)
+
+
+def in_creation_order(parts: Sequence[int]) -> list[int]:
+    """Positions of the parts of a GPU instance, so that each finds room: those of an even width first, wider first.
+
+    The driver chooses where they begin, and no source tells how. With this order any that fit by their sum find room
+    both if it takes the first free slice and if it aligns a part to its width.
+    """
+    return sorted(range(len(parts)), key=lambda position: (parts[position] % 2, -parts[position]))
+
+
+def resolve(gpu: MigGpu, request: str) -> Share:
+    """What a profile of GPU instances (`3g`, `3g.40gb`) or a part of one (`1c.3g`, `1c.3g.40gb`) means.
+
+    Raises:
+        ConfigError: the GPU has no such profile, or it has no such part; the message says what there is.
+    """
+    of_instance, slices = mig_names.split(request.strip().lower())
+    if slices is None:
+        return Share(profile=partitions.resolve(gpu, request))
+    try:
+        profile = partitions.resolve(gpu, of_instance)
+    except ConfigError as error:
+        alike = [each for each in partitions.plain_profiles(gpu) if of_instance.startswith(f"{each.compute_slices}g.")]
+        near = ", ".join(mig_names.name_of(each.name, slices) for each in alike if slices in widths(each))
+        raise ConfigError(f"{error}{f'; nearest to {request}: {near}' if near else ''}") from error
+    if slices not in widths(profile):
+        there = ", ".join([*(mig_names.name_of(profile.name, width) for width in widths(profile)), profile.name])
+        raise ConfigError(
+            f"{gpu.name} has no compute instance '{request}': a {profile.name} has "
+            f"{counted(profile.compute_slices, 'compute slice')}; choose among {there}"
+        )
+    return Share(profile=profile, slices=slices)
+
+
+def choose(
+    gpu: MigGpu,
+    sizes: Sequence[str | None],
+    *,
+    profiles: Sequence[str] = (),
+    profile: str = AUTO,
+    size_profile: Mapping[str, str] = SIZE_PROFILE,
+) -> tuple[Share, ...]:
+    """The share of each job, from what was asked for, as `partitions.requests` has it; ConfigError if there is none.
+
+    `auto` of equal jobs is `partitions.auto_profile`.
+    """
+    asked = partitions.requests(sizes, profiles=profiles, profile=profile, size_profile=size_profile)
+    if None in asked:
+        return (Share(profile=partitions.auto_profile(gpu, len(sizes))),) * len(sizes)
+    return tuple(resolve(gpu, str(request)) for request in asked)
+
+
+def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
+    """Where the GPU instances of the shares, one a job, go on an empty GPU, with the parts of each.
+
+    The jobs, in their order, have the parts of the first GPU instance, then those of the second, and so on.
+
+    Raises:
+        ConfigError: they do not fit; it says why, and what does.
+    """
+    divided = _grouped(shares)
+    profiles = [profile for profile, _ in divided]
+    if all(share.slices is None for share in shares):
+        return partitions.plan_layout(gpu, profiles)
+    layout = partitions.place(gpu, profiles)
+    if layout is None:
+        asked, into = ",".join(share.name for share in shares), ", ".join(str(_instance(*each)) for each in divided)
+        near = "; ".join(f"[{','.join(names)}]" for names in _nearest(gpu, divided))
+        raise ConfigError(
+            f"[{asked}], as the GPU instances {into}, does not fit on {gpu.name}: "
+            f"{partitions.why_illegal(gpu, profiles)}. Nearest: {near}"
+        )
+    return Layout(
+        instances=tuple(
+            dataclasses.replace(instance, parts=parts)
+            for instance, (_, parts) in zip(layout.instances, divided, strict=True)
+        )
+    )
+
+
+def idle_slices(gpu: MigGpu, layout: Layout) -> int:
+    """Compute slices of the GPU that are in no MIG device of a layout."""
+    return gpu.compute_slices - sum(sum(each.parts) or each.profile.compute_slices for each in layout.instances)
+
+
+_Divided = tuple[Profile, tuple[int, ...]]
+"""A GPU instance and the compute slices of its parts; none if it is not divided."""
+
+
+def _grouped(shares: Sequence[Share]) -> list[_Divided]:
+    made: list[_Divided] = []
+    for share in shares:
+        if share.slices is None:
+            made.append((share.profile, ()))
+            continue
+        last, parts = made[-1] if made else (None, ())
+        if parts and last == share.profile and sum(parts) + share.slices <= share.profile.compute_slices:
+            made[-1] = (share.profile, (*parts, share.slices))
+        else:
+            made.append((share.profile, (share.slices,)))
+    return made
+
+
+def _instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
+    """One that has no place yet, to be named."""
+    return Instance(job=0, profile=profile, start=0, parts=parts)
+
+
+def _nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
+    """The devices of legal layouts most like a request, nearest first; of as many devices if there are such."""
+    legal = partitions.nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
+    found = dict.fromkeys(
+        tuple(
+            name
+            for job, profile in sorted(each.items())
+            for name in _instance(profile, _fitted(profile, divided[job][1])).device_names
+        )
+        for each in legal
+    )
+    num_devices = sum(max(len(parts), 1) for _, parts in divided)
+    return sorted(found, key=lambda names: abs(len(names) - num_devices))[:limit]
+
+
+def _fitted(profile: Profile, parts: Sequence[int]) -> tuple[int, ...]:
+    """The first of the parts, each narrower if need be, that fit into a GPU instance; none for all of it."""
+    if len(parts) == 1 and profile.compute_slices <= parts[0]:
+        return ()
+    fitted: list[int] = []
+    for position, part in enumerate(parts):
+        left = profile.compute_slices - sum(fitted)
+        room = left - min(len(parts) - position - 1, max(left - 1, 0))  # without a slice for each that follows
+        fitted += [width for width in widths(profile) if width <= min(part, room)][-1:]
+    return tuple(fitted)
