@@ -74,10 +74,10 @@ class Control(Smi):
         state = self.read()
         made = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
         if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != (not is_divided):
+            amiss = "has one compute instance already" if is_divided else "has not one compute instance"
             raise SharingError(
-                f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or has not "
-                f"{'zero' if is_divided else 'one'} compute instance{'s' if is_divided else ''}. nvidia-smi said: "
-                f"{said}. {_remedy(said)}"
+                f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or {amiss}. "
+                f"nvidia-smi said: {said}. {_remedy(said)}"
             )
         return made[0]
 
@@ -87,8 +87,8 @@ class Control(Smi):
         made = [each for each in self.read().devices if each.gi_id == gi_id and each.ci_id not in beside]
         if len(made) != 1 or made[0].compute_slices != slices:
             raise SharingError(
-                f"a compute instance of {slices} slices in GPU instance {gi_id} of {self.uuid} is not there, or not "
-                f"alone. nvidia-smi said: {said}. {_remedy(said)}"
+                f"a {slices}c compute instance in GPU instance {gi_id} of {self.uuid} is not there, or not the only "
+                f"new one. nvidia-smi said: {said}. {_remedy(said)}"
             )
         return made[0]
 
@@ -180,7 +180,7 @@ def destroy_instance(
 
 @undoes(
     "mig_compute_instance",
-    "destroy the compute instance of {slices} slices in the GPU instance of profile {profile_id} at slice {start}",
+    "destroy the {slices}c compute instance in the GPU instance of profile {profile_id} at slice {start}",
 )
 def destroy_part(
     programs: Programs,
@@ -206,7 +206,7 @@ def destroy_part(
         return
     control = Control.found(programs, uuid, admin)
     await_last_write(uuid)
-    what = f"destroying a compute instance of {slices} slices in GPU instance {gi_id} of {uuid}"
+    what = f"destroying a {slices}c compute instance in GPU instance {gi_id} of {uuid}"
 
     def ours() -> list[int]:
         state = control.read()

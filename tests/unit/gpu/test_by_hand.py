@@ -134,8 +134,7 @@ def test_compute_instances_are_made_marked_and_undone_before_their_gpu_instance(
     widths = [each["compute_slices"] for each in told["gpu_instances"][0]["compute_instances"]]
     assert sorted(widths) == [1, 2]
     assert a100.told("destroy")["undone"][1:3] == [
-        f"destroy the compute instance of {slices} slices in the GPU instance of profile 9 at slice 0"
-        for slices in (1, 2)
+        f"destroy the {slices}c compute instance in the GPU instance of profile 9 at slice 0" for slices in (1, 2)
     ]
     assert a100.gpu == before
 

@@ -196,7 +196,7 @@ def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: M
 def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) -> None:
     a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
     message = refused(a100, SharingError, None, None, profiles=("1c.3g", "2c.3g"))
-    assert "a compute instance of 1 slices in GPU instance" in message
+    assert "a 1c compute instance in GPU instance" in message
     assert "There is no room for it" in message
 
 
