@@ -72,7 +72,9 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
         "profiles": rows,
     }
     head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB", "parts"]
-    lines = [head, *([*map(_cell, list(row.values())[:-1]), _parts(row["compute_instances"])] for row in rows)]
+    cells = [[_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
+    parts = [",".join(f"{slices}c" for slices in compute.widths(profile)) or "-" for profile in gpu.profiles]
+    lines = [head, *([*row, names] for row, names in zip(cells, parts, strict=True))]
     table = "\n".join(words.aligned(lines, left=range(len(head))))
     return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{table}")
 
@@ -224,11 +226,6 @@ def _parser() -> argparse.ArgumentParser:
         if command.positional is not None:
             each.add_argument(command.positional[0], help=command.positional[1])
     return parser
-
-
-def _parts(names: Sequence[str]) -> str:
-    """`1c,2c` of the compute instances into which a GPU instance can be divided."""
-    return ",".join(f"{slices}c" for _, slices in map(mig_names.split, names)) or "-"
 
 
 def _slices(gpu: profiles.MigGpu) -> str:

@@ -260,7 +260,7 @@ class _Replay:
         for each in sorted(missing, key=lambda each: (size[each.profile], -each.start), reverse=True):  # larger first
             arguments = {**held.control.recorded(), **held.place(each), "boot": boot_id()}
             with _until_complete(held.journal, "mig_instance", arguments):
-                held.control.create(**held.place(each))
+                held.control.create(arguments["profile_id"], arguments["start"])
 
     def _plan_anew(self, failed: Step) -> bool:
         """Plan from what is there, with the GPU of a failed step left as it is; whether there is a way."""

@@ -90,8 +90,8 @@ def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) 
             f"{control.uuid} was divided into the instances {listed(made.values())}, but NVML lists "
             f"{listed(state.instances or ())}: somebody else changes it at the same time"
         )
-    whole = {each.gi_id: each for each in state.devices}
-    devices = [each for job in sorted(made) for each in parts[job] or [whole.get(made[job].gi_id)] if each is not None]
+    whole = {each.gi_id: [each] for each in state.devices}
+    devices = [each for job in sorted(made) for each in parts[job] or whole.get(made[job].gi_id, [])]
     if set(devices) != set(state.devices):
         places = ", ".join(f"{each.gi_id}/{each.ci_id}" for each in state.devices)
         raise SharingError(
