@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import mig_table, regular_files
+from pipeline.base import mig_names, mig_table, regular_files
 from pipeline.base.errors import ConfigError
 from pipeline.base.factory import instance
 from pipeline.base.paths import expanded
@@ -136,7 +136,7 @@ def _layout(group: Group) -> tuple[str, ...]:
     """The profiles of the GPU instances that a group's jobs run on, the largest first; none for the whole GPU."""
     device: Device = group.device
     if device.parent is not None:
-        return (existing.profile_of(device),)
+        return (mig_names.split(existing.profile_of(device))[0],)
     sharing: Sharing = instance(group.sharing)
     return tuple(sorted(sharing.instances(group), reverse=True)) if isinstance(sharing, Mig) else ()
 

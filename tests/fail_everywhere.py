@@ -36,11 +36,9 @@ HOWS = ("exception", "sigterm", "sigkill")
 _VARIABLE = "FAIL_EVERYWHERE"
 _LAST_S = 20.0
 _LAYOUT = "1c.3g,2c.3g,1g"
-# Of a scenario that is not called as in the configuration, it too: here, compute instances of one GPU instance.
-_OPTIONS = {
-    "timeslice": ["scenario.timeslice=short"],
-    "mig_parts": ["scenario=mig", "scenario.profiles=[1c.3g,2c.3g]"],
-}
+_OPTIONS = {"timeslice": ["scenario.timeslice=short"], "mig_parts": ["scenario.profiles=[1c.3g,2c.3g]"]}
+_SCENARIOS = {"mig_parts": "mig"}
+"""What is called otherwise in the configuration: `mig_parts` are compute instances of one GPU instance."""
 _SHORT = ["baseline=never", "window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=60", "limits.stop_s=60"]
 # In the orchestrator, before run.py or a module of the project: counts what it does, and fails once.
 _CHILD = """
@@ -114,7 +112,7 @@ class Bench:
     def study(self, scenario: str, at: int, how: str, mark: str) -> subprocess.CompletedProcess[str]:
         """Run one group that fails at its `at`-th side effect; at 0 it does not."""
         arguments = [
-            *([] if "scenario=mig" in _OPTIONS.get(scenario, []) else [f"scenario={scenario}"]),
+            f"scenario={_SCENARIOS.get(scenario, scenario)}",
             *_OPTIONS.get(scenario, []),
             "degree=2",
             *_SHORT,

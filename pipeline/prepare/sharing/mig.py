@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base import mig_names
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import Programs, of_group
@@ -176,6 +177,7 @@ class Mig:
             self.sizes(group), profiles=self._profiles, profile=self._profile, size_profile=self._size_profile
         )
         found = existing.assigned(group.device, asked)
+        self._refuse_parts_of_one([device.gi_id for device in found])
         return tuple(
             dataclasses.replace(Slot.on(each), facts=(("mig_profile", existing.profile_of(each)),)) for each in found
         )
@@ -183,7 +185,8 @@ class Mig:
     def instances(self, group: Group) -> tuple[str, ...]:
         """The profile of each GPU instance that the group's jobs will run on."""
         if self._uses_existing:
-            return tuple({slot.gi_id: dict(slot.facts)["mig_profile"] for slot in self._existing(group)}.values())
+            there = {slot.gi_id: dict(slot.facts)["mig_profile"] for slot in self._existing(group)}
+            return tuple(mig_names.split(name)[0] for name in there.values())
         return tuple(planned.profile.name for planned in self._layout(group).instances)
 
     def sizes(self, group: Group) -> Sequence[str | None]:
@@ -204,7 +207,23 @@ class Mig:
             profile=self._profile,
             size_profile=self._size_profile,
         )
-        return compute.plan_layout(gpu, chosen)
+        layout = compute.plan_layout(gpu, chosen)
+        self._refuse_parts_of_one([each.job for each in layout.instances for _ in each.device_names])
+        return layout
+
+    def _refuse_parts_of_one(self, instances: Sequence[object]) -> None:
+        """Refuse a job with two compute instances of one GPU instance, from the GPU instance of each MIG device.
+
+        Source: MIG User Guide, CUDA device enumeration: a process uses one compute instance of a GPU instance.
+        """
+        for begin in range(0, len(instances), self._per_job):
+            mine = instances[begin : begin + self._per_job]
+            if len(set(mine)) < len(mine):
+                raise ConfigError(
+                    f"scenario.instances_per_job={self._per_job}: job {begin // self._per_job} would get several "
+                    "compute instances of one GPU instance, of which a process can use only one; give it whole GPU "
+                    "instances, or parts of different ones"
+                )
 
 
 def _places(control: Control, made: Sequence[MigDevice], layout: Layout) -> tuple[Slot, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base import layout, locks, regular_files, units
+from pipeline.base import layout, locks, mig_names, regular_files, units
 from pipeline.base.errors import TrackingError
 from pipeline.base.modes import PROFILE
 from pipeline.base.records import Result
@@ -38,7 +37,6 @@ MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 MAX_NAMED = 10
 
 log = logging.getLogger(__name__)
-_PART = re.compile(r"\d+c\.")  # of a GPU instance, before its profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +303,7 @@ def _about(record: Record) -> About:
     profiles = {each.gi_id: each.params.get(f"place.{PROFILE}", of_device) for each in record.children}
     return About(
         device=device,
-        instances={gi_id: _PART.sub("", profile) for gi_id, profile in profiles.items() if gi_id is not None},
+        instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
         is_simulated=Tag.SIMULATED in tags,
         replay=tags.get(Tag.REPLAY, ""),
     )

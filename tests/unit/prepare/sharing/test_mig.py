@@ -158,6 +158,9 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
         Mig(instances_per_job=0)
     with pytest.raises(ConfigError, match=r"names 1 instances, and scenario\.instances_per_job=2 gives 4 to 2 jobs"):
         Mig(instances_per_job=2, profiles=["3g"]).check(a100.group(None, None))
+    with pytest.raises(ConfigError, match="job 1 would get several compute instances of one GPU instance"):
+        Mig(instances_per_job=2, profiles=["1g", "1g", "1c.3g", "2c.3g"]).check(a100.group(None, None))
+    assert Mig(profiles=["1c.3g", "2c.3g"]).instances(a100.group(None, None)) == ("3g.20gb",)
 
 
 def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
