@@ -107,7 +107,8 @@ def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client
     manners = "workload.args=[well],[raises],[out_of_memory]"
     status, out, err = run(*grid, manners)
     assert status == 1
-    assert sorted(line.split()[1] for line in out.splitlines()[1:4]) == ["failed", "ok", "oom"]
+    # A busy machine may let the job stand still, which marks its row.
+    assert sorted(line.split()[1].rstrip("*") for line in out.splitlines()[1:4]) == ["failed", "ok", "oom"]
     status, out, err = run(*grid, manners, "resume=true")
     assert status == 1
     assert "2 of 3 groups are finished" in err
