@@ -63,8 +63,11 @@ def _of_mig(cells: Sequence[Cell]) -> str:
     if losses:
         ends = [losses[0], losses[-1]] if len(losses) > 1 else losses
         each = [f"{pct:.1f} % ({step.case.label})" for pct, step in ends]
+        by = " to ".join(each)
+        if len(ends) > 1 and len({f"{pct:.1f}" for pct, _ in ends}) == 1:
+            by = f"{losses[0][0]:.1f} % in each of {len(losses)} cases"
         _, step = losses[0]
-        parts.append(f"on {step.smaller} a job is slower than on the whole GPU by {' to '.join(each)}")
+        parts.append(f"on {step.smaller} a job is slower than on the whole GPU by {by}")
     if kept:
         worst = kept[0]
         parts.append(

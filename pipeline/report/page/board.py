@@ -206,6 +206,8 @@ def _shown(line: Line, board: Board) -> _Shown:
 def _cell(entry: Entry) -> _Cell:
     outcome, (energy, serial) = entry.outcome, _energy(entry.outcome)
     colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
+    title, unit = _measure(outcome)
+    blocks = counted(outcome.num_blocks, "block") if outcome.tied else ""
     notes = []
     if len(outcome.tied) > 1:
         why = "not told apart" if outcome.is_enough else "too few blocks or GPUs for a verdict"
@@ -218,18 +220,22 @@ def _cell(entry: Entry) -> _Cell:
         tied=tuple(_Mode(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied),
         notes=tuple(notes),
         gain=_gain(outcome),
-        blocks=counted(outcome.num_blocks, "block") if outcome.tied else "",
+        blocks=f"{title}, {blocks}" if unit else blocks,
         energy=energy,
         serial=serial,
     )
 
 
 def _gain(outcome: Outcome) -> str:
-    if outcome.figure is None:
-        return MISSING
-    text = with_interval(outcome.figure)
-    # What is no ratio to serial says what it is.
-    return text if "(" not in outcome.measure else f"{text} {outcome.measure}"
+    """`6.80 (6.44 to 7.29)`; what is no ratio has its unit behind it."""
+    _, unit = _measure(outcome)
+    return MISSING if outcome.figure is None else f"{with_interval(outcome.figure)} {unit}".rstrip()
+
+
+def _measure(outcome: Outcome) -> tuple[str, str]:
+    """What the figure of an outcome is, and its unit; a ratio has none."""
+    title, _, unit = outcome.measure.partition(" (")
+    return title, unit.removesuffix(")")
 
 
 def _energy(outcome: Outcome) -> tuple[str, str]:

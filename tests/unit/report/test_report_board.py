@@ -184,6 +184,7 @@ def test_services_at_a_given_rate_are_compared_by_their_latency() -> None:
         for mode, ms in (("naive", 30.0), ("mps", 20.0)):
             jobs = tuple(job(index, own, 10.0) for index in range(2))
             found.append(row(mode, jobs, block, metrics={"latency_p99_worst_ms": ms + 0.1 * block}))
+    assert "MPS 20.3 (20.1 to 20.5) ms" in page.in_lines(board(found))
     outcome = only_line(found).entries[0].outcome
     assert outcome.tied == ("MPS",) and outcome.measure == "p99 latency of the slowest job (ms)"
     assert outcome.figure is not None and outcome.figure.median == pytest.approx(20.3)

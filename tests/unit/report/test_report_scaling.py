@@ -107,6 +107,13 @@ def test_the_answer_says_what_mig_and_neighbours_take():
     (said,) = answer(found, cells_of(found), [])
     assert "on 7g.40gb a job is slower than on the whole GPU by 8.9 % (micro_fp32_cuda)" in said
     assert "it keeps 0.90 times (0.90 to 0.90) its throughput at least" in said
+    twice = study(
+        *rows,
+        *(on("full", 16.8, b, "micro_copy") for b in range(1, 6)),
+        *(on("7g.40gb", 15.3, b, "micro_copy") for b in range(1, 6)),
+    )
+    (said,) = answer(twice, cells_of(twice), [])
+    assert "slower than on the whole GPU by 8.9 % in each of 2 cases" in said
     (row,) = neighbour_table(cells_of(found)).rows
     assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
 
