@@ -30,7 +30,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.layout import DATABASE, FIELDS
 from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import Clock
-from pipeline.record.series import Series, SeriesKey, write_table
+from pipeline.record.series import About, Series, SeriesKey, write_table
 from pipeline.record.store.local import open_store
 
 EXPERIMENT = "scale"
@@ -125,7 +125,8 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         folder = artifacts / run_id / "artifacts"
         folder.mkdir(parents=True)
         if table is None:
-            table = write_table(_samples(num_samples), Clock(wall_ns=_START_MS * 1_000_000, monotonic_ns=0), folder)
+            clock = Clock(wall_ns=_START_MS * 1_000_000, monotonic_ns=0)
+            table = write_table(_samples(num_samples), clock, folder, About(device=_SETTINGS["device"]))
         else:
             shutil.copy(table, folder)
         (folder / FIELDS).write_text(fields, encoding="utf-8")
