@@ -118,12 +118,15 @@ def _of_error(error: dict[str, str], folder: Path) -> Ending:
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
-    """Whether what a script died of is the signal by which we ended it, as when another job had failed."""
-    return (
-        state.ended.was_signalled
-        and log.errors[-1].get("type") == "ScriptError"
-        and state.ended.status in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
-    )
+    """Whether what a script died of is the signal by which we ended it, as when another job had failed.
+
+    What its runner ended with does not tell: that may have been killed before it came to its end.
+    """
+    error = log.errors[-1]
+    if not state.ended.was_signalled or error.get("type") != "ScriptError":
+        return False
+    signals = (signal.SIGTERM, signal.SIGKILL)
+    return error.get("message", "").endswith(tuple(f" was killed by signal {signum}" for signum in signals))
 
 
 def _tells_oom(text: str) -> bool:

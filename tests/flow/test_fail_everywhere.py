@@ -27,7 +27,7 @@ def bench(template_store: Path) -> Iterator[Bench]:
 def test_a_study_that_fails_somewhere_leaves_nothing(bench, case):
     """Two points of a case; the first one is another one in each, so that together they cover the whole."""
     scenario, how = CASES[case]
-    tally = fail_everywhere(bench, scenario, how, first=11 + 5 * case, stride=60, most=2)
+    tally = fail_everywhere(bench, scenario, how, first=11 + 5 * (case % 6), stride=60, most=2)
     print(f"{scenario}, {how}: {tally.points} points")
     assert tally.problems == []
     assert tally.points >= 1

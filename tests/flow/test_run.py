@@ -344,9 +344,9 @@ def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(
 
 def test_a_script_that_fails_is_a_failed_row(run, client, tmp_path):
     (tmp_path / "train.py").write_text("import sys; sys.exit(3)")
-    status, out, _ = run("workload=script", "baseline=never", "workload.script=train.py")
+    status, out, _ = run("workload=script", "degree=1", "baseline=never", "workload.script=train.py")
     assert status == 1
-    assert "status 3" in out
+    assert "status 3" in out, out
     assert groups(client)[0][0].info.status == "FAILED"
 
 

@@ -352,12 +352,13 @@ def test_a_script_that_was_ended_because_another_failed_is_not_blamed(tmp_path):
         {"event": "error", "t_ns": 1, "type": "ScriptError", "message": f"train.py {how}"}
         for how in ("was killed by signal 15", "ended with status 3")
     ]
-    ended = state(tmp_path, pair.jobs[0], [started, errors[0]], status=143, bye=None, was_signalled=True)
     failed = state(tmp_path, pair.jobs[1], [started, errors[1]], status=3, bye=None)
-    row = judge(tmp_path, pair, ended, failed)
-    assert row.result is Result.FAILED and "ended with status 3" in row.reason
-    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
-    assert row.jobs[0].reason == "ended because the group failed"
+    for status in (143, -9):  # its runner came to its end, or was killed before
+        ended = state(tmp_path, pair.jobs[0], [started, errors[0]], status=status, bye=None, was_signalled=True)
+        row = judge(tmp_path, pair, ended, failed)
+        assert row.result is Result.FAILED and "ended with status 3" in row.reason
+        assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
+        assert row.jobs[0].reason == "ended because the group failed"
     # Nobody signalled it: then the signal is what it failed of.
     alone = state(tmp_path / "alone", pair.jobs[0], [started, errors[0]], status=143, bye=None)
     assert "killed by signal 15" in judge(tmp_path, pair, alone, failed).jobs[0].reason
