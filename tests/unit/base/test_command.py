@@ -91,6 +91,7 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
     def interrupt() -> None:
         while not (pid_file.exists() and pid_file.read_text().strip()):
             time.sleep(0.01)
+        time.sleep(0.5)  # until the program is waited for: it runs before those who start it go on
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
