@@ -74,9 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, and let what tests start hear it: a shell that starts pytest in the background has it ignored."""
+    """Hear signals, and let what tests start hear them: a shell in the background ignores Ctrl-C, `nohup` a hangup."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
