@@ -7,11 +7,13 @@ import select
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import IO
 
+from pipeline.base import interrupts
 from pipeline.base.errors import CommandError
 from pipeline.base.forked import Forked
 
@@ -70,26 +72,27 @@ def run(
         if source is not None and stdin is not None:
             source.write(stdin.encode())
             source.seek(0)
+        process = None
         try:
-            process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL if source is None else source,
-                stdout=stdout,
-                stderr=stderr,
-                env=environ,
-                start_new_session=True,
-                pass_fds=tuple(keep_open),
-            )
-        except OSError as error:
-            raise CommandError(list(argv), None, f"could not be started: {error}") from error
-        try:
+            with _signals_held():  # one that comes while the process is made waits until it is known
+                process = subprocess.Popen(
+                    list(argv),
+                    stdin=subprocess.DEVNULL if source is None else source,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=environ,
+                    start_new_session=True,
+                    pass_fds=tuple(keep_open),
+                )
             status = status_at_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
             _kill(process)
             message = f"killed at its time limit of {timeout_s:g} s. {_text(stderr)}"
             raise CommandError(list(argv), None, message) from error
-        except BaseException:
+        except BaseException as error:
             _kill(process)
+            if process is None and isinstance(error, OSError):
+                raise CommandError(list(argv), None, f"could not be started: {error}") from error
             raise
         completed = Completed(argv=tuple(argv), status=status, stdout=_text(stdout), stderr=_text(stderr))
     if check and status != 0:
@@ -112,7 +115,14 @@ def status_at_end(process: subprocess.Popen[bytes] | Forked, timeout_s: float) -
     return process.wait(0)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _signals_held() -> AbstractContextManager[None]:
+    """Only the main thread gets signals, and only it may hold them."""
+    return interrupts.held() if threading.current_thread() is threading.main_thread() else nullcontext()
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
+    if process is None:
+        return
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

@@ -100,6 +100,26 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
     assert _gone(int(pid_file.read_text()))
 
 
+def test_a_signal_that_comes_while_a_program_is_made_leaves_no_process() -> None:
+    code = """
+import os, signal, subprocess
+from pipeline.base import command, interrupts
+interrupts.install()
+make, made = subprocess.Popen, []
+def interrupted(*args, **kwargs):
+    made.append(make(*args, **kwargs))
+    os.kill(os.getpid(), signal.SIGTERM)
+    return made[0]
+subprocess.Popen = interrupted
+try:
+    command.run(["/bin/sleep", "60"], timeout_s=50)
+except interrupts.Interrupted:
+    print(made[0].poll())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr
+
+
 def test_a_daemon_left_behind_keeps_nobody_waiting_and_lives(tmp_path: Path) -> None:
     start = time.monotonic()
     done = run([SH, "-c", "sleep 60 & echo $!"], timeout_s=50)
