@@ -72,7 +72,7 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
     scripts: dict[str, Code] = {}
     interpreters = {spec: env.preview() for spec, env in envs.items()}
     for config, workload in workloads:
-        for script in filter(None, (workload.script, workload.runner, *workload.source_files())):
+        for script in (workload.script, *filter(None, (workload.runner, *workload.source_files()))):
             if script not in scripts:
                 has_programs = script == workload.script and workload.runner is not None
                 interpreter = interpreters[env_of(config, workload)] if has_programs else None
@@ -111,7 +111,7 @@ def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
 
 def _find_script(script: str, interpreter: Interpreter | None) -> Code:
     """A file and the digest of its code; else a program of the interpreter's environment, which goes by its name."""
-    if interpreter is not None and Path(script).name == script and not _is_file(script):
+    if script and interpreter is not None and Path(script).name == script and not _is_file(script):
         return Code(Path(script), _digest_of_program(script, interpreter))
     path = find_file("workload.script", script)
     try:

@@ -223,6 +223,8 @@ def test_options_become_flags(make_plan):
         (["listeners.host._target_=listeners.host.Guest"], "no such class"),
         (["+listeners.host.options.colour=red"], "colour"),
         (["env._target_=no.such.Env"], "no.such.Env"),
+        (["workload.script="], "workload.script=: there is no such file"),
+        (["workload=script", "workload.script=", "env=venv"], "workload.script=: there is no such file"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_remedy(make_plan, overrides, words):
