@@ -286,7 +286,10 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
     groups, known = resume.remaining(plan, finished, host.boot_id(), accept_environment=accepts)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
-    for line in unused.explain(plan, groups, finished, inventory, lambda run_id: sender.recall(run_id, store)):
+    # What the same study found on other GPU models belongs beside it, where it was asked for.
+    is_of_one_model = asked.config.gpu.models == 1
+    others = [each for each in finished if is_of_one_model or each.plan_any_gpu != plan.any_gpu_digest]
+    for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
         words.say(line)
     return groups, known
 
@@ -386,6 +389,7 @@ class _Study:
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
         facts |= {"plan": self.plan.digest, "plan_groups": str(self.plan.num_planned)}
+        facts |= {"plan_any_gpu": self.plan.any_gpu_digest, "plan_models": str(self.config.gpu.models)}
         facts["plan_units"] = overview.sizes_in_words(self.plan.unit_sizes)
         if self.config.unit is not None:
             facts["unit"] = str(self.config.unit)

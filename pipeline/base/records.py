@@ -368,6 +368,8 @@ class Interpreter:
     why_not_built: str | None = None
 
 
+DEVICE = "device"
+"""The setting that says on which model of GPU a group runs."""
 BESIDE = "GPUs beside"
 """The setting that says how many other GPUs of the host worked; empty if none did."""
 NEIGHBOURS = "neighbours"
@@ -386,6 +388,7 @@ class Group:
         sequential: run the jobs one after another (the serial baseline of a mix).
         key: of workloads, scenario, options and settings: the same for this group in every block.
         digest: of the key and the block.
+        any_gpu_digest: of the same without the GPU model.
         program_digest: of the same without the packages.
         skip_reason: why this group is recorded as `skipped` instead of run.
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
@@ -413,6 +416,7 @@ class Group:
     profiler: ProfilerSpec = ProfilerSpec()
     settings_digest: str = ""
     key: str = ""
+    any_gpu_digest: str = ""
     program_digest: str = ""
     unit: int = 0
     case: int = 0
@@ -449,7 +453,7 @@ class Group:
         replay = f", replay {self.device.replay.rpartition(' ')[2]}" if self.device.replay else ""
         return {
             # By the digest alone: every recording is called `samples.parquet`.
-            "device": f"simulated {self.device.name}{replay}" if simulated else self.device.name,
+            DEVICE: f"simulated {self.device.name}{replay}" if simulated else self.device.name,
             "window": self.window.words,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
@@ -500,6 +504,7 @@ class Plan:
 
     Attributes:
         digest: of all groups of the whole study.
+        any_gpu_digest: of the same without the GPU models: plans of one study on several models share it.
         unit_sizes: how many groups each unit of the whole study has.
     """
 
@@ -507,6 +512,7 @@ class Plan:
     groups: tuple[Group, ...]
     devices: tuple[Device, ...]
     digest: str
+    any_gpu_digest: str
     unit_sizes: tuple[int, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ def settings(config: Config) -> None:
         raise ConfigError(f"dry_run={config.dry_run}: must be true, false or {JSON}")
     positive = {
         "repeats": config.repeats,
+        "gpu.models": config.gpu.models,
         "window.seconds": config.window.seconds,
         "window.epochs": config.window.epochs,
         "limits.ready_s": config.limits.ready_s,

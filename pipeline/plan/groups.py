@@ -18,6 +18,7 @@ from pipeline.base import factory, naming, placeholders, secrets, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.protocols import Profiler
 from pipeline.base.records import (
+    DEVICE,
     Device,
     GpuSettings,
     Group,
@@ -346,9 +347,12 @@ def _identified(group: Group, inventory: Inventory) -> Group:
     """The group with the digests that tell it from others."""
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
     facts = (group.scenario, group.settings, group.options)
+    programs, of_any_gpu = [job.workload.digest for job in group.jobs], group.settings
+    of_any_gpu[DEVICE] = of_any_gpu[DEVICE].replace(group.device.name, "")
     return dataclasses.replace(
         group,
-        key=digest_of([job.workload.digest for job in group.jobs], *facts),
+        key=digest_of(programs, *facts),
+        any_gpu_digest=digest_of(programs, group.scenario, of_any_gpu, group.options),
         program_digest=digest_of([job.workload.program_digest for job in group.jobs], *facts),
         settings_digest=digest_of(group.settings, packages),
         skip_reason=next((job.workload.lacks for job in group.jobs if job.workload.lacks), None),

@@ -35,6 +35,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
                     group,
                     block=block,
                     digest=digest_of(group.key, block),
+                    any_gpu_digest=digest_of(group.any_gpu_digest, block),
                     program_digest=digest_of(group.program_digest, block),
                 )
                 same = blocks.setdefault(block, {}).setdefault(placed.digest, placed)
@@ -54,8 +55,19 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         groups=numbered,
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
         digest=digest_of([group.digest for group in numbered], *(["by case"] if by_case else [])),
+        any_gpu_digest=digest_of([group.any_gpu_digest for group in numbered], *(["by case"] if by_case else [])),
         unit_sizes=tuple(len(groups) for groups in units.of(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def together(plans: Sequence[Plan]) -> Plan:
+    """The plans of one study on several GPU models as one, to be shown."""
+    groups = [group for plan in plans for group in plan.groups]
+    return dataclasses.replace(
+        plans[0],
+        groups=tuple(dataclasses.replace(group, number=n) for n, group in enumerate(groups, start=1)),
+        devices=tuple(device for plan in plans for device in plan.devices),
     )
 
 

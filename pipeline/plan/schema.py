@@ -120,6 +120,7 @@ class GpuConfig:
     kind: GpuKind = GpuKind.auto
     device: str = AUTO_DEVICE
     beside: int = 0
+    models: int = 1
     admin: list[str] | None = field(default_factory=list)
     exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)

@@ -39,6 +39,7 @@ class FinishedGroup:
     reason: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     settings: str | None = None
+    plan_any_gpu: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

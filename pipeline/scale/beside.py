@@ -41,7 +41,7 @@ class Leg:
 
 def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Template | None) -> int:
     """Measure each unit of a study on the first of the GPUs, alone and in company; the worst exit status."""
-    devices = free(asked, wanted)
+    devices = free(asked, wanted, of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
             "hydra/launcher=beside measures a GPU alone and while others work, and here is one free GPU only: "
@@ -90,7 +90,7 @@ class Pairs(Fleet):
     """Units on the first GPU, one after another, each alone and in company."""
 
     def __init__(self, asked: Asked, devices: Sequence[Device], legs: Sequence[Leg], template: Template | None) -> None:
-        super().__init__(asked, devices, deque(), template)
+        super().__init__(asked, devices, (), template)
         self.measured_on, *self.others = devices
         numbers = sorted({number for leg in legs for number in leg.numbers})
         # Every other unit begins in company, so that what drifts with time favours neither.

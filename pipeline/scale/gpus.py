@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import outcome, study
-from pipeline.base import factory, interrupts, layout, words
+from pipeline.base import factory, interrupts, layout, mig_table, words
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.protocols import Exporter
 from pipeline.base.records import Device
 from pipeline.base.words import counted
+from pipeline.plan import plan as planning
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
@@ -72,30 +73,55 @@ def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Templ
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
     devices = free(asked, wanted)
     refuse_taken_ports(asked, devices)
-    stamp = time.strftime("%Y%m%dT%H%M%S")
-    for config in asked.configs:
-        config.gpu.device, config.gpu.beside = devices[0].uuid, len(devices) - 1
-        config.plan_file = str(asked.root / layout.PLANS / f"{stamp}.json")
+    by_model: dict[str, list[Device]] = {}
+    for device in devices:
+        by_model.setdefault(device.name, []).append(device)
+    of_models = [_for_model(asked, members, devices, len(by_model)) for members in by_model.values()]
     if asked.config.dry_run:
-        return study.preview(asked)
-    inventory, plan = study.planned(asked)
-    groups = study.open_store(asked, plan, inventory)
-    numbers = list(units.of(groups))
-    words.say(
-        f"{counted(len(numbers), 'unit')} of {len(units.of(plan.groups))} to run on "
-        f"{', '.join(f'GPU {device.index}' for device in devices)}"
-    )
-    fleet = Fleet(asked, devices, deque(numbers), template)
+        return max(study.preview(each) for each in of_models)
+    plans = [study.planned(each) for each in of_models]
+    parts = []
+    for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans, strict=True):
+        waiting = deque(units.of(study.open_store(of_model, plan, inventory)))
+        parts.append(Part(asked=of_model, devices=members, waiting=waiting))
+        words.say(
+            f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
+            f"{', '.join(f'GPU {device.index}' for device in members)}"
+            f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
+        )
+    fleet = Fleet(asked, devices, parts, template)
     try:
         fleet.run()
     finally:
         with interrupts.held():
-            is_whole = study.show_all(asked, plan)
+            is_whole = study.show_all(asked, planning.together([plan for _, plan in plans]))
     return max(fleet.worst, 0 if is_whole else 1)
 
 
-def free(asked: Asked, wanted: str | Sequence[str]) -> list[Device]:
-    """The GPUs that are wanted, of one model and free: of `all` those that are, else it is an error if one is not."""
+def _for_model(asked: Asked, members: Sequence[Device], devices: Sequence[Device], num_models: int) -> Asked:
+    """The study as it is asked of the GPUs of one model: the plan is that of the first of them."""
+    first = members[0]
+    model = mig_table.find(first.name).name if first.is_simulated else None
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    file = f"{stamp}.json" if num_models == 1 else f"{stamp}-{devices.index(first)}.json"
+    beside = len(devices) - 1
+    plan_file = str(asked.root / layout.PLANS / file)
+    configs = [
+        dataclasses.replace(
+            config,
+            gpu=dataclasses.replace(config.gpu, device=first.uuid, model=model, beside=beside, models=num_models),
+            plan_file=plan_file,
+        )
+        for config in asked.configs
+    ]
+    return dataclasses.replace(asked, configs=configs)
+
+
+def free(asked: Asked, wanted: str | Sequence[str], *, of_one_model: bool = False) -> list[Device]:
+    """The GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
+
+    With `of_one_model`, those of another model than the first that is free are left out, or an error, as well.
+    """
     config = asked.config.gpu
     if config.kind is GpuKind.cpu:
         raise ConfigError(
@@ -122,7 +148,7 @@ def free(asked: Asked, wanted: str | Sequence[str]) -> list[Device]:
     taken |= {
         device: f"it is another model than the {model} that the study runs on"
         for device in asked_for
-        if not taken[device] and device.name != model
+        if of_one_model and not taken[device] and device.name != model
     }
     said = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
     if said and (named or len(said) == len(asked_for)):
@@ -133,8 +159,7 @@ def free(asked: Asked, wanted: str | Sequence[str]) -> list[Device]:
 
 
 def _there(asked: Asked) -> Sequence[Device]:
-    """Every GPU that a worker could get; of a simulated machine those of its model."""
-    config = asked.config.gpu
+    """Every GPU that a worker could get; of a simulated machine those of the models that are asked for."""
     if asked.simulated is None:
         granted = os.environ.get("CUDA_VISIBLE_DEVICES")
         found = nvml.list_devices()
@@ -143,9 +168,9 @@ def _there(asked: Asked) -> Sequence[Device]:
         return [
             chosen.choose("CUDA_VISIBLE_DEVICES", each.strip(), found) for each in granted.split(",") if each.strip()
         ]
-    find = asked.simulated.find_device
-    indices = range(config.count)
-    return [dataclasses.replace(find(dataclasses.replace(config, device=str(index))), index=index) for index in indices]
+    asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in asked.configs}.values()
+    selected = [dataclasses.replace(gpu, device=str(index)) for gpu in asked_for for index in range(gpu.count)]
+    return [dataclasses.replace(asked.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
 
 
 def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
@@ -176,13 +201,25 @@ def refuse_taken_ports(asked: Asked, devices: Sequence[Device]) -> None:
                 """It could; the worker will."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of a study the GPUs of one model have to do: the study as it is asked of them, and units without a GPU."""
+
+    asked: Asked
+    devices: Sequence[Device]
+    waiting: deque[int]
+
+
 class Fleet:
     """Workers on some GPUs, and the units that wait for one."""
 
-    def __init__(self, asked: Asked, devices: Sequence[Device], waiting: deque[int], template: Template | None) -> None:
-        self.asked, self.devices, self.waiting, self.template = asked, devices, waiting, template
+    def __init__(
+        self, asked: Asked, devices: Sequence[Device], parts: Sequence[Part], template: Template | None
+    ) -> None:
+        self.asked, self.devices, self.parts, self.template = asked, devices, parts, template
+        self.part_of = {device.uuid: part for part in parts for device in part.devices}
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
-        self.idle = deque(devices[: len(waiting)])
+        self.idle = deque(device for part in parts for device in part.devices[: len(part.waiting)])
         self.worst = 0
         self.begin_s = time.monotonic()
         self.workers: list[Worker] = []
@@ -203,14 +240,21 @@ class Fleet:
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
         """Give each idle GPU a unit; whether any worker runs."""
-        while self.waiting and self.idle:
-            if self.is_late(len(self.waiting)):
-                self.waiting.clear()
+        for device in list(self.idle):
+            part = self.part_of[device.uuid]
+            if not part.waiting:
+                continue
+            if self.is_late(sum(len(each.waiting) for each in self.parts)):
+                for each in self.parts:
+                    each.waiting.clear()
                 break
             with interrupts.held():
-                device, unit = self.idle.popleft(), self.waiting.popleft()
-                config = self.asked.config
+                self.idle.remove(device)
+                unit, config = part.waiting.popleft(), part.asked.config
                 decided = {"unit": unit, "gpu.beside": config.gpu.beside, "plan_file": config.plan_file}
+                if config.gpu.models > 1:
+                    decided |= {"gpu.models": config.gpu.models}
+                    decided |= {"gpu.model": config.gpu.model} if device.is_simulated else {}
                 self.start(device, f"unit {unit}", decided | self.in_the_time_left(), selector).unit = unit
         return bool(self.workers)
 
@@ -296,7 +340,7 @@ class Fleet:
         words.say(f"{worker.name} | ended with exit status {status}")
         if status == _REFUSED:
             words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
-            self.waiting.appendleft(worker.unit)
+            self.part_of[worker.device.uuid].waiting.appendleft(worker.unit)
         else:
             self.idle.append(worker.device)
         self.worst = max(self.worst, status)

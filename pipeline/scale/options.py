@@ -11,6 +11,7 @@ class SlurmOptions:
     """Options of sbatch, `None` for those of the cluster, and of the launcher.
 
     Attributes:
+        gres: the GPU of a task; of several, the study is measured on each, by a job array of its own.
         timeout_min: of a task.
         array_parallelism: tasks at a time.
         setup: lines of the batch script, such as `module load cuda`.
@@ -24,7 +25,7 @@ class SlurmOptions:
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    gres: str | None = "gpu:1"
+    gres: Any = "gpu:1"
     cpus_per_task: int | None = None
     mem: str | None = None
     timeout_min: int | None = None

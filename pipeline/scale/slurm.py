@@ -1,4 +1,4 @@
-"""Slurm as the workers of a study: one job array, a task a unit.
+"""Slurm as the workers of a study: one job array, a task a unit. Of several models of GPU an array each.
 
 A task is a `run.py ... unit=K` of its own, started by a batch script that a user could have written: no process of ours
 stands between Slurm and the study, so a signal of Slurm reaches it as it would on a terminal. `SIGTERM` comes some
@@ -8,12 +8,13 @@ requeued resumes.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import outcome
@@ -67,14 +68,21 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
             "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
             "machine; add tracking=server tracking.uri=http://HOST:PORT"
         )
+    gres = gres_of(options)
     all_units = range(1, _num_units(asked) + 1)
     done = _done(uri, experiment) if asked.config.resume != Resume.NO else set[int]()
     units = [unit for unit in all_units if unit not in done]
     folder = Path(options.folder).absolute()
-    script = script_of(options, units, asked.config.resume, asked.config.time_limit_s, folder)
+    resume, limit_s = asked.config.resume, asked.config.time_limit_s
+    scripts = {
+        each: script_of(dataclasses.replace(options, gres=each), units, resume, limit_s, folder, len(gres))
+        for each in gres
+    }
     if asked.config.dry_run:
         what = asked.config.unit_of.name
-        sys.stdout.write(f"{script}{counted(len(units), 'unit')}, a {what} each; the plan is made where the GPU is\n")
+        for script in scripts.values():
+            sys.stdout.write(f"{script}{counted(len(units), 'unit')}, a {what} each; ")
+            sys.stdout.write("the plan is made where the GPU is\n")
         return 0
     if not units:
         words.say(f"resume: all of {counted(len(all_units), 'unit')} are done")
@@ -82,21 +90,55 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     assert asked.sender is not None
     asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
     asked.sender.store()  # before a task waits for hours to find that there is none
-    job = _submit(script, folder)
-    words.say(f"submitted {counted(len(units), 'unit')} of {len(all_units)} as job array {job}, output in {folder}")
+    jobs: dict[str, str] = {}
+    for each, script in scripts.items():
+        try:
+            job = _submit(script, folder, len(jobs))
+        except ConfigError as error:
+            if jobs and _slurm("scancel", *jobs).status:
+                raise ConfigError(
+                    f"{error}; job array {', '.join(jobs)} was submitted before it: scancel it"
+                ) from error
+            raise
+        jobs[job] = f"{each} " if len(gres) > 1 else ""
+        words.say(
+            f"submitted {counted(len(units), 'unit')} of {len(all_units)} as job array {job}"
+            f"{f' for {each}' if len(gres) > 1 else ''}, output in {folder}"
+        )
     status = f"{outcome.python()} -m pipeline.tracking status --experiment {experiment} --uri {uri}"
-    words.say(f"look at it: {status} --watch; cancel it: scancel {job}")
+    words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
     if not options.wait:
         return 0
-    _wait(job)
+    _wait(jobs)
     found = _overview(uri, experiment)
     if found is not None:
         words.say(found.as_text(time.time()))
     return 0 if found is not None and found.is_done else 1
 
 
-def script_of(options: SlurmOptions, units: Sequence[int], resume: str, limit_s: float | None, folder: Path) -> str:
-    """The batch script of a job array with a task for each unit."""
+def gres_of(options: SlurmOptions) -> Sequence[str | None]:
+    """What a task asks for, or of a study on several GPU models each of them; ConfigError if that is no such list."""
+    gres = options.gres
+    if gres is None or isinstance(gres, str):
+        return (gres,)
+    if not isinstance(gres, list) or not gres or not all(isinstance(each, str) for each in gres):
+        raise ConfigError(
+            f"hydra.launcher.gres={gres}: give the gres of a task, gpu:1, or a list: [gpu:h100:1,gpu:a100:1]"
+        )
+    if twice := [each for each in gres if gres.count(each) > 1]:
+        raise ConfigError(f"hydra.launcher.gres names {twice[0]} twice: each is another model of GPU")
+    return gres
+
+
+def script_of(
+    options: SlurmOptions,
+    units: Sequence[int],
+    resume: str,
+    limit_s: float | None,
+    folder: Path,
+    num_models: int = 1,
+) -> str:
+    """The batch script of a job array with a task for each unit, of a study on so many models of GPU."""
     at_a_time = f"%{options.array_parallelism}" if options.array_parallelism else ""
     given = {
         "job-name": "collocation",
@@ -123,7 +165,8 @@ def script_of(options: SlurmOptions, units: Sequence[int], resume: str, limit_s:
         if value is not None
     ]
     (program, *ours), theirs = user_command.divided(outcome.command_line())
-    before = workers.command([sys.executable, str(Path(program).absolute()), *ours], {})
+    decided = {"gpu.models": num_models} if num_models > 1 else {}
+    before = workers.command([sys.executable, str(Path(program).absolute()), *ours], decided)
     return _SCRIPT.format(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
@@ -151,11 +194,11 @@ def _one_line(key: str, value: object) -> str:
     return str(value)
 
 
-def _submit(script: str, folder: Path) -> str:
-    """The id of the job array."""
+def _submit(script: str, folder: Path, number: int = 0) -> str:
+    """The id of the job array, which is one of several of this number."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"submit-{time.strftime('%Y%m%dT%H%M%S')}.sh"
+        path = folder / f"submit-{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}.sh"
         path.touch(mode=0o600)  # the command line may hold secrets
         path.write_text(script, encoding="utf-8")
     except OSError as error:
@@ -175,12 +218,12 @@ def _slurm(*argv: str) -> Completed:
         raise ConfigError(str(error)) from error
 
 
-def _wait(job: str) -> None:
-    """Until no task is in the queue; says each task's state when it changes."""
-    known: dict[str, str] = {}
+def _wait(jobs: Mapping[str, str]) -> None:
+    """Until no task of these arrays is in the queue; says each state when it changes, behind the array's words."""
+    known: dict[tuple[str, int], str] = {}
     is_silent = False
     while True:
-        done = _slurm("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%K %T %r")
+        done = _slurm("squeue", "--noheader", "--array", f"--jobs={','.join(jobs)}", "--format=%F %K %T %r")
         if done.status != 0 and "Invalid job id" not in done.stderr:
             if not is_silent:
                 words.say(f"squeue does not answer ({' '.join(done.stderr.split())}); asked again until it does")
@@ -188,20 +231,21 @@ def _wait(job: str) -> None:
             time.sleep(_POLL_S)
             continue
         is_silent = False
-        states = {unit: f"{state} {reason}" for unit, state, reason in _parsed(done.stdout)}
-        for unit in sorted(known.keys() | states.keys(), key=int):
-            state = states.get(unit, "left the queue")
-            if known.get(unit) != state:
-                words.say(f"unit {unit} | {state.removesuffix(' None').lower()}")
+        states = {(jobs[job], int(unit)): f"{state} {reason}" for job, unit, state, reason in _parsed(done.stdout)}
+        for task in sorted(known.keys() | states.keys()):
+            state = states.get(task, "left the queue")
+            if known.get(task) != state:
+                where, unit = task
+                words.say(f"{where}unit {unit} | {state.removesuffix(' None').lower()}")
         known = {**dict.fromkeys(known, "left the queue"), **states}
         if not states:
             return
         time.sleep(_POLL_S)
 
 
-def _parsed(text: str) -> list[tuple[str, str, str]]:
-    """Unit, state and reason of each line."""
-    return [(unit, state, reason) for unit, state, reason in (line.split(None, 2) for line in text.splitlines())]
+def _parsed(text: str) -> list[tuple[str, str, str, str]]:
+    """Job array, unit, state and reason of each line."""
+    return [(job, unit, state, why) for job, unit, state, why in (line.split(None, 3) for line in text.splitlines())]
 
 
 def _done(uri: str, experiment: str) -> set[int]:
@@ -210,7 +254,8 @@ def _done(uri: str, experiment: str) -> set[int]:
     mine = workers.command(shlex.split(provenance.command_line()), {})
     if found is None or workers.command(shlex.split(found.command), {})[1:] != mine[1:]:
         return set()
-    return {unit.number for unit in found.units if unit.state == DONE}
+    # Which gres had which model is not known: of several models, what one of them lacks is submitted to all.
+    return {unit.number for unit in found.units} - {unit.number for unit in found.units if unit.state != DONE}
 
 
 def _overview(uri: str, experiment: str) -> Overview | None:

@@ -14,6 +14,7 @@ _DECIDED = (
     "hydra.launcher",
     "gpu.device",
     "gpu.beside",
+    "gpu.models",
     "unit",
     "resume",
     "time_limit_s",

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
+from pipeline.record.store.overview import overview
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows
 from tests import forks
@@ -72,6 +73,24 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     assert len({row.gpu_uuid for row in found.rows}) == 2
     assert {dict(row.settings)["GPUs beside"] for row in found.rows} == {"1"}
     assert all(row.result is Result.OK for row in found.rows)
+
+
+def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(start, tmp_path):
+    models = ["gpu=simulated_a100_40gb,simulated_h100_80gb", "gpu.count=1"]
+    process = start("hydra/launcher=gpus", *models, "repeats=1", "window.seconds=0.5")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert "1 unit of 1 to run on GPU 0 (NVIDIA A100-SXM4-40GB)\n1 unit of 1 to run on GPU 1 (NVIDIA H100 80GB" in err
+    assert re.findall(r"^naive-2x-toy +NVIDIA (\w+).* ok ", out, re.MULTILINE) == ["A100", "H100"]
+    found = rows.read([tmp_path / "mlruns"], "collocation")
+    assert found.num_planned == len(found.rows) == 4 and not found.left_out
+    assert [(block.number, block.num_missing) for block in found.blocks] == [(1, 0), (1, 0)]
+    assert len(found.devices) == len({row.gpu_uuid for row in found.rows}) == len({row.plan for row in found.rows}) == 2
+    seen = overview(tmp_path / "mlruns", "collocation")
+    assert [(unit.model, unit.state) for unit in seen.units] == [
+        ("NVIDIA A100-SXM4-40GB", "done"),
+        ("NVIDIA H100 80GB HBM3", "done"),
+    ]
 
 
 def test_a_worker_with_another_plan_is_refused(start, tmp_path):

@@ -20,8 +20,12 @@ from pipeline.record.store.told import Told
 
 DONE, RUNNING, INCOMPLETE, NOT_BEGUN = "done", "running", "incomplete", "not begun"
 _STATES = (DONE, RUNNING, INCOMPLETE, NOT_BEGUN)
-_FACTS = ("plan", "plan_units", "plan_unit", "digest", "result", "gpu_uuid", "boot_id", "host", "command_line")
+_FACTS = (
+    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result"),
+    *("device", "gpu_uuid", "boot_id", "host", "command_line"),
+)
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
+_MODEL = "GPU model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class Unit:
     """One unit, as far as its best attempt got.
 
     Attributes:
+        model: of the GPU that it is for; empty of a model on which nothing was begun, which nobody knows.
         num_groups: that it has.
         results: how many ended in each result; a group that ran twice counts once, with its finding.
         host, gpu: of the attempt; empty if it was not begun.
@@ -37,6 +42,7 @@ class Unit:
     """
 
     number: int
+    model: str
     state: str
     num_groups: int
     results: Mapping[str, int]
@@ -48,18 +54,20 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All units of a study.
+    """All units of a study, those for one GPU model after those for another.
 
     Attributes:
-        plan: its digest.
-        seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; `None`
-            if no group has ended, 0 if none is missing.
+        plan: its digest; of several GPU models that of the newest.
+        num_models: GPU models that it is measured on.
+        seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; of
+            several models the longest. `None` if no group has ended of a model that lacks some, 0 if none is missing.
         num_waiting: groups in the spool of the store's folder that were not sent.
         command: that started the newest of its groups.
     """
 
     experiment: str
     plan: str
+    num_models: int
     units: Sequence[Unit]
     seconds_left: float | None
     num_waiting: int
@@ -76,6 +84,9 @@ class Overview:
     def as_text(self, now_s: float) -> str:
         """A table with a line a unit, and what is left."""
         lines = [_HEAD, *(_line(unit, now_s) for unit in self.units)]
+        if self.num_models > 1:
+            models = (_MODEL, *(unit.model or "-" for unit in self.units))
+            lines = [(model, *line) for model, line in zip(models, lines, strict=True)]
         states = Counter(unit.state for unit in self.units)
         num_done = sum(sum(unit.results.values()) for unit in self.units)
         total = sum(unit.num_groups for unit in self.units)
@@ -83,7 +94,10 @@ class Overview:
             f"{states[state]} {state}" for state in (DONE, RUNNING, INCOMPLETE, NOT_BEGUN) if states[state]
         )
         left = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
-        said = [*words.aligned(lines, range(len(_HEAD))), f"units: {counts}; {num_done} of {total} groups ended{left}"]
+        said = [
+            *words.aligned(lines, range(len(lines[0]))),
+            f"units: {counts}; {num_done} of {total} groups ended{left}",
+        ]
         if self.num_waiting:
             said.append(f"{words.counted(self.num_waiting, 'group')} in the spool, not sent yet")
         if not self.is_done:
@@ -92,7 +106,7 @@ class Overview:
 
 
 def overview(where: Path | str, experiment: str) -> Overview:
-    """How far the newest plan of an experiment is.
+    """How far the newest plan of an experiment is, and with it those of the same study for other GPU models.
 
     Raises:
         TrackingError: there is no such store or experiment, or no group of it says how many units its plan has.
@@ -101,21 +115,26 @@ def overview(where: Path | str, experiment: str) -> Overview:
     if not planned:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
     newest = planned[-1].facts
-    of_plan = [run for run in planned if run.facts["plan"] == newest["plan"]]
-    by_unit = defaultdict(list)
-    for run in of_plan:
-        by_unit[int(run.facts["plan_unit"])].append(run)
+    plans: dict[str, list[Told]] = defaultdict(list)
+    for run in planned:
+        if run.facts["plan"] == newest["plan"] or run.facts.get("plan_any_gpu", "") == newest.get("plan_any_gpu"):
+            plans[run.facts["plan"]].append(run)
+    num_models = max(len(plans), int(newest.get("plan_models", "1")))
+    of_models = [*plans.values(), *[[]] * (num_models - len(plans))]
     sizes = sizes_of(newest["plan_units"])
-    units = [_unit(number, size, by_unit[number]) for number, size in enumerate(sizes, start=1)]
-    took = [run.end_ms - run.start_ms for run in of_plan if run.end_ms and run.facts.get("result") == Result.OK]
-    num_left = sum(unit.num_groups - sum(unit.results.values()) for unit in units if unit.state != DONE)
-    at_work = max(1, sum(unit.state == RUNNING for unit in units))
-    seconds_left = fmean(took) / 1000 * num_left / at_work if took else None
+    units: list[Unit] = []
+    left_s: list[float | None] = []
+    for runs in sorted(of_models, key=_model):
+        mine = _units(sizes, runs)
+        units += mine
+        left_s.append(_seconds_left(mine, runs))
+    known_s = [seconds for seconds in left_s if seconds is not None]
     return Overview(
         experiment=experiment,
         plan=newest["plan"],
+        num_models=num_models,
         units=units,
-        seconds_left=seconds_left if num_left else 0.0,
+        seconds_left=max(known_s) if len(known_s) == len(left_s) else None,
         num_waiting=0 if is_server(where) else len(group_folder.survey(Path(where) / layout.SPOOL).ready),
         command=newest.get("command_line", ""),
     )
@@ -136,12 +155,34 @@ def sizes_of(text: str) -> list[int]:
     return [int(size) for size, times in parts for _ in range(int(times))]
 
 
-def _unit(number: int, size: int, runs: Sequence[Told]) -> Unit:
+def _model(runs: Sequence[Told]) -> str:
+    """The GPU model of the runs of one plan."""
+    return runs[0].facts.get("device", "") if runs else ""
+
+
+def _units(sizes: Sequence[int], runs: Sequence[Told]) -> list[Unit]:
+    by_unit: dict[int, list[Told]] = defaultdict(list)
+    for run in runs:
+        by_unit[int(run.facts["plan_unit"])].append(run)
+    model = _model(runs)
+    return [_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1)]
+
+
+def _seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
+    num_left = sum(unit.num_groups - sum(unit.results.values()) for unit in units if unit.state != DONE)
+    if not num_left:
+        return 0.0
+    took = [run.end_ms - run.start_ms for run in runs if run.end_ms and run.facts.get("result") == Result.OK]
+    at_work = max(1, sum(unit.state == RUNNING for unit in units))
+    return fmean(took) / 1000 * num_left / at_work if took else None
+
+
+def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
     attempts: dict[tuple[str | None, str | None], list[Told]] = defaultdict(list)
     for run in runs:
         attempts[run.facts.get("gpu_uuid"), run.facts.get("boot_id")].append(run)
     if not attempts:
-        return Unit(number=number, state=NOT_BEGUN, num_groups=size, results={})
+        return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
     ended = {origin: _endings(members) for origin, members in attempts.items()}
 
     def rank(origin: tuple[str | None, str | None]) -> tuple[int, int]:
@@ -153,6 +194,7 @@ def _unit(number: int, size: int, runs: Sequence[Told]) -> Unit:
     state = DONE if _num_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
     return Unit(
         number=number,
+        model=model,
         state=state,
         num_groups=size,
         results=dict(Counter(ended[best].values())),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base import layout
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result, WindowKind
-from pipeline.base.tags import GROUP, JOB, Tag
+from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.existing import open_if_there
@@ -63,6 +63,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                     if tag in tags
                 },
                 settings=tags.get(Tag.SETTINGS),
+                plan_any_gpu=tags.get(fact_tag("plan_any_gpu")),
             )
         )
     return finished

@@ -87,7 +87,10 @@ def setup(study: Study) -> list[str]:
         blocks[f"{block.device} {_short(block.gpu_uuid)}".strip()].append(block.number)
     if len(blocks) > 1:
         parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
-        said.append(f"The blocks ran on {len(blocks)} GPUs: {listed(parts)}.")
+        models = (
+            f" of {num_models} models, each with cells of its own" if (num_models := len(study.devices)) > 1 else ""
+        )
+        said.append(f"The blocks ran on {len(blocks)} GPUs{models}: {listed(parts)}.")
     for device, differing in hosts.differences(study.rows).items():
         are_apart = any(dict(row.settings).get(hosts.SETTING) for row in study.rows if row.device == device)
         told = "are cells of their own (--pool hosts: together)" if are_apart else "count as repeats of each other"
@@ -146,8 +149,11 @@ def _cases(number: int, every: str) -> str:
 
 
 def _how_sure(study: Study, together: Sequence[Winner]) -> str:
-    number = study.num_complete_blocks
+    complete = Counter(block.device for block in study.blocks if block.num_missing == 0)
+    number = min((complete[block.device] for block in study.blocks), default=0)
     blocks = "one complete block" if number == 1 else f"{number or 'no'} complete blocks"
+    if len({block.device for block in study.blocks}) > 1:
+        blocks += f" of each GPU model{' at least' if len(set(complete.values())) > 1 else ''}"
     num_open = sum(not winner.is_enough for winner in together)
     gpus = max(winner.num_gpus for winner in together)
     if num_open == len(together):

@@ -197,11 +197,15 @@ def case_table(study: Study) -> Table:
 
 def block_table(study: Study) -> Table:
     """Where each block ran, and whether it is complete."""
-    heads = ("block", "device", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "host")
+    heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "loop")
+    facts = {(row.block, row.gpu_uuid, row.boot_id): row.facts for row in study.rows}
     rows: list[Values] = []
     for block, loop_ms, is_slow in doubts.host_loops(study):
-        where = (block.number, block.device, block.gpu_uuid, block.boot_id[:8], block.num_groups, block.num_missing)
-        rows.append((*where, loop_ms, "slower" if is_slow else None))
+        told = facts.get((block.number, block.gpu_uuid, block.boot_id), {})
+        where = (block.number, told.get("host"), block.device, told.get("driver_version"), block.gpu_uuid)
+        rows.append(
+            (*where, block.boot_id[:8], block.num_groups, block.num_missing, loop_ms, "slower" if is_slow else None)
+        )
     note = f"Slower: the loop took more than {doubts.SLOW_HOST:g} times the median of the blocks."
     return Table("blocks", "Blocks", heads, tuple(rows), note)
 

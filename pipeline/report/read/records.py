@@ -108,6 +108,11 @@ class Row:
         return self.facts.get("plan") or self.start
 
     @property
+    def plan_of_any_gpu(self) -> str:
+        """What its plan has in common with those of the same study on other GPU models."""
+        return self.facts.get("plan_any_gpu") or self.plan
+
+    @property
     def degree(self) -> int:
         return len(self.jobs)
 

@@ -97,13 +97,14 @@ def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
 def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
     """Rows with the settings of the plan that ran their programs together last, and with its programs.
 
-    A plan of other programs is none of theirs, newer or not. A baseline stays with what is compared with it.
+    Plans of one study for several GPU models count together. A plan of other programs is none of theirs, newer or not.
+    A baseline stays with what is compared with it.
     """
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
     plans: dict[_Compared, str] = {}
     settings: dict[_Compared, set[_Settings]] = defaultdict(set)
     for row in newest_first:
-        if plans.setdefault(_compared(row), row.plan) == row.plan:
+        if plans.setdefault(_compared(row), row.plan_of_any_gpu) == row.plan_of_any_gpu:
             settings[_compared(row)].add(row.settings)
     current = [row for row in newest_first if row.settings in settings[_compared(row)]]
     compared = {(identity, row.plan, row.settings) for row in current for identity in _programs(row)}

@@ -67,7 +67,12 @@ def plan() -> Plan:
     groups = [g for block in (1, 2) for g in (group("a", sequential=True, block=block), group("a", "a", block=block))]
     numbered = tuple(dataclasses.replace(g, number=n) for n, g in enumerate(groups, start=1))
     return Plan(
-        experiment="test", groups=numbered, devices=(groups[0].device,), digest="d", unit_sizes=(len(numbered),)
+        experiment="test",
+        groups=numbered,
+        devices=(groups[0].device,),
+        digest="d",
+        any_gpu_digest="",
+        unit_sizes=(len(numbered),),
     )
 
 

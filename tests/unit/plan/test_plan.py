@@ -153,6 +153,27 @@ def test_the_digest_covers_the_device_and_the_script(make_plan, tmp_path):
     assert len(digests) == 2
 
 
+def test_plans_of_one_study_for_two_gpu_models_have_a_digest_in_common(make_plan):
+    study = sweep(scenario=["naive", "mps"], degree=[1, 2])
+
+    def planned(model, *more):
+        device = dataclasses.replace(GPU, name=model)
+        return make_plan(
+            *[[*each, "repeats=2", "data.source=synthetic_device", *more] for each in study], device=device
+        )
+
+    first, second = planned("H100"), planned("A100")
+    assert first.digest != second.digest
+    assert first.any_gpu_digest == second.any_gpu_digest
+    assert first.any_gpu_digest != planned("H100", "seed=1").any_gpu_digest
+    assert first.any_gpu_digest != planned("H100", "unit_of=case").any_gpu_digest
+    both = planning.together([first, second])
+    assert [group.digest for group in both.groups] == [
+        group.digest for plan in (first, second) for group in plan.groups
+    ]
+    assert [group.number for group in both.groups] == list(range(1, 21)) and len(both.devices) == 2
+
+
 def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")

@@ -73,6 +73,43 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
     assert dict(again.units[0].results) == {"ok": 2}
 
 
+def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> None:
+    old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_units="9x9")
+    h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100"}
+    a100 = h100 | {"plan": "p2", "device": "A100"}
+    begun = [
+        old,
+        run(1, "a", **h100),
+        run(1, "b", **h100),
+        run(2, "a", **h100),
+        run(2, "b", **h100),
+        run(3, "a", **h100),
+    ]
+    found = seen(*begun)
+    assert [(unit.model, unit.number, unit.state) for unit in found.units] == [
+        *(("", number, "not begun") for number in (1, 2, 3)),
+        *(("H100", number, "done") for number in (1, 2, 3)),
+    ]
+    assert not found.is_done and found.seconds_left is None
+    found = seen(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
+    assert [(unit.model, unit.number, unit.state) for unit in found.units][:4] == [
+        ("A100", 1, "running"),
+        ("A100", 2, "not begun"),
+        ("A100", 3, "not begun"),
+        ("H100", 1, "done"),
+    ]
+    assert found.seconds_left == 4 * 10
+    text = found.as_text(NOW_S)
+    assert "units: 3 done, 1 running, 2 not begun; 6 of 10 groups ended, about 40 s left" in text
+    assert text.startswith("GPU model  unit")
+
+
+def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:
+    found = seen(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
+    assert [unit.state for unit in found.units] == ["done", "not begun", "not begun"]
+    assert found.as_text(NOW_S).startswith("unit")
+
+
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:
     with pytest.raises(TrackingError, match="says what was planned"):
         seen()

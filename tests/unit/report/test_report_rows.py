@@ -18,7 +18,9 @@ from pipeline.record import group_folder
 from pipeline.record.spool import Spool
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.page.answer import setup
+from pipeline.report.evaluate.verdicts import verdicts, winners
+from pipeline.report.page.answer import answer, setup
+from pipeline.report.page.tables import block_table
 from pipeline.report.read import labels, rows
 from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
@@ -123,6 +125,56 @@ def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
     alike = study_of("e", on_host(1), on_host(2), pools_hosts=False)
     assert {cell.case.setting for cell in cells_of(alike)} == {""}
     assert "hosts" not in str(setup(alike))
+
+
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def on_model(model: str, speed: float, study_digest: str = "s", start_ms: int = 1) -> list[Row]:
+    """Two blocks of a plan on a GPU of one model, which ends an hour or so before that on another one."""
+    facts = {"plan": f"{study_digest} on {model}", "plan_any_gpu": study_digest, "plan_groups": "6", "unit": "1"}
+    facts |= {"driver_version": "580.1", "host": f"host of {model}"}
+    more: dict[str, Any] = {"device": model, "gpu_uuid": f"GPU-{model}", "facts": facts, "start_ms": start_ms}
+    pairs = [("serial", 1, speed), ("naive", 2, 0.6 * speed), ("mps", 2, 0.8 * speed)]
+    return [copies(*pair, block, **more) for block in (1, 2) for pair in pairs]
+
+
+@pytest.mark.parametrize("pools_hosts", [False, True])
+def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hosts: bool) -> None:
+    found = study_of("e", [*on_model(GPU.name, 20.0), *on_model(A100, 10.0, start_ms=9)], pools_hosts=pools_hosts)
+    assert not found.left_out
+    assert found.num_planned == len(found.rows) == 12
+    assert [(block.number, block.device, block.num_missing) for block in found.blocks] == [
+        (number, model, 0) for number in (1, 2) for model in (A100, GPU.name)
+    ]
+    together = [cell for cell in cells_of(found) if cell.degree == 2]
+    assert {(cell.case.setting, cell.device, cell.mode, len(set(cell.gpus.values()))) for cell in together} == {
+        (f"device {model}", model, mode, 1) for model in (A100, GPU.name) for mode in ("serial", "naive", "MPS")
+    }
+    gains = {cell.mode: cell.values[SPEEDUP] for cell in together}
+    assert gains["naive"] == pytest.approx({1: 1.2, 2: 1.2}) and gains["MPS"] == pytest.approx({1: 1.6, 2: 1.6})
+    judged = verdicts(cells_of(found))
+    against_serial = {round(each.ratio.median, 9) for each in judged if each.ratio and each.against == "serial"}
+    assert against_serial == {1.2, 1.6}
+    assert {winner.case.setting for winner in winners(cells_of(found), judged)} == {
+        f"device {A100}",
+        f"device {GPU.name}",
+    }
+    assert "The blocks ran on 2 GPUs of 2 models, each with cells of its own: " in str(setup(found))
+    assert (
+        "with 2 complete blocks of each GPU model no"
+        in answer(found, cells_of(found), winners(cells_of(found), judged))[1]
+    )
+    assert [row[:4] for row in block_table(found).rows[:2]] == [
+        (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
+    ]
+
+
+def test_of_another_study_the_model_that_was_measured_last_counts() -> None:
+    found = study(*on_model(GPU.name, 20.0, "older"), *on_model(A100, 10.0, "newer", start_ms=9))
+    assert found.devices == (A100,)
+    assert found.left_out == {f"older plan: device {GPU.name} instead of {A100}": 6}
+    assert "models" not in str(setup(found))
 
 
 def test_a_half_run_study_says_which_blocks_lack_groups() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pipeline.base.errors import ConfigError
+from pipeline.base.records import Device
 from pipeline.scale import cpus, gpus, workers
 from tests.conftest import GPU
 
@@ -92,3 +95,81 @@ def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
     assert cpus.divided([devices[3]]) == {"GPU-3": set(range(9))}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert cpus.divided(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
+
+
+def devices_of(*models: str) -> list[Device]:
+    return [dataclasses.replace(GPU, index=i, uuid=f"GPU-{i}", name=model) for i, model in enumerate(models)]
+
+
+def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: float | None = None) -> gpus.Fleet:
+    """A fleet whose workers only say what they were to do; units by GPU model."""
+
+    def asked(model: str) -> Any:
+        gpu = SimpleNamespace(beside=len(devices) - 1, models=len(units), model=None)
+        config = SimpleNamespace(gpu=gpu, plan_file=f"{model}.json", time_limit_s=limit_s, resume="false")
+        return SimpleNamespace(config=config)
+
+    parts = [
+        gpus.Part(asked=asked(model), devices=[each for each in devices if each.name == model], waiting=deque(waiting))
+        for model, waiting in units.items()
+    ]
+    fleet = gpus.Fleet(asked(""), devices, parts, None)
+
+    def start(device: Device, what: str, decided: Mapping[str, object], _: object) -> gpus.Worker:
+        process: Any = decided
+        fleet.workers.append(gpus.Worker(device=device, what=what, process=process))
+        return fleet.workers[-1]
+
+    fleet.start = start  # type: ignore[method-assign]
+    return fleet
+
+
+def test_each_gpu_gets_units_of_the_plan_for_its_model() -> None:
+    fleet = fleet_of(devices_of("A", "B", "A", "A"), {"A": [1, 2], "B": [1, 2, 3]})
+    nobody: Any = None
+
+    def started() -> list[tuple[str, object, object]]:
+        assert fleet.start_more(nobody)
+        return [
+            (worker.device.uuid, worker.unit, vars_of["plan_file"])
+            for worker in fleet.workers
+            for vars_of in [dict(worker.process)]  # type: ignore[call-overload]
+        ]
+
+    assert started() == [("GPU-0", 1, "A.json"), ("GPU-2", 2, "A.json"), ("GPU-1", 1, "B.json")]
+    assert {worker.process["gpu.models"] for worker in fleet.workers} == {2}  # type: ignore[index]
+    assert {worker.process["gpu.beside"] for worker in fleet.workers} == {3}  # type: ignore[index]
+    first, _, other = list(fleet.workers)
+    fleet.workers.clear()
+    fleet.ended(first, 0)
+    fleet.ended(other, 0)
+    assert started() == [("GPU-1", 2, "B.json")]
+    (refused,) = fleet.workers
+    fleet.workers.clear()
+    fleet.ended(refused, 2)
+    assert [list(part.waiting) for part in fleet.parts] == [[], [2, 3]]
+    assert not fleet.start_more(nobody)  # the GPU of the other model is idle, and those units are none of its own
+
+
+def test_a_study_whose_time_is_over_leaves_the_units_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = fleet_of(devices_of("A", "B"), {"A": [1, 2], "B": [1]}, limit_s=-1.0)
+    nobody: Any = None
+    assert not fleet.start_more(nobody)
+    assert "time_limit_s=-1 is over: 3 units left" in capsys.readouterr().err
+    assert fleet.worst == 1 and not any(part.waiting for part in fleet.parts)
+
+
+def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    devices = devices_of("A", "B", "A")
+    monkeypatch.setattr(gpus, "_there", lambda _: devices)
+    monkeypatch.setattr(gpus, "_why_not_free", lambda *_: "")
+    gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
+    config = SimpleNamespace(gpu=gpu, unit=None)
+    asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
+    assert gpus.free(asked, "all") == devices
+    assert gpus.free(asked, "all", of_one_model=True) == [devices[0], devices[2]]
+    assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="it is another model than the A"):
+        gpus.free(asked, ["0", "1"], of_one_model=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +14,7 @@ from pipeline import outcome
 from pipeline.base.command import Completed
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
+from pipeline.plan.schema import UnitOf
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
 
@@ -101,3 +103,102 @@ def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_p
     assert slurm._submit("#!/bin/bash\n", tmp_path) == "7"
     (path,) = tmp_path.glob("submit-*.sh")
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("gres", "found"),
+    [("gpu:1", ("gpu:1",)), (None, (None,)), (["gpu:h100:1", "gpu:a100:1"], ["gpu:h100:1", "gpu:a100:1"])],
+)
+def test_each_gres_of_a_list_is_another_model_of_gpu(gres, found) -> None:
+    assert slurm.gres_of(SlurmOptions(gres=gres)) == found
+
+
+@pytest.mark.parametrize(("gres", "why"), [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "give the gres"), ([1], "give")])
+def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
+    with pytest.raises(ConfigError, match=why):
+        slurm.gres_of(SlurmOptions(gres=gres))
+
+
+def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
+    text = slurm.script_of(SlurmOptions(gres="gpu:h100:1"), [1], "false", None, Path("/shared"), 2)
+    assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 unit="$SLURM_ARRAY_TASK_ID"' in text
+    assert "gpu.models" not in script(SlurmOptions())
+
+
+class Queue:
+    """A Slurm that takes a number of job arrays, whose tasks have ended when they are asked for again."""
+
+    asked: ClassVar[list[tuple[str, ...]]]
+
+    def __init__(self, num_taken: int) -> None:
+        self.num_taken, self.scripts = num_taken, list[str]()
+        self.answers = ["11 1 RUNNING None\n12 1 PENDING Priority\n", ""]
+
+    def __call__(self, *argv: str) -> Completed:
+        self.asked.append(argv)
+        if argv[0] == "sbatch":
+            self.scripts.append(Path(argv[-1]).read_text())
+            is_taken = len(self.scripts) <= self.num_taken
+            said = ("", f"{10 + len(self.scripts)}\n") if is_taken else ("Invalid generic resource", "")
+            return Completed(argv=argv, status=0 if is_taken else 1, stdout=said[1], stderr=said[0])
+        return Completed(argv=argv, status=0, stdout=self.answers.pop(0) if argv[0] == "squeue" else "", stderr="")
+
+
+@pytest.fixture
+def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Submit a study of one unit on two models to such a Slurm; the exit status and what was asked of it."""
+
+    def run(num_taken: int) -> tuple[int, Queue]:
+        Queue.asked = []
+        queue = Queue(num_taken)
+        monkeypatch.setattr(slurm, "_slurm", queue)
+        monkeypatch.setattr(slurm, "_POLL_S", 0.0)
+        monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
+        config = SimpleNamespace(
+            gpu=SimpleNamespace(device="auto"),
+            unit=None,
+            exporter=SimpleNamespace(name="none"),
+            tracking=SimpleNamespace(uri="http://h:1", experiment="e", series_points=1),
+            unit_of=UnitOf.block,
+            repeats=1,
+            resume="false",
+            time_limit_s=None,
+            dry_run=False,
+        )
+        sender = SimpleNamespace(open=lambda *_: None, store=lambda: None)
+        asked: Any = SimpleNamespace(configs=[config], config=config, sender=sender, root=tmp_path)
+        options = SlurmOptions(gres=["gpu:h100:1", "gpu:a100:1"], folder=str(tmp_path / "slurm"))
+        return slurm.run(asked, UndoStack(), options), queue
+
+    return run
+
+
+def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(submit, capsys, tmp_path) -> None:
+    status, queue = submit(2)
+    assert status == 0
+    assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
+    assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
+    assert queue.asked[-1][3] == "--jobs=11,12"
+    said = capsys.readouterr().err
+    for line in (
+        "submitted 1 unit of 1 as job array 12 for gpu:a100:1, output in ",
+        "cancel it: scancel 11 12",
+        "gpu:h100:1 unit 1 | running",
+        "gpu:a100:1 unit 1 | pending priority",
+        "gpu:a100:1 unit 1 | left the queue",
+    ):
+        assert line in said
+
+
+def test_where_one_of_the_arrays_is_refused_none_is_left(submit) -> None:
+    with pytest.raises(ConfigError, match="Slurm refused the job array: Invalid generic resource"):
+        submit(1)
+    assert ("scancel", "11") in Queue.asked
+
+
+def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(monkeypatch) -> None:
+    units = [SimpleNamespace(number=n, state=state) for n, state in ((1, "done"), (2, "done"), (1, "done"), (2, "x"))]
+    command = "run.py -m repeats=3 hydra/launcher=slurm gpu.models=2 unit=1"
+    monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(command=command, units=units))
+    monkeypatch.setattr(outcome, "typed", ["run.py", "-m", "repeats=3", "hydra/launcher=slurm"])
+    assert slurm._done("", "") == {1}
