@@ -250,14 +250,17 @@ def shorten_waits() -> None:
 
 
 def _compose() -> None:
-    """Let OmegaConf and ANTLR keep what they make of the configuration; Hydra itself starts anew in a fork."""
+    """Keep what OmegaConf and ANTLR make of the configuration, and its schema; else Hydra starts anew in a fork."""
+    from hydra.core.config_store import ConfigStore
     from hydra.core.singleton import Singleton
 
     from tests import experiments
 
     before = Singleton.get_state()
     experiments.composed_by_hydra([])
+    store = ConfigStore.instance()
     Singleton.set_state(before)
+    Singleton._instances[ConfigStore] = store
 
 
 def _become(request: Mapping[str, Any], standard: Sequence[int], hears: int) -> None:

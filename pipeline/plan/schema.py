@@ -7,6 +7,7 @@ A scenario, environment, profiler or exporter may do without one: the keys of it
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -298,18 +299,21 @@ BASES = (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig, ExporterConf
 
 def register() -> None:
     """Make the nodes known to Hydra, under the names that the YAML files extend."""
-    store = ConfigStore.instance()
-    store.store(name="config_schema", node=Config)
+    _store("config_schema", None, Config)
     for base in BASES:
         for node in kinds(base):
-            store.store(group="schema", name=node.NODE, node=_open(OmegaConf.structured(node)))
+            _store(node.NODE, "schema", node)
 
 
-def _open(node: DictConfig) -> DictConfig:
-    """The node, where keys of a user's own need no `+`."""
-    for key in {"flags", "environ"} & node.keys():
-        OmegaConf.set_struct(node[key], False)
-    return node
+@functools.cache  # one takes 3 ms
+def _store(name: str, group: str | None, node: type[Any]) -> None:
+    """Make a node known, where keys of a user's own need no `+`."""
+    store = ConfigStore.instance()
+    store.store(name=name, group=group, node=node)
+    if group is not None:
+        kept: DictConfig = store.repo[group][f"{name}.yaml"].node  # not a copy, which takes as long as to make it
+        for key in {"flags", "environ"} & kept.keys():
+            OmegaConf.set_struct(kept[key], False)
 
 
 def kinds(base: type[Any]) -> list[type[Any]]:
