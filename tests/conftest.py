@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from pipeline.base import locks
 from pipeline.base.host import cpu_device
 from pipeline.base.records import Device, Plan
 from pipeline.plan import feasible, read
@@ -79,6 +80,26 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Let a function write a file or folder of this name once a run of pytest, whichever of its workers comes first.
+
+    The path of what it wrote, which tests only read; the other workers wait for it.
+    """
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def path_of(name: str, write: Callable[[Path], object]) -> Path:
+        path = common / name
+        with locks.held(common / f"{name}.lock"):
+            if not (common / f"{name}.made").exists():
+                write(path)
+                (common / f"{name}.made").touch()
+        return path
+
+    return path_of
 
 
 @pytest.fixture

@@ -15,11 +15,14 @@ from tests.tracking_cases import Serve
 
 
 @pytest.fixture(scope="session")
-def template_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template_store(made_once: Callable[..., Path]) -> Path:
     """A migrated store, made once: migrating takes seconds, copying the file takes none."""
-    root = tmp_path_factory.mktemp("template")
-    open_store(root)
-    return root
+    return made_once("template_store", _make_store)
+
+
+def _make_store(root: Path) -> None:
+    """Make a store whose files nothing changes any more: another worker copies them while this one ends."""
+    open_store(root).client._tracking_client.store.engine.dispose()
 
 
 @pytest.fixture

@@ -365,11 +365,16 @@ CHOICES = [
 
 
 @pytest.fixture(scope="module")
-def cold_words(tmp_path_factory) -> list[str]:
+def cold_words(tmp_path_factory, made_once) -> list[str]:
     """What a process that is started from nothing prints, for each choice."""
     pytest.importorskip("threadpoolctl")
-    folder = tmp_path_factory.mktemp("cold")
-    return [printed(Spawn(PYTHON), folder, BLAS, cpus=cpus, **variables) for cpus, variables in CHOICES]
+
+    def write(path: Path) -> None:
+        folder = tmp_path_factory.mktemp("cold")
+        words = [printed(Spawn(PYTHON), folder, BLAS, cpus=cpus, **variables) for cpus, variables in CHOICES]
+        path.write_text(json.dumps(words))
+
+    return json.loads(made_once("cold_words.json", write).read_text())
 
 
 @pytest.mark.parametrize("module", ["numpy", "scipy.linalg"])

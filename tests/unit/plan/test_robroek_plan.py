@@ -5,6 +5,9 @@ After a wanted change: `python -m pytest tests/unit/plan/test_robroek_plan.py --
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from pipeline.base.records import Group, Plan, WindowKind
@@ -51,7 +54,12 @@ def settings(group: Group) -> str:
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
+def text(made_once: Callable[..., Path]) -> str:
+    return made_once("robroek_plan", lambda path: path.write_text(planned_text(), encoding="utf-8")).read_text("utf-8")
+
+
+def planned_text() -> str:
+    """The plans of all its experiments on both GPUs."""
     found: dict[str, list[str]] = {gpu: [] for gpu in GPUS}
     for name in EXPERIMENTS:
         configs = configs_of([f"+experiment=robroek_{name}", f"gpu=simulated_{GPUS[0]}", "data.source=synthetic_files"])
