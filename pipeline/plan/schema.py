@@ -306,7 +306,7 @@ def register() -> None:
 
 
 @functools.cache  # one takes 3 ms
-def _store(name: str, group: str | None, node: type[Any]) -> None:
+def _store(name: str, group: str | None, node: Any) -> None:
     """Make a node known, where keys of a user's own need no `+`."""
     store = ConfigStore.instance()
     store.store(name=name, group=group, node=node)
