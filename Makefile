@@ -31,9 +31,9 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 # Random kills, faults and inputs against studies on a simulated machine: an hour, or ATTACK_S seconds.
 .PHONY: attack
