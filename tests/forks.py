@@ -127,10 +127,12 @@ def start(
     env: Mapping[str, str] | None = None,
     has_stdin: bool = False,
     num_senders: int = 1,
+    project: Path = _PROJECT_DIR,
 ) -> Fork:
     """Start what `python ARGV` would: `SCRIPT ...`, `-m MODULE ...` or `-c CODE ...`, with pipes.
 
     Args:
+        project: the folder whose code it runs, if it is a copy: with this file and what it imports.
         num_senders: processes that talk to MLflow, one a study, that are forked too; further ones start from nothing.
     """
     with contextlib.ExitStack() as theirs:
@@ -153,7 +155,7 @@ def start(
             "env": dict(os.environ if env is None else env),
             "num_senders": num_senders,
         }
-        socket.send_fds(_server(), [json.dumps(request).encode()], [of_stdin, *given])
+        socket.send_fds(_server(project), [json.dumps(request).encode()], [of_stdin, *given])
     out, err, replies = map(open, ours)
     return Fork(replies, None if stdin is None else open(stdin, "w"), out, err)
 
@@ -184,15 +186,16 @@ def run(*argv: object, timeout: float = 600, **options: Any) -> subprocess.Compl
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """Our end of the socket of the process that forks. It starts with the first program and ends with this process."""
+def _server(project: Path) -> socket.socket:
+    """Our end of the socket of the process that forks the programs of a folder.
+
+    It starts with the first program and ends with this process.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         argv = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
         environ = os.environ | _WITHOUT_THREADS
-        server = subprocess.Popen(
-            argv, cwd=_PROJECT_DIR, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
+        server = subprocess.Popen(argv, cwd=project, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
     @atexit.register
     def end() -> None:

@@ -20,10 +20,12 @@ from typing import Any
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
+from tests import forks
 
 pytest_plugins = ["tests.tracking_fixtures"]
 PAGE = PROJECT_DIR / "docs/architecture.md"
 CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")
+OF_FORKS = ("tests/__init__.py", "tests/forks.py", "tests/experiments.py")
 
 FAIR = """
     from contextlib import contextmanager
@@ -287,18 +289,24 @@ class Study:
 
 
 def python(tree: Path, *argv: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *map(str, argv)], cwd=tree, capture_output=True, text=True, timeout=600)
+    """Run a program of the tree, as a fork of a process that has imported its code."""
+    return forks.run(*argv, cwd=tree, project=tree)
+
+
+def of_run_py(tree: Path, *overrides: str) -> list[str]:
+    return ["run.py", *overrides, "gpu=cpu", f"gpu.lock_dir={tree}", f"tracking.root={tree}/mlruns"]
 
 
 def run_py(tree: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return python(tree, "run.py", *overrides, "gpu=cpu", f"gpu.lock_dir={tree}", f"tracking.root={tree}/mlruns")
+    return python(tree, *of_run_py(tree, *overrides))
 
 
 @pytest.fixture
 def study(tmp_path: Path, template_store: Path) -> Study:
     tree = tmp_path / "project"
     tree.mkdir()
-    for name in CODE:
+    for name in (*CODE, *OF_FORKS):
+        (tree / name).parent.mkdir(exist_ok=True)
         copy = shutil.copytree if (PROJECT_DIR / name).is_dir() else shutil.copy
         copy(PROJECT_DIR / name, tree / name)
     for one in ADDED.values():
@@ -313,7 +321,8 @@ def study(tmp_path: Path, template_store: Path) -> Study:
             (tree / path).write_text(text, encoding="utf-8")
     shutil.copytree(template_store, tree / "mlruns")
     (tree / "pressure").write_text("some avg10=25.00 avg60=0.00 avg300=0.00 total=0\n")
-    done = run_py(tree, "+experiment=added")
+    argv = [sys.executable, *of_run_py(tree, "+experiment=added")]  # from nothing, as a user does
+    done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     where = ["--root", tree / "mlruns", "--out", tree / "report", "--no-log"]
     report = python(tree, "-m", "pipeline.report", "--experiment", "added", *where)
