@@ -95,11 +95,10 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
         try:
             job = _submit(script, folder, len(jobs))
         except ConfigError as error:
-            if jobs and _slurm("scancel", *jobs).status:
-                raise ConfigError(
-                    f"{error}; job array {', '.join(jobs)} was submitted before it: scancel it"
-                ) from error
-            raise
+            if not jobs:
+                raise
+            how = "could not be cancelled" if _slurm("scancel", *jobs).status else "was cancelled"
+            raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
         jobs[job] = f"{each} " if len(gres) > 1 else ""
         words.say(
             f"submitted {counted(len(units), 'unit')} of {len(all_units)} as job array {job}"
