@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from pipeline.base import factory, naming, placeholders, secrets, units
+from pipeline.base import factory, library_internals, naming, placeholders, secrets, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.protocols import Profiler
 from pipeline.base.records import (
@@ -28,6 +26,7 @@ from pipeline.base.records import (
     ListenerSpec,
     ProfilerSpec,
     Required,
+    Resume,
     Spec,
     Window,
     WindowKind,
@@ -295,20 +294,20 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
 
 def _config_text(config: Config) -> str:
     """The configuration as the record has it: without secrets."""
-    whole = OmegaConf.to_container(OmegaConf.structured(_literal(config)), enum_to_str=True)
-    return OmegaConf.to_yaml(OmegaConf.create(secrets.hidden_in(whole)))
+    return library_internals.as_yaml(secrets.hidden_in(_plain(config)))
 
 
-def _literal(value: Any) -> Any:
-    """The value, so that OmegaConf takes no text in it for an interpolation when it is read again."""
+def _plain(value: Any) -> Any:
+    """The value as dicts, lists and scalars, so that OmegaConf takes no text in it for an interpolation."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        values = {each.name: _literal(getattr(value, each.name)) for each in dataclasses.fields(value)}
-        return dataclasses.replace(value, **values)
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: _literal(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_literal(each) for each in value]
-    return user_command.plain(value) if type(value) is str else value
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, enum.Enum):
+        return str(value) if isinstance(value, Resume) else value.name  # a text in the schema
+    return user_command.plain(value) if isinstance(value, str) else value
 
 
 def _listener(name: str, config: ListenerConfig) -> ListenerSpec:

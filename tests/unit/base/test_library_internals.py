@@ -183,3 +183,24 @@ def test_fonts_of_a_pdf_go_without_what_lays_text_out():
     assert len(shapes) > len(set("Speed-up")) - 1
     assert all(shapes[name] == whole["glyf"].glyphs[name] for name in shapes)
     assert "GSUB" in drawn()  # as before
+
+
+def test_plain_values_are_written_as_omegaconf_writes_a_configuration_of_them():
+    texts = [
+        "",
+        "yes",
+        "1",
+        "1e3",
+        "0x1f",
+        "a: b",
+        "c # d",
+        " e",
+        "\u00e9",
+        "f\ng\n",
+        "null",
+        "~",
+        "\\${h}",
+        "x " * 100,
+    ]
+    values = {"texts": texts, "others": [1, 1.5, 1e-7, float("inf"), True, None, [], {}, [[1], {"a": {"b": ["c"]}}]]}
+    assert library_internals.as_yaml(values) == OmegaConf.to_yaml(OmegaConf.create(values))
