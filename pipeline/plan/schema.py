@@ -7,7 +7,6 @@ A scenario, environment, profiler or exporter may do without one: the keys of it
 from __future__ import annotations
 
 import enum
-import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -298,22 +297,25 @@ BASES = (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig, ExporterConf
 
 
 def register() -> None:
-    """Make the nodes known to Hydra, under the names that the YAML files extend."""
-    _store("config_schema", None, Config)
-    for base in BASES:
-        for node in kinds(base):
-            _store(node.NODE, "schema", node)
-
-
-@functools.cache  # one takes 3 ms
-def _store(name: str, group: str | None, node: Any) -> None:
-    """Make a node known, where keys of a user's own need no `+`."""
+    """Make the nodes known to Hydra, under the names that the YAML files extend; once, as each takes 3 ms."""
     store = ConfigStore.instance()
-    store.store(name=name, group=group, node=node)
-    if group is not None:
-        kept: DictConfig = store.repo[group][f"{name}.yaml"].node  # not a copy, which takes as long as to make it
-        for key in {"flags", "environ"} & kept.keys():
-            OmegaConf.set_struct(kept[key], False)
+    if Config not in _registered:
+        store.store(name="config_schema", node=Config)
+    nodes = [node for base in BASES for node in kinds(base)]
+    for node in nodes:
+        if node not in _registered:
+            store.store(group="schema", name=node.NODE, node=node)
+            _open(store.repo["schema"][f"{node.NODE}.yaml"].node)  # not a copy, which takes as long as to make it
+    _registered.update((Config, *nodes))
+
+
+_registered = set[type[Any]]()
+
+
+def _open(node: DictConfig) -> None:
+    """Let keys of a user's own need no `+`."""
+    for key in {"flags", "environ"} & node.keys():
+        OmegaConf.set_struct(node[key], False)
 
 
 def kinds(base: type[Any]) -> list[type[Any]]:
