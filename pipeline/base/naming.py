@@ -57,7 +57,7 @@ class GroupFacts:
 def own_params(params: Mapping[str, str]) -> dict[str, str]:
     """The params of a job's run that say what its program computes."""
     return {
-        key: value if key.startswith(FLAG) else _WHOLE.sub(r"\1", value)
+        key: _WHOLE.sub(r"\1", value) if value.endswith(".0") and not key.startswith(FLAG) else value
         for key, value in params.items()
         if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)
     }

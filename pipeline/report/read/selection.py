@@ -103,16 +103,17 @@ def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
     plans: dict[_Compared, str] = {}
     settings: dict[_Compared, set[_Settings]] = defaultdict(set)
-    for row in newest_first:
-        if plans.setdefault(_compared(row), row.plan_of_any_gpu) == row.plan_of_any_gpu:
-            settings[_compared(row)].add(row.settings)
-    current = [row for row in newest_first if row.settings in settings[_compared(row)]]
-    compared = {(identity, row.plan, row.settings) for row in current for identity in _programs(row)}
+    with_key = [(row, _compared(row)) for row in newest_first]
+    for row, key in with_key:
+        if plans.setdefault(key, row.plan_of_any_gpu) == row.plan_of_any_gpu:
+            settings[key].add(row.settings)
+    current = [(row, key) for row, key in with_key if row.settings in settings[key]]
+    compared = {(identity, row.plan, row.settings) for row, (identities, *_) in current for identity in identities}
     programs = _newest_programs(newest_first)
     kept = []
-    for row in newest_first:
-        newest = settings[_compared(row)]
-        its_own = {(identity, row.plan, row.settings) for identity in _programs(row)}
+    for row, key in with_key:
+        newest = settings[key]
+        its_own = {(identity, row.plan, row.settings) for identity in key[0]}
         if row.settings not in newest and not (row.is_sequential and its_own <= compared):
             left_out[f"older plan: {_difference(row, newest)}"] += 1
         elif any(job.digest not in programs[_identity(job.params)] for job in row.jobs):
