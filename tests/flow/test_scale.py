@@ -52,6 +52,7 @@ def worker_of(process, unit):
     return found
 
 
+@pytest.mark.slow
 def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp_path):
     process = start("hydra/launcher=gpus")
     for line in process.stderr:

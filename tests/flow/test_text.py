@@ -10,6 +10,7 @@ pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_text_models_are_measured_in_sequences_and_tokens(run, client, tmp_path):
     small = [
         "workload.sequence_tokens=16",

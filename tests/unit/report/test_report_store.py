@@ -144,6 +144,7 @@ def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_s
     assert report_tables.every_table(study, cells, found, best, paper.compare(cells, found)) == []
 
 
+@pytest.mark.slow
 def test_three_thousand_runs_are_read_and_judged_in_seconds(root: Path) -> None:
     """About 750 groups with three jobs each, 40 further metrics and params a run."""
     modes = [("serial", 1), ("naive", 2), ("mps", 3), ("naive", 4), ("mps", 5)]
