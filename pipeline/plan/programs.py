@@ -17,6 +17,7 @@ from pipeline.plan.schema import Config
 from pipeline.plan.workloads import ScriptConfig, WorkloadConfig
 
 _DEFAULT_DEGREE = 2
+_MAX_DEGREE = 10_000
 COMMAND = "command"
 """The key of a mix's entry that holds its command line, beside those of a script."""
 
@@ -31,6 +32,8 @@ def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
         degree = _DEFAULT_DEGREE if config.degree is None else config.degree
         if degree < 1:
             raise ConfigError(f"degree={degree}: at least one job must run")
+        if degree > _MAX_DEGREE:
+            raise ConfigError(f"degree={degree}: must not be greater than {_MAX_DEGREE}")
         return [(None, config.workload)] * degree
     if not config.mix:
         raise ConfigError("mix=[]: name at least one size or command line, as in mix=[S,M]")

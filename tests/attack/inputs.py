@@ -118,6 +118,7 @@ def _plan(
     """Have a study planned, and look."""
     places = [f"gpu.lock_dir={bench.folder / 'locks'}", f"tracking.root={bench.folder / 'nothing'}"]
     before = sorted(bench.folder.iterdir())
+    words = [word for word in words if not word.startswith("~dry_run")]  # else the study is run, as it was asked for
     argv = [PROJECT_DIR / "run.py", *places, "dry_run=true", *words]
     done = forks.run(*argv, cwd=bench.folder, env=os.environ | (environ or {}), timeout=300)
     said = f"{words}{f' with {environ}' if environ else ''}{f' and {file.read_bytes()!r}' if file else ''}"

@@ -27,6 +27,7 @@ from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
 from pipeline.prepare.mig.state import MigDevice, MigState, processes_on
 
 _EXISTING = "existing"
+_MAX_INSTANCES = 7  # of a GPU, of any model
 """`scenario.layout`: the instances that are there are used, none is made."""
 
 
@@ -73,8 +74,8 @@ class Mig:
     ) -> None:
         if layout not in (None, _EXISTING):
             raise ConfigError(f"scenario.layout={layout}: existing, or nothing for instances that are made")
-        if instances_per_job is not None and instances_per_job < 1:
-            raise ConfigError(f"scenario.instances_per_job={instances_per_job}: at least 1")
+        if instances_per_job is not None and not 1 <= instances_per_job <= _MAX_INSTANCES:
+            raise ConfigError(f"scenario.instances_per_job={instances_per_job}: must be from 1 to {_MAX_INSTANCES}")
         self._per_job = instances_per_job or 1
         self._uses_existing = layout == _EXISTING
         self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))

@@ -208,6 +208,8 @@ def test_options_become_flags(make_plan):
     ("overrides", "words"),
     [
         (["degree=0"], "at least one job"),
+        (["degree=999999999999999999999999999999"], "must not be greater than 10000"),
+        (["scenario=mig", "scenario.instances_per_job=99999999999999999999"], "must be from 1 to 7"),
         (["mix=[]"], "at least one size"),
         (["mix=[S,Q]"], "Q is not among the sizes"),
         (["repeats=0"], "repeats"),
