@@ -81,6 +81,7 @@ class NvmlListener(PollingListener):
             summary=PEAK,
             figure="instance_memory_peak_mib",
             title="peak memory of the GPU instance",
+            chart=MEMORY_IN_USE,
         ),
     )
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,10 @@ def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: P
             path.write_bytes(b"not parquet")
     assert command(filled, "--out", tmp_path / "out", "--no-log", "--group", "naive-3x-workloada") == 0
     assert "Utilisation and memory over time: naive-3x-workloada" in (tmp_path / "out/index.html").read_text()
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     drawn = samples.read_group(chosen)
+    assert not list((tmp_path / "scratch").iterdir()), "no copy is left behind"
     assert drawn is not None
     assert [line.label for line in drawn.activity] == ["GRACT", "SMACT", "DRAM activity"]
     assert [len(line.values) for line in drawn.memory_mib] == [20]

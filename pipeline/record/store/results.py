@@ -164,8 +164,8 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
         }
 
 
-def fetch(store: Store, run_id: str, name: str, folder: str | None = None) -> Path | None:
-    """An artifact of a run, copied to a folder (or where MLflow chooses); `None` if the run does not have it.
+def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
+    """An artifact of a run, copied to a folder; `None` if the run does not have it.
 
     Raises:
         TrackingError: the store does not give it.

@@ -25,7 +25,7 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
             name="over-time",
             title=f"Utilisation and memory over time: {plain(group.name)}",
             caption=f"Group {plain(group.name)}, block {group.block}. The bars below are the spans of the jobs' work; "
-            "time runs from the start of the first. Series as sampled"
+            f"time runs from the start of the first. {_of_instances(group)}Series as sampled"
             + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
             section="One group over time",
             paint=partial(_paint, group),
@@ -34,11 +34,21 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
 
 def _paint(group: GroupSeries) -> Figure:
     spans_height = 0.5 + 0.2 * max(1, len(group.spans))
-    figure = new_figure(WIDEST, 3.6 + spans_height)
-    activity, memory, spans = figure.subplots(3, 1, sharex=True, height_ratios=[2, 1.6, spans_height])
-    _series(activity, group.activity, "activity (share)", "no listener gave the activity of the GPU")
-    if group.activity:
-        activity.set_ylim(0, 1.05)
+    # The lines of instances are too many for one panel.
+    is_divided = any(line.instance for line in group.activity)
+    shares = [[line for line in group.activity if line.label == label] for label in _labels(group.activity)]
+    panels = [("activity (share)", group.activity)]
+    if is_divided:
+        panels = [(f"{lines[0].label} (share)", tuple(lines)) for lines in shares]
+    heights = [2.0 if len(panels) == 1 else 1.6] * len(panels)
+    figure = new_figure(WIDEST, sum(heights) + 1.6 + spans_height)
+    *activity, memory, spans = figure.subplots(
+        len(panels) + 2, 1, sharex=True, height_ratios=[*heights, 1.6, spans_height]
+    )
+    for axes, (unit, lines) in zip(activity, panels, strict=True):
+        _series(axes, lines, unit, "no listener gave the activity of the GPU")
+        if lines:
+            axes.set_ylim(0, 1.05)
     _series(memory, group.memory_mib, "memory (MiB)", "no listener gave the memory of the GPU")
     memory.set_ylim(bottom=0)
     _spans(spans, group)
@@ -54,13 +64,24 @@ def _series(axes: Axes, lines: tuple[Line, ...], unit: str, missing: str) -> Non
     if not lines:
         say_missing(axes, missing)
         return
+    is_divided = any(line.instance for line in lines)
     for number, line in enumerate(lines):
         color, dashes = _LINES[number % len(_LINES)]
-        axes.plot(line.t_s, line.values, color=color, linestyle=dashes, linewidth=1.1, label=line.label)
+        label = line.label if not is_divided else line.instance or "whole GPU"
+        axes.plot(line.t_s, line.values, color=color, linestyle=dashes, linewidth=1.1, label=label)
     axes.set_ylabel(unit)
     axes.grid(axis="y")
-    if len(lines) > 1 or lines[0].label != "memory in use":
+    if is_divided or len(_labels(lines)) > 1 or lines[0].label != "memory in use":
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
+
+
+def _of_instances(group: GroupSeries) -> str:
+    is_divided = any(line.instance for line in (*group.activity, *group.memory_mib))
+    return "GPU instances are named by their profile, and id in parentheses. " if is_divided else ""
+
+
+def _labels(lines: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(line.label for line in lines))
 
 
 def _spans(axes: Axes, group: GroupSeries) -> None:

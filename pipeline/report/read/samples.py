@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import layout
+from pipeline.base import layout, mig_names
 from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.modes import MIG, MPS, NAIVE, Mode
+from pipeline.base.modes import MIG, MPS, NAIVE, PROFILE, Mode
 from pipeline.base.records import Result
 from pipeline.base.samples import Field
 from pipeline.observe import fields
@@ -29,9 +30,16 @@ _PREFERRED = (MPS, NAIVE, MIG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One series. `t_s`: seconds since the first job began its work."""
+    """One series.
+
+    Attributes:
+        label: the quantity.
+        instance: the GPU instance that it is of, `2g.20gb (5)`; empty for the whole GPU.
+        t_s: seconds since the first job began its work.
+    """
 
     label: str
+    instance: str = ""
     t_s: tuple[float, ...]
     values: tuple[float, ...]
 
@@ -105,8 +113,9 @@ def read_group(row: Row) -> GroupSeries | None:
         return None
     starts = [job.start_ns for job in row.jobs if job.start_ns is not None]
     begin = min(starts or [series.t_ns[0] for series in samples.values()])
-    activity, cut_activity = _lines(samples, known, "activity", begin)
-    memory, cut_memory = _lines(samples, known, "memory", begin)
+    profiles = {job.place.get("gi_id"): mig_names.split(job.place.get(PROFILE, "GPU instance"))[0] for job in row.jobs}
+    activity, cut_activity = _lines(samples, known, "activity", begin, profiles)
+    memory, cut_memory = _lines(samples, known, "memory", begin, profiles)
     spans = []
     for job in row.jobs:
         if job.start_ns is not None and job.end_ns is not None:
@@ -127,20 +136,28 @@ def read_group(row: Row) -> GroupSeries | None:
 def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
     """The samples that are drawn, of the device and its instances alone, and the quantities of the listeners."""
     store = open_named(row.store)
+    names = (layout.SAMPLE_TABLE, layout.FIELDS)
     try:
-        path, path_of_fields = (fetch(store, row.run_id, name) for name in (layout.SAMPLE_TABLE, layout.FIELDS))
-        if path is None or path_of_fields is None:
-            return {}, Fields()
-        known = fields.read(path_of_fields)
-        samples = read_table(path, {field.name for _, field in known if field.chart is not None and field.chart.panel})
+        with tempfile.TemporaryDirectory() as folder:
+            path, path_of_fields = (fetch(store, row.run_id, name, folder) for name in names)
+            if path is None or path_of_fields is None:
+                return {}, Fields()
+            known = fields.read(path_of_fields)
+            drawn = {field.name for _, field in known if field.chart is not None and field.chart.panel}
+            samples = read_table(path, drawn)
     except Exception as error:  # a damaged file may raise anything
         raise TrackingError(f"could not read the samples of run {row.run_id} from {row.store}: {error}") from error
     of_device = {origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)}
     return of_device, known
 
 
-def _lines(samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin: int) -> tuple[tuple[Line, ...], bool]:
-    """A line a quantity and instance, from the best source that has it; whether any had to be thinned."""
+def _lines(
+    samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin: int, profiles: Mapping[str | None, str]
+) -> tuple[tuple[Line, ...], bool]:
+    """A line a quantity and instance, from the best source that has it; whether any had to be thinned.
+
+    `profiles` is by the instance's id.
+    """
     found: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
     names = {origin.field for origin in samples}
     for source, field in known:
@@ -157,6 +174,6 @@ def _lines(samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin
             points = list(series.thinned(POINTS))
             t_s = tuple((t_ns - begin) / _S for _, t_ns, _ in points)
             values = tuple(value * scale for *_, value in points)
-            label = title if gi_id is None else f"{title}, GPU instance {gi_id}"
-            lines.append(Line(label=label, t_s=t_s, values=values))
+            instance = "" if gi_id is None else f"{profiles.get(str(gi_id), 'GPU instance')} ({gi_id})"
+            lines.append(Line(label=title, instance=instance, t_s=t_s, values=values))
     return tuple(lines), was_cut

@@ -209,6 +209,22 @@ def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(whole: Con
     assert '<p class="stamp">' not in page
 
 
+def test_lines_of_instances_have_a_panel_for_each_quantity() -> None:
+    places = ("", "3g.40gb (1)", *(f"1g.10gb ({number})" for number in range(7, 11)))
+    divided = dataclasses.replace(
+        TIMELINE,
+        activity=tuple(
+            Line(label=label, instance=place, t_s=(0.0, 1.0), values=(0.9, 0.5))
+            for label in ("GRACT", "SMACT")
+            for place in places
+        ),
+    )
+    for timeline, panels in ((TIMELINE, ["activity (share)"]), (divided, ["GRACT (share)", "SMACT (share)"])):
+        svg = svg_of(content_of(study(*collocation_study(2)), timeline), "over-time")
+        assert [f"{name} (share)" for name in re.findall(r">([^<>]*) \(share\)<", svg)] == panels
+    assert [svg.count(f">{place or 'whole GPU'}<") for place in places] == [2] * len(places), "a legend for each"
+
+
 def test_a_replay_is_stamped_on_the_page_in_its_tables_and_on_every_figure() -> None:
     facts = {"replay": "samples.parquet 1a2b3c4d"}
     rows = [dataclasses.replace(r, is_simulated=True, facts={**r.facts, **facts}) for r in collocation_study(2)]
