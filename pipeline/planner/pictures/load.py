@@ -64,6 +64,8 @@ def sketch(loads: Sequence[Load], name: str) -> Sketch:
 
 
 def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(7.2, 4.0)
     axes = figure.subplots()
     names = list(dict.fromkeys(row.method for each in loads for row in each.methods))
@@ -83,6 +85,7 @@ def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
     axes.set_xlabel("load (times the given rates)")
     axes.set_ylabel("GPUs")
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
     add_legend(figure, handles)
     return figure

@@ -67,7 +67,11 @@ def _of_mig(cells: Sequence[Cell]) -> str:
         if len(ends) > 1 and len({f"{pct:.1f}" for pct, _ in ends}) == 1:
             by = f"{losses[0][0]:.1f} % in each of {len(losses)} cases"
         _, step = losses[0]
-        parts.append(f"on {step.smaller} a job is slower than on the whole GPU by {by}")
+        if losses[0][0] < 0:  # one of them is a gain
+            each = [f"{abs(pct):.1f} % {'slower' if pct > 0 else 'faster'} ({step.case.label})" for pct, step in ends]
+            parts.append(f"on {step.smaller} a job is {' to '.join(each)} than on the whole GPU")
+        else:
+            parts.append(f"on {step.smaller} a job is slower than on the whole GPU by {by}")
     if kept:
         worst = kept[0]
         parts.append(

@@ -244,8 +244,15 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
         return MISSING, ""
     median, serial = outcome.energy.median, outcome.energy_of_serial
     scale, prefix = next(((scale, prefix) for scale, prefix in _SCALES if median >= scale), _SCALES[-1])
-    beside = "" if serial is None or SERIAL.label in outcome.tied[:1] else f"{serial.median / scale:.3g} one at a time"
-    return f"{median / scale:.3g} {prefix}{outcome.energy_unit}", beside
+    beside = (
+        "" if serial is None or SERIAL.label in outcome.tied[:1] else f"{_short(serial.median / scale)} one at a time"
+    )
+    return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", beside
+
+
+def _short(value: float) -> str:
+    """Three digits; from 1000 on, which would have an exponent, whole."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def _told(column: Column) -> list[str]:

@@ -33,6 +33,8 @@ class Borne:
         highest: the highest rate of a job, in requests/s, that meets it; no lower one misses it. `None`: there is none.
         latency: what the objective is about, at that rate.
         missed: the lowest rate that misses it.
+        is_known: whether `highest` is, or the lowest rate that was tried misses it. A percentile that requests were too
+            few for meets and misses nothing.
     """
 
     what: str
@@ -44,6 +46,7 @@ class Borne:
     highest: float | None
     latency: Estimate | None
     missed: float | None
+    is_known: bool
 
     @property
     def total(self) -> float | None:
@@ -81,6 +84,7 @@ def _borne(what: str, by_rate: Mapping[float, Cell]) -> Borne:
         highest=highest,
         latency=None if highest is None else by_rate[highest].estimates.get(latency),
         missed=missed,
+        is_known=highest is not None or missed == min(by_rate),
     )
 
 
@@ -115,6 +119,7 @@ def most_requests(cells: Sequence[Cell]) -> str:
         f"{what} answers {listed([_most(each) for each in by_mode.values()])} with a {objective}, the highest of the "
         "rates that were tried"
         for (what, objective), by_mode in found.items()
+        if any(one.is_known for each in by_mode.values() for one in each)
     )
 
 
@@ -122,7 +127,10 @@ def _most(of_mode: Sequence[Borne]) -> str:
     """`400 requests/s in 4 jobs (MPS)`."""
     best = max(of_mode, key=lambda one: (one.total or 0, -one.degree))
     where = "alone" if best.sharing == SERIAL else f"in {counted(best.degree, 'job')} ({best.sharing.label})"
-    return f"no rate ({best.sharing.label})" if best.total is None else f"{best.total:g} requests/s {where}"
+    if best.total is not None:
+        return f"{best.total:g} requests/s {where}"
+    none = "no rate" if all(one.is_known for one in of_mode) else "an unknown rate"
+    return f"{none} ({best.sharing.label})"
 
 
 def _objective(params: Mapping[str, str]) -> tuple[str, str]:
@@ -130,7 +138,7 @@ def _objective(params: Mapping[str, str]) -> tuple[str, str]:
     percentile = f"{sweeps.number_in(params.get(services.OBJECTIVE_PERCENTILE, '')) or 0:g}"
     words = f"{float(params[services.OBJECTIVE]):g} ms"
     if percentile == "0":
-        return words, ""
+        return f"latency within {words}", ""
     return f"p{percentile} within {words}", services.worst_of(f"latency_p{percentile.replace('.', '')}_ms")
 
 

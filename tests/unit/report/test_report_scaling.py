@@ -114,6 +114,12 @@ def test_the_answer_says_what_mig_and_neighbours_take():
     )
     (said,) = answer(twice, cells_of(twice), [])
     assert "slower than on the whole GPU by 8.9 % in each of 2 cases" in said
+    faster = study(
+        *rows,
+        *(on(place, rate, b, "micro_copy") for place, rate in (("full", 10), ("7g.40gb", 15)) for b in range(1, 6)),
+    )
+    (said,) = answer(faster, cells_of(faster), [])
+    assert "a job is 50.0 % faster (micro_copy) to 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
     (row,) = neighbour_table(cells_of(found)).rows
     assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
 

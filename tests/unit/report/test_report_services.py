@@ -64,6 +64,20 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
     assert {line[1:3] for line in speed.rows} == {(1, "serial"), (4, "naive"), (4, "MPS")}
 
 
+def test_a_rate_of_too_few_requests_for_the_percentile_is_not_called_none() -> None:
+    def asked(scenario: str, rate: float, **met: float) -> Row:
+        figures = {"throughput_total_requests_per_s": rate, "rate_sustained_worst_ratio": 1.0, "latency_mean_ms": 5.0}
+        return row(scenario, (service(0, rate, 5.0),), metrics=figures | met)
+
+    grew = {"rate_sustained_worst_ratio": 0.5}
+    unknown = [asked(mode, rate) for mode in ("serial", "mps") for rate in (50, 100)] + [asked("mps", 200, **grew)]
+    (said,) = answer(study(*unknown), cells_of(study(*unknown)), []) or [""]
+    assert "rate" not in said
+    half = [*unknown, *(asked("naive", rate, objective_met_worst_ratio=0.0) for rate in (50, 100))]
+    (said,) = answer(study(*half), cells_of(study(*half)), [])
+    assert "an unknown rate (serial), no rate (naive) and an unknown rate (MPS) with a p99 within 50 ms" in said
+
+
 def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     rows = []
     for block in range(1, 6):
