@@ -26,12 +26,15 @@ PARTICLES = ("particles_4d", "particles_6d")
 def main() -> int:
     """Print the table, or run one plain loop."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operations", nargs="*", default=[*CHAINS, *PRODUCTS, *UNITS, *PARTICLES])
+    every = [*CHAINS, *PRODUCTS, *UNITS, *PARTICLES]
+    parser.add_argument("--operations", nargs="+", choices=every, default=every)
     parser.add_argument("--rounds", type=int, default=2, help="processes of each, in turn")
     parser.add_argument("--epochs", type=int, default=3, help="measurements of a process")
     parser.add_argument("--steps", type=int, default=100, help="steps of a measurement")
     parser.add_argument("--tiny", action="store_true", help="on the CPU")
-    parser.add_argument("--plain", metavar="OPERATION", help="run the plain loop of one, and print its rates")
+    parser.add_argument(
+        "--plain", metavar="OPERATION", choices=every, help="run the plain loop of one, and print its rates"
+    )
     args = parser.parse_args()
     if args.plain:
         for rate in plain(args.plain, args.steps, args.epochs, "cpu" if args.tiny else "cuda"):

@@ -7,12 +7,13 @@ For GPUs that nobody could record under MIG. What it shows is where figures stan
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import mig_table
+from pipeline.base.errors import ConfigError
 from pipeline.record import series
 from pipeline.record.group_folder import Clock
 from pipeline.record.series import About, Series, SeriesKey
@@ -30,7 +31,9 @@ def write(path: Path, profiles: Sequence[str], *, model: str = MODEL, seconds: i
     gpu = mig_table.find(model)
     found = {number: gpu.find_profile(name) for number, name in enumerate(profiles, start=1)}
     slices = {number: profile.compute_slices for number, profile in found.items() if profile is not None}
-    assert len(slices) == len(profiles), f"{gpu.product} has no such profiles: {profiles}"
+    if missing := [profiles[number - 1] for number in found if number not in slices]:
+        there = ", ".join(profile.name for profile in gpu.profiles)
+        raise ConfigError(f"{gpu.product} has no profile {missing[0]}; it has {there}")
     table: dict[SeriesKey, Series] = {}
 
     def add(source: str, gi_id: int | None, second: int, values: dict[str, float]) -> None:
@@ -77,5 +80,19 @@ def _activity(busy: float) -> dict[str, float]:
     return {"gract_ratio": busy, **{f"{name}_ratio": share * busy for name, share in shares.items()}}
 
 
+def main() -> None:
+    """Write the recording that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.made_up_recording", description=__doc__.partition("\n")[0])
+    parser.add_argument("file", type=Path, help="file to write")
+    parser.add_argument(
+        "profiles", nargs="*", metavar="PROFILE", help="of each instance, such as 3g.40gb; none: no MIG"
+    )
+    asked = parser.parse_args()
+    try:
+        print(write(asked.file, asked.profiles))
+    except (ConfigError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+
+
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1]), sys.argv[2:]))
+    main()

@@ -37,14 +37,16 @@ def settings(config: Config) -> None:
     }
     for key, value in positive.items():
         if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{key}={value}: must be greater than 0, and finite")
+            least = "at least 1" if isinstance(value, int) else "greater than 0, and finite"
+            raise ConfigError(f"{key}={value}: must be {least}")
     for key, value in {
         "window.settle_s": config.window.settle_s,
         "seed": config.seed,
         "gpu.beside": config.gpu.beside,
     }.items():
         if not 0 <= value < math.inf:
-            raise ConfigError(f"{key}={value}: must not be negative, and finite")
+            least = "must not be negative" if isinstance(value, int) else "must be at least 0, and finite"
+            raise ConfigError(f"{key}={value}: {least}")
     for key, value, most in (("repeats", config.repeats, _MAX_REPEATS), ("seed", config.seed, _MAX_SEED)):
         if value > most:
             raise ConfigError(f"{key}={value}: must not be greater than {most}")

@@ -128,7 +128,7 @@ def _other_choice(word: str, choices: Iterable[str]) -> str:
     """What can be chosen instead: all of it, the nearest first."""
     names = sorted(set(choices))
     near = difflib.get_close_matches(word, names, n=1)
-    there = f"there are {', '.join(names) or 'none'}"
+    there = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
     return f"did you mean {near[0]}? {there[0].upper()}{there[1:]}" if near else there
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Resume
@@ -35,6 +35,8 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
             typed.append(each)
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "?"
+            if isinstance(error, MissingMandatoryValue):
+                raise ConfigError(f"{key} is missing; give it as {key}=VALUE") from error
             raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
     for each in typed:
         if unknown := next(command_line.unknown_settings(each), None):

@@ -132,8 +132,10 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
     """
     if (version := content.get("version")) != VERSION:
         raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
+    if "gpus" not in content:
+        raise ConfigError(f"{where}: it has no gpus, so this is not a plan as `python -m pipeline.planner` writes it")
     rest = dict(content)
-    gpus = rest.pop("gpus", None)
+    gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)
     deployment = Deployment(gpus=typed_json.value(tuple[Gpu, ...], gpus, f"{where}: gpus"))
     if num_gpus is not None and num_gpus != len(deployment.gpus):

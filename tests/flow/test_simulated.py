@@ -452,7 +452,8 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
         with pytest.raises(ConfigError, match=words), rehearsal.prepared([config]):
             pass
-    with pytest.raises(ConfigError, match="does not hold"), rehearsal.kept(tmp_path / "absent"):
+    assert not (tmp_path / "text.lock").exists(), "what is refused is left as it was"
+    with pytest.raises(ConfigError, match="there is no simulated machine"), rehearsal.kept(tmp_path / "absent"):
         pass
 
 

@@ -108,7 +108,9 @@ def read(path: Path) -> Transition:
     """The transition in a file; ConfigError if there is none that can be used."""
     content = typed_json.load(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
-        raise ConfigError(f"{path} is no transition of version {VERSION} (version: {version!r}); plan it again")
+        made = "`python -m pipeline.planner transition`"
+        seen = f"its version is {version!r}, not {VERSION}" if "steps" in content else "it has no steps"
+        raise ConfigError(f"{path} is not a transition as {made} writes it: {seen}")
     transition = typed_json.record(Transition, content, str(path))
     for key in ("today", "tomorrow", "reached"):
         deployment.check(getattr(transition, key), f"{path}: {key}")

@@ -130,7 +130,7 @@ class MpsPercent(Mps):
         self._shares_pct = active_thread_pct
         for share in _each(active_thread_pct):
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 100:
-                raise ConfigError(f"scenario.active_thread_pct={share}: a number greater than 0 and at most 100")
+                raise ConfigError(f"scenario.active_thread_pct={share}: must be greater than 0 and at most 100")
 
     def share_pct(self, position: int, num_jobs: int) -> float:
         """The cap of the job at a position. Unit: per cent of the multiprocessors."""

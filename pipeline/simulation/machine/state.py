@@ -215,9 +215,15 @@ class StateFile:
         # Files are replaced as a whole, so a reader needs no lock.
         try:
             return _from_json(regular_files.read_text(self.path))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"there is no simulated machine {self.path}; a study with gpu.machine={self.path} makes it"
+            ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{self.path} does not hold a simulated machine: {why}") from error
+            raise ConfigError(
+                f"{self.path} does not hold a simulated machine ({why}); name one that a study made, or a new file"
+            ) from error
 
     @contextmanager
     def changing(self) -> Iterator[Cell]:
@@ -246,6 +252,8 @@ class StateFile:
     def keep(self, model_names: Iterable[str], branch: str = RECORDED) -> State:
         """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own."""
         new = [mig_table.find(name) for name in model_names]
+        if self.path.exists():
+            self.read()  # refuses what is no machine before a lock file stands beside it
         with self._locked():
             if self.path.exists():
                 return self.read()
@@ -261,7 +269,9 @@ class StateFile:
         try:
             descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ConfigError(f"the simulated machine {self.path} cannot be locked: {error}") from error
+            raise ConfigError(
+                f"the simulated machine {self.path} cannot be locked: {error}; choose a folder that you may write"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
