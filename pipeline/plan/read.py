@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         try:
             each = OmegaConf.to_object(config)
             assert isinstance(each, Config)
+            _refuse_other_kinds(each)
             each.resume = _resume(each.resume)
             each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
             each.env = _node("env", each.env)
@@ -44,6 +46,29 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
             each.gpu.admin = []  # whatever a file says that was written for a real GPU
     return typed
+
+
+def _refuse_other_kinds(node: Any, where: str = "") -> None:
+    """Refuse what an interpolation put in the place of a list or a map: OmegaConf looks at its own values only."""
+    kinds = _lists_and_maps(node.__class__)
+    for key, value in vars(node).items():
+        if value is not None and not isinstance(value, kinds.get(key, object)):
+            what = "a list" if kinds[key] is list else "a map"
+            raise ConfigError(f"{where}{key}={value}: must be {what}")
+        for name, part in value.items() if isinstance(value, dict) else [("", value)]:
+            if dataclasses.is_dataclass(part):
+                _refuse_other_kinds(part, f"{where}{key}.{name}." if name else f"{where}{key}.")
+
+
+@functools.cache
+def _lists_and_maps(node: type[Any]) -> dict[str, type[Any]]:
+    """The fields of a node that hold a list or a map."""
+    found: dict[str, type[Any]] = {}
+    for key, hint in typing.get_type_hints(node).items():
+        origins = {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}
+        if kind := next((each for each in (list, dict) if each in origins), None):
+            found[key] = kind
+    return found
 
 
 def _resume(given: str) -> Resume:
