@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,8 +23,14 @@ def template_store(made_once: Callable[..., Path]) -> Path:
 
 
 def _make_store(root: Path) -> None:
-    """Make a store whose files nothing changes any more: another worker copies them while this one ends."""
+    """Make a store whose files nothing changes any more: another worker copies them while this one ends.
+
+    It has the files that a study leaves beside the database, because its sender ends without closing it.
+    """
     open_store(root).client._tracking_client.store.engine.dispose()
+    leave = "import os, sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT 1 FROM runs'); os._exit(0)"
+    subprocess.run([sys.executable, "-c", leave, str(root / DATABASE)], check=True)
+    assert {f"{DATABASE}-shm", f"{DATABASE}-wal"} <= {file.name for file in root.iterdir()}
 
 
 @pytest.fixture
