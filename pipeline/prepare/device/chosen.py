@@ -70,7 +70,6 @@ def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "")
     if len(matches) != 1:
         each = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
         what = "MIG devices" if is_mig else "GPUs"
-        raise ConfigError(
-            f"{key}={selector!r} matches {len(matches)} {what}, not one. There are {'; '.join(each) or 'none'}{remedy}"
-        )
+        there = "; ".join(each) or "none: check that `nvidia-smi` lists one"
+        raise ConfigError(f"{key}={selector!r} matches {len(matches)} {what}, not one. There are {there}{remedy}")
     return matches[0]

@@ -131,7 +131,7 @@ class Mig:
             made = ", ".join(map(str, layout.instances))
             said.append(f"[{asked}] is made as {made}: compute instances share the memory of their GPU instance")
         if unused := compute.idle_slices(gpu, layout):
-            said.append(f"{unused} of {gpu.compute_slices} compute slices of {gpu.name} are unused")
+            said.append(f"unused compute slices of {gpu.name}: {unused} of {gpu.compute_slices}")
         return tuple(said)
 
     def privileged(self, group: Group) -> Commands:
