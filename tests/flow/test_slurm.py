@@ -162,7 +162,8 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     array.start_now(1, 2)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "closed as interrupted: " in array.log_of(1)
+    # By whichever task began first: both have one spool.
+    assert "closed as interrupted: " in array.log_of(1) + array.log_of(2)
     found = array.overview()
     assert [dict(unit.results) for unit in found.units] == [{"ok": 2}] * 2
     study = rows.read([server], tmp_path.name)
