@@ -7,9 +7,8 @@ import select
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -74,7 +73,7 @@ def run(
             source.seek(0)
         process = None
         try:
-            with _signals_held():  # one that comes while the process is made waits until it is known
+            with interrupts.held():  # one that comes while the process is made waits until it is known
                 process = subprocess.Popen(
                     list(argv),
                     stdin=subprocess.DEVNULL if source is None else source,
@@ -113,11 +112,6 @@ def status_at_end(process: subprocess.Popen[bytes] | Forked, timeout_s: float) -
     finally:
         os.close(descriptor)
     return process.wait(0)
-
-
-def _signals_held() -> AbstractContextManager[None]:
-    """Only the main thread gets signals, and only it may hold them."""
-    return interrupts.held() if threading.current_thread() is threading.main_thread() else nullcontext()
 
 
 def _kill(process: subprocess.Popen[bytes] | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType, TracebackType
@@ -49,8 +50,11 @@ def install() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Delay `Interrupted` until the body is done."""
+    """Delay `Interrupted` until the body is done; in the main thread, as no other gets signals."""
     global _depth
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _depth += 1
     try:
         yield

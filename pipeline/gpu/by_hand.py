@@ -97,8 +97,7 @@ def create(request: str, asked: Asked) -> Answer:
         with UndoStack() as undo:
             made = division.divide(target.control, before, layout, target.left, undo)
             target.left.hand_over(target.made)  # from here on there is nothing that the stack could undo
-        planned = ((instance, name) for instance in layout.instances for name in instance.device_names)
-        rows = [_row(instance, name, each) for each, (instance, name) in zip(made, planned, strict=True)]
+        rows = [_row(instance, name, each) for each, (instance, name) in zip(made, layout.devices, strict=True)]
     lines = [f"made {row['profile']} at {row['start']}:{row['size']}: {row['uuid']}" for row in rows]
     if any(each.parts for each in layout.instances):
         lines.insert(0, f"the GPU instances are {', '.join(map(str, layout.instances))}")

@@ -345,15 +345,15 @@ def named(groups: Sequence[Group]) -> list[Group]:
 def _identified(group: Group, inventory: Inventory) -> Group:
     """The group with the digests that tell it from others."""
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
-    facts = (group.scenario, group.settings, group.options)
-    programs, of_any_gpu = [job.workload.digest for job in group.jobs], group.settings
-    of_any_gpu[DEVICE] = of_any_gpu[DEVICE].replace(group.device.name, "")
+    programs, settings = [job.workload.digest for job in group.jobs], group.settings
+    of_any_gpu = settings | {DEVICE: settings[DEVICE].replace(group.device.name, "")}
+    facts = (group.scenario, settings, group.options)
     return dataclasses.replace(
         group,
         key=digest_of(programs, *facts),
         any_gpu_digest=digest_of(programs, group.scenario, of_any_gpu, group.options),
         program_digest=digest_of([job.workload.program_digest for job in group.jobs], *facts),
-        settings_digest=digest_of(group.settings, packages),
+        settings_digest=digest_of(settings, packages),
         skip_reason=next((job.workload.lacks for job in group.jobs if job.workload.lacks), None),
     )
 

@@ -52,12 +52,14 @@ def _refuse_other_kinds(node: Any, where: str = "") -> None:
     """Refuse what an interpolation put in the place of a list or a map: OmegaConf looks at its own values only."""
     kinds = _lists_and_maps(node.__class__)
     for key, value in vars(node).items():
+        place = f"{where}{key}"
         if value is not None and not isinstance(value, kinds.get(key, object)):
             what = "a list" if kinds[key] is list else "a map"
-            raise ConfigError(f"{where}{key}={value}: must be {what}")
-        for name, part in value.items() if isinstance(value, dict) else [("", value)]:
+            raise ConfigError(f"{place}={value}: must be {what}")
+        parts = {f"{place}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {place: value}
+        for inside, part in parts.items():
             if dataclasses.is_dataclass(part):
-                _refuse_other_kinds(part, f"{where}{key}.{name}." if name else f"{where}{key}.")
+                _refuse_other_kinds(part, f"{inside}.")
 
 
 @functools.cache

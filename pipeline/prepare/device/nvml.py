@@ -357,6 +357,12 @@ def _device(index: int, handle: object) -> Device:
     )
 
 
+def counted_multiprocessors(attributes: Any) -> int | None:
+    """Those of a MIG device, from what `nvmlDeviceGetAttributes_v2` says; `None` where the driver does not count."""
+    count = int(attributes.multiprocessorCount)
+    return None if count == pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value else count
+
+
 def _mig_device(gpu: Device, handle: object) -> Device:
     found = pynvml.nvmlDeviceGetAttributes_v2(handle)
     name = pynvml.nvmlDeviceGetName(handle)
@@ -365,8 +371,8 @@ def _mig_device(gpu: Device, handle: object) -> Device:
         of_it = f"{found.computeInstanceSliceCount}c." if is_part else ""
         name = f"{gpu.name} MIG {of_it}{found.gpuInstanceSliceCount}g, {found.memorySizeMB} MiB"
     details = {key: value for key, value in gpu.details if key != "multiprocessors"}
-    if found.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value:
-        details["multiprocessors"] = str(found.multiprocessorCount)
+    if (multiprocessors := counted_multiprocessors(found)) is not None:
+        details["multiprocessors"] = str(multiprocessors)
     return dataclasses.replace(
         gpu,
         uuid=pynvml.nvmlDeviceGetUUID(handle),

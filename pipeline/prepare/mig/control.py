@@ -73,7 +73,8 @@ class Control(Smi):
         said = self.run(self.creation(profile_id, start, is_divided=is_divided)).said
         state = self.read()
         made = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
-        if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != (not is_divided):
+        num_parts = 0 if is_divided else 1
+        if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != num_parts:
             amiss = "has one compute instance already" if is_divided else "has not one compute instance"
             raise SharingError(
                 f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or {amiss}. "

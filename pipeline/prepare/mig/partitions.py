@@ -60,6 +60,11 @@ class Layout:
     instances: tuple[Instance, ...]
 
     @property
+    def devices(self) -> tuple[tuple[Instance, str], ...]:
+        """Each MIG device that it has, in the order of the jobs: its GPU instance, and its name."""
+        return tuple((instance, name) for instance in self.instances for name in instance.device_names)
+
+    @property
     def in_creation_order(self) -> tuple[Instance, ...]:
         """Larger first: in another order some drivers refuse what fits."""
         return tuple(

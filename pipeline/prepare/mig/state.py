@@ -120,14 +120,13 @@ def _devices(handle: object) -> tuple[MigDevice, ...]:
     for device in nvml.mig_handles(handle):
         gi_id, ci_id = pynvml.nvmlDeviceGetGpuInstanceId(device), pynvml.nvmlDeviceGetComputeInstanceId(device)
         has = pynvml.nvmlDeviceGetAttributes_v2(device)
-        is_counted = has.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value
         found.append(
             MigDevice(
                 uuid=pynvml.nvmlDeviceGetUUID(device),
                 gi_id=gi_id,
                 ci_id=ci_id,
                 compute_slices=has.computeInstanceSliceCount,
-                multiprocessors=has.multiprocessorCount if is_counted else None,
+                multiprocessors=nvml.counted_multiprocessors(has),
             )
         )
     return tuple(found)

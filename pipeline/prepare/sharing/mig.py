@@ -27,8 +27,8 @@ from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
 from pipeline.prepare.mig.state import MigDevice, MigState, processes_on
 
 _EXISTING = "existing"
-_MAX_INSTANCES = 7  # of a GPU, of any model
 """`scenario.layout`: the instances that are there are used, none is made."""
+_MAX_INSTANCES = 7  # of a GPU, of any model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Mig:
         gpu = profiles.read_gpu(group.device)
         layout, said = self._layout_on(gpu, group), []
         if any(instance.parts for instance in layout.instances):
-            asked = ",".join(name for instance in layout.instances for name in instance.device_names)
+            asked = ",".join(name for _, name in layout.devices)
             made = ", ".join(map(str, layout.instances))
             said.append(f"[{asked}] is made as {made}: compute instances share the memory of their GPU instance")
         if unused := compute.idle_slices(gpu, layout):
@@ -209,7 +209,7 @@ class Mig:
             size_profile=self._size_profile,
         )
         layout = compute.plan_layout(gpu, chosen)
-        self._refuse_parts_of_one([each.job for each in layout.instances for _ in each.device_names])
+        self._refuse_parts_of_one([instance.job for instance, _ in layout.devices])
         return layout
 
     def _refuse_parts_of_one(self, instances: Sequence[object]) -> None:
@@ -228,7 +228,6 @@ class Mig:
 
 
 def _places(control: Control, made: Sequence[MigDevice], layout: Layout) -> tuple[Slot, ...]:
-    planned = ((instance, name) for instance in layout.instances for name in instance.device_names)
     return tuple(
         Slot(
             visible_devices=device.uuid,
@@ -237,7 +236,7 @@ def _places(control: Control, made: Sequence[MigDevice], layout: Layout) -> tupl
             ci_id=device.ci_id,
             facts=_facts(instance, name, device),
         )
-        for device, (instance, name) in zip(made, planned, strict=True)
+        for device, (instance, name) in zip(made, layout.devices, strict=True)
     )
 
 

@@ -33,7 +33,7 @@ def doubts(study: Study) -> list[str]:
     """The blocks on a slower host, environments beside each other and baselines that stood still, a sentence each."""
     loops = host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
-    several = len({block.device for block in study.blocks}) > 1  # each of which has a block of this number
+    several = len(study.devices) > 1  # each of which has a block of this number
     said = [
         f"The host of block {block.number}{f' on {block.device}' if several else ''} was slower: "
         f"its loop took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."

@@ -62,16 +62,16 @@ def _of_mig(cells: Sequence[Cell]) -> str:
     parts = []
     if losses:
         ends = [losses[0], losses[-1]] if len(losses) > 1 else losses
-        each = [f"{pct:.1f} % ({step.case.label})" for pct, step in ends]
-        by = " to ".join(each)
-        if len(ends) > 1 and len({f"{pct:.1f}" for pct, _ in ends}) == 1:
-            by = f"{losses[0][0]:.1f} % in each of {len(losses)} cases"
-        _, step = losses[0]
-        if losses[0][0] < 0:  # one of them is a gain
-            each = [f"{abs(pct):.1f} % {'slower' if pct > 0 else 'faster'} ({step.case.label})" for pct, step in ends]
-            parts.append(f"on {step.smaller} a job is {' to '.join(each)} than on the whole GPU")
+        least_pct, step = losses[0]
+        if least_pct < 0:  # one of them is a gain
+            each = [f"{abs(pct):.1f} % {'slower' if pct > 0 else 'faster'} ({end.case.label})" for pct, end in ends]
+            how = f"{' to '.join(each)} than on the whole GPU"
+        elif len(ends) > 1 and len({f"{pct:.1f}" for pct, _ in ends}) == 1:
+            how = f"slower than on the whole GPU by {least_pct:.1f} % in each of {len(losses)} cases"
         else:
-            parts.append(f"on {step.smaller} a job is slower than on the whole GPU by {by}")
+            each = [f"{pct:.1f} % ({end.case.label})" for pct, end in ends]
+            how = f"slower than on the whole GPU by {' to '.join(each)}"
+        parts.append(f"on {step.smaller} a job is {how}")
     if kept:
         worst = kept[0]
         parts.append(
@@ -91,9 +91,8 @@ def setup(study: Study) -> list[str]:
         blocks[f"{block.device} {_short(block.gpu_uuid)}".strip()].append(block.number)
     if len(blocks) > 1:
         parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
-        models = (
-            f" of {num_models} models, each with cells of its own" if (num_models := len(study.devices)) > 1 else ""
-        )
+        num_models = len(study.devices)
+        models = f" of {num_models} models, each with cells of its own" if num_models > 1 else ""
         said.append(f"The blocks ran on {len(blocks)} GPUs{models}: {listed(parts)}.")
     for device, differing in hosts.differences(study.rows).items():
         are_apart = any(dict(row.settings).get(hosts.SETTING) for row in study.rows if row.device == device)
@@ -156,7 +155,7 @@ def _how_sure(study: Study, together: Sequence[Winner]) -> str:
     complete = Counter(block.device for block in study.blocks if block.num_missing == 0)
     number = min((complete[block.device] for block in study.blocks), default=0)
     blocks = "one complete block" if number == 1 else f"{number or 'no'} complete blocks"
-    if len({block.device for block in study.blocks}) > 1:
+    if len(study.devices) > 1:
         blocks += f" of each GPU model{' at least' if len(set(complete.values())) > 1 else ''}"
     num_open = sum(not winner.is_enough for winner in together)
     gpus = max(winner.num_gpus for winner in together)

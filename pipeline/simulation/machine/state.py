@@ -253,7 +253,7 @@ class StateFile:
         """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own."""
         new = [mig_table.find(name) for name in model_names]
         if self.path.exists():
-            self.read()  # refuses what is no machine before a lock file stands beside it
+            return self.read()  # without the lock: what is no machine gets no lock file beside it
         with self._locked():
             if self.path.exists():
                 return self.read()
