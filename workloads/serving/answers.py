@@ -75,6 +75,8 @@ class Answers:
         self._said = _reachable(torch.full((rows, *reference.shape[1:]), float("nan")), device)
         self._next = 0
         self._asked: dict[int, int] = {}
+        self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._events: list[torch.cuda.Event] = []  # that no answer is waited for with
 
     @torch.no_grad()
     def issue(self, batch: Sequence[AnyRequest]) -> Any:
@@ -86,13 +88,13 @@ class Answers:
             if isinstance(request, Posted):
                 self._asked[place] = request.number
                 self._inputs.put(place, request.body)
-        rows = self._inputs.rows(first, count)
+        asked, answered = self._part(first, count)
         # Also on the CPU a copy: a compiled model would be compiled anew for where in the requests a part begins.
-        said = self._forward(self._inputs.values[rows].to(self._device, non_blocking=True, copy=True))
-        self._said[rows].copy_(said, non_blocking=True)
+        said = self._forward(asked.to(self._device, non_blocking=True, copy=True))
+        answered.copy_(said, non_blocking=True)
         if self._device.type != "cuda":
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = self._events.pop() if self._events else torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -100,7 +102,15 @@ class Answers:
         """Return when these answers are on the host."""
         if issued is not None:
             issued.synchronize()
+            self._events.append(issued)
         return Answer()
+
+    def _part(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Where these requests and their answers lie; kept, as making a view takes as long as launching a kernel."""
+        if (first, count) not in self._parts:
+            rows = self._inputs.rows(first, count)
+            self._parts[first, count] = self._inputs.values[rows], self._said[rows]
+        return self._parts[first, count]
 
     def forget(self) -> None:
         """Forget what was answered so far, as after a warm-up."""
