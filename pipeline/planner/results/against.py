@@ -51,11 +51,13 @@ class Compared:
         predicted: `None` if the plan does not say.
         low, high: the interval of the prediction, where the profile has one.
         measured: over the blocks; `None` if it was not measured, or cannot be told from that of other services.
+        is_asked: whether it is the rate at which the service is asked: what arrives differs from it by chance.
     """
 
     service: str
     quantity: str
     predicted: float | None
+    is_asked: bool = False
     low: float | None = None
     high: float | None = None
     measured: Estimate | None = None
@@ -69,8 +71,11 @@ class Compared:
 
     @property
     def is_within(self) -> bool | None:
-        """Whether the intervals of both overlap; a side without one is a point. `None` if neither has one."""
-        if self.measured is None or self.predicted is None:
+        """Whether the intervals of both overlap; a side without one is a point.
+
+        `None` if neither has one, and of a rate that is asked: whether that was sustained is told apart.
+        """
+        if self.measured is None or self.predicted is None or self.is_asked:
             return None
         mine = (self.low, self.high) if self.low is not None and self.high is not None else (self.predicted,) * 2
         median, low, high = self.measured.median, self.measured.low, self.measured.high
@@ -185,13 +190,22 @@ def _of_service(
 ) -> list[Compared]:
     mine = [(group, rows) for group, rows in measured_groups if _runs(name, group)]
     is_whole = len(mine) == sum(_runs(name, group) for group in groups)
+    has_rate = any(service.name == name for service in plan.services)
     found = []
     for quantity in QUANTITIES:
         predicted, low, high = _predicted(quantity, name, plan, table)
         measured = _measured(quantity, name, mine) if is_whole else None
         if predicted is not None or measured is not None:
             found.append(
-                Compared(service=name, quantity=quantity, predicted=predicted, low=low, high=high, measured=measured)
+                Compared(
+                    service=name,
+                    quantity=quantity,
+                    predicted=predicted,
+                    is_asked=has_rate and quantity == THROUGHPUT,
+                    low=low,
+                    high=high,
+                    measured=measured,
+                )
             )
     return found
 
@@ -326,7 +340,8 @@ def table_of(found: Check, source: str) -> Table:
         within = {None: None, True: "yes", False: "no"}[each.is_within]
         rows.append((each.service, QUANTITIES[each.quantity], _predicted_in_words(each), measured, error, within))
     note = (
-        f"Planned: as {source} has it. Within: whether the intervals of both overlap; what has none is a point. "
+        f"Planned: as {source} has it; of a service with a rate, that rate. Within: whether the intervals of both "
+        "overlap; what has none is a point. "
         + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in (*found.broken, *found.missing))
     )
     columns = ("service", "quantity", "planned", "measured", "error", "within")

@@ -201,14 +201,16 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     assert row.metrics["sm_clock_mean_mhz"] == 1980
 
 
-def test_utilisation_is_the_mean_of_the_whole_gpu_inside_the_window(tmp_path):
+def test_activity_is_that_of_the_whole_gpu_between_the_first_and_the_last_reading_in_the_window(tmp_path):
     alone = group("a")
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     samples = [
         Sample(source="gpm", t_ns=0, values={"gract_ratio": 0.0}),
-        Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": 0.8, "smact_ratio": 0.3}),
-        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 0.6}),
-        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 1.0}, gi_id=3),
+        # A reading is a mean since the one before, which for the first in the window is of what came before it, too.
+        Sample(source="gpm", t_ns=2 * S, values={"gract_ratio": 0.1, "smact_ratio": 0.1, "dram_active_ratio": 0.1}),
+        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 0.8, "smact_ratio": 0.3}),
+        Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": 0.5}),
+        Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": 1.0}, gi_id=3),
     ]
     metrics = judge(tmp_path, alone, good, samples=samples).metrics
     assert metrics["gract_mean_ratio"] == pytest.approx(0.7)
@@ -220,8 +222,8 @@ def test_the_run_of_a_job_has_the_figures_of_its_gpu_instance(tmp_path):
     three = group("a", "b", "c")
     states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in three.jobs]
     samples = [
-        Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": 0.9}),
-        *(Sample(source="gpm", t_ns=3 * S, values={"gract_ratio": gi / 10}, gi_id=gi) for gi in (3, 5)),
+        *(Sample(source="gpm", t_ns=t * S, values={"gract_ratio": 0.9}) for t in (2, 3)),
+        *(Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gi / 10}, gi_id=gi) for gi in (3, 5) for t in (2, 3)),
         Sample(source="nvml", t_ns=3 * S, values={"instance_memory_used_mib": 700.0}, gi_id=5),
         Sample(source="nvml", t_ns=3 * S, values={"process_memory_mib": 300.0}, job=1),
     ]
@@ -256,12 +258,13 @@ def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
     alone = group("a")
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     samples = [
-        Sample(source=source, t_ns=3 * S, values={"gract_ratio": value})
-        for source, value in (("gpm", 0.2), ("dcgm", 0.4), ("gpm", 0.6), ("smi", 0.8))
+        Sample(source=source, t_ns=t * S, values={"gract_ratio": value})
+        for source, value in (("smi", 0.8), ("gpm", 0.6), ("dcgm", 0.4))
+        for t in (3, 4)
     ]
-    assert judge(tmp_path, alone, good, samples=samples).metrics["gract_mean_ratio"] == pytest.approx(0.4)
-    assert judge(tmp_path, alone, good, samples=samples[::2]).metrics["gract_mean_ratio"] == pytest.approx(0.4)
-    assert judge(tmp_path, alone, good, samples=samples[:1]).metrics["gract_mean_ratio"] == pytest.approx(0.2)
+    for count, best in ((6, 0.4), (5, 0.6), (4, 0.6)):  # of dcgm, two readings, one, none
+        metrics = judge(tmp_path, alone, good, samples=samples[:count]).metrics
+        assert metrics["gract_mean_ratio"] == pytest.approx(best)
 
 
 def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
@@ -453,7 +456,7 @@ def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tm
         for sample in samples_of_host(job, process_cpu_pct=cpu, run_queue_delay_pct=4.0 * job)
     ]
     if gract is not None:
-        samples.append(Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": gract}))
+        samples += [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gract}) for t in (4, 5)]
     metrics = judge(tmp_path, pair, *states, samples=samples).metrics
     assert metrics.get("host_bound_ratio") == share
     assert metrics["process_cpu_mean_pct"] == pytest.approx(sum(cpu_pct) / 2)
