@@ -28,6 +28,7 @@ from pipeline.plan import command_line, schema
 schema.register()
 library_internals.share_config_store()
 library_internals.let_hydra_raise()
+library_internals.let_options_stand_anywhere()
 library_internals.let_sweeps_set_what_their_choices_have()
 library_internals.let_hydra_compose_once()
 library_internals.parse_once()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pipeline.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -34,6 +37,26 @@ def let_hydra_raise() -> None:
     from hydra._internal import utils
 
     utils.run_and_report = lambda func: func()
+
+
+def let_options_stand_anywhere() -> None:
+    """Let options of Hydra stand between overrides, as in `gpu=cpu --config-dir DIR +experiment=NAME`.
+
+    Its parser takes overrides in one place only, and says what is wrong with an option over many lines.
+    """
+    program: Any = sys.modules["hydra.main"]  # the module; `hydra.main` is what it decorates with
+    made = program.get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; python run.py --help prints what can be chosen, --hydra-help the options")
+
+    def get_args_parser() -> ArgumentParser:
+        parser: ArgumentParser = made()
+        setattr(parser, "parse_args", parser.parse_intermixed_args)  # noqa: B010
+        setattr(parser, "error", refuse)  # noqa: B010
+        return parser
+
+    program.get_args_parser = get_args_parser
 
 
 def share_config_store() -> None:

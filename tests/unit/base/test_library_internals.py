@@ -49,6 +49,35 @@ def test_an_error_of_hydra_reaches_the_caller():
     assert done.stdout == "reached the caller\n", done.stderr
 
 
+OPTIONS = """
+import hydra
+from pipeline.base import library_internals
+library_internals.let_options_stand_anywhere()
+@hydra.main(version_base="1.3", config_path=None)
+def main(config):
+    print(config)
+main()
+"""
+
+
+def test_options_stand_between_overrides_and_one_that_is_none_is_an_error_of_one_line(tmp_path):
+    argv = [
+        sys.executable,
+        "-c",
+        OPTIONS,
+        "+a=1",
+        "--config-dir",
+        str(tmp_path),
+        "+b=2",
+        f"hydra.run.dir={tmp_path}",
+        "+c=3",
+    ]
+    done = subprocess.run(argv, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "{'a': 1, 'b': 2, 'c': 3}\n", done.stderr
+    done = subprocess.run([*argv, "--foo"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300)
+    assert done.stderr.splitlines()[-1].startswith("pipeline.base.errors.ConfigError: unrecognized arguments: --foo; ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "times", "values"), [(["+a=1"], 1, [1]), (["-m", "+a=1,2"], 2, [1, 2])], ids=["alone", "sweep"]
 )
