@@ -16,6 +16,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned, counted
 from pipeline.planner import profile, typed_json
+from pipeline.planner.profile import Profile
 from pipeline.planner.serving import asked
 from pipeline.planner.serving.services import Limits
 from pipeline.planner.training import as_plan, schedule
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--driver-branch", type=int, metavar="N", help="of the model's driver; a current one")
     parser.add_argument("--objective", choices=list(_UNITS), default="makespan", help="what is to be small; makespan")
     parser.add_argument(
-        "--modes", default=",".join(training.MODES), metavar="LIST", help="that may be used, besides serial; all"
+        "--modes", metavar="LIST", help="that may be used, besides serial; those of which the profile has something"
     )
     parser.add_argument("--measured-only", action="store_true", help="use no speed that was not measured as such")
     parser.add_argument("--seed", type=int, default=0, help="of the search for the mean completion; 0")
@@ -54,8 +55,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
     """The plan, or which job makes that there is none."""
     if not arguments.time_limit_s > 0:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0")
-    allowed = _modes(arguments.modes)
     table = profile.read(arguments.profile)
+    allowed = _modes(arguments.modes, table)
     selectors = [arguments.gpu] if arguments.gpu else list(table.gpu_models)
     if len(selectors) != 1:
         raise ConfigError(f"{table.source}: it has rows of {', '.join(selectors)}; choose one with --gpu")
@@ -78,7 +79,10 @@ def answer(arguments: argparse.Namespace) -> Answer:
     data = _data(problem, found, arguments.objective, others) | {"profile_digest": table.digest}
     if arguments.out is not None:
         typed_json.save(arguments.out, data)
-    return Answer(data=data, text=in_words(problem, found, arguments.objective, others))
+    text = in_words(problem, found, arguments.objective, others)
+    if arguments.modes is None and (left := [mode for mode in training.MODES if mode not in allowed]):
+        text += f"\nnothing was measured under {', '.join(left)}, so none is planned; --modes adds what is predicted"
+    return Answer(data=data, text=text)
 
 
 def _value(objective: training.Objective, found: Schedule) -> float:
@@ -86,7 +90,11 @@ def _value(objective: training.Objective, found: Schedule) -> float:
     return math.inf if value is None else value
 
 
-def _modes(text: str) -> list[str]:
+def _modes(text: str | None, table: Profile) -> list[str]:
+    """What may be used; a mode of which nothing was measured is not worth the few per cent that it is predicted."""
+    if text is None:
+        measured = {row.sharing_mode for row in table.rows}
+        return [mode for mode in training.MODES if mode == modes.SERIAL.name or mode in measured]
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in training.MODES]:
         raise ConfigError(f"--modes: there is no mode {unknown[0]}; there are {', '.join(training.MODES)}")

@@ -206,6 +206,16 @@ def test_the_command_prints_and_writes_the_plan_and_marks_predictions(tmp_path: 
     assert data["prediction_error_ratio"]["mps"]["num_cells"] == 2
 
 
+def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for(tmp_path: Path, capsys) -> None:
+    jobs = "jobs: [{name: one, workload: a, work: 900, count: 2}]"
+    assert run(tmp_path, jobs, ROWS, "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]) == ["serial", "mps"]
+    assert run(tmp_path, jobs, ROWS) == 0
+    assert "nothing was measured under naive, mps_percent, mig, mig_mps, so none is planned" in capsys.readouterr().out
+    assert run(tmp_path, jobs, ROWS, "--modes", "mig", "--json") == 0
+    assert "mig" in json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]
+
+
 @pytest.mark.parametrize(
     ("jobs", "options", "status", "said"),
     [
