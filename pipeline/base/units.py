@@ -79,8 +79,10 @@ def joules_per(unit: str) -> str:
 
 
 def rate_in_words(rate: float) -> str:
-    """A rate as people read it: 1841.7, 0.00516."""
-    return f"{rate:.1f}" if rate >= 10 else f"{rate:.3g}"
+    """A rate as people read it: 1841.7, 0.00516, 8.499e+10."""
+    if rate < 10:
+        return f"{rate:.3g}"
+    return f"{rate:.1f}" if rate < 1e8 else f"{rate:.4g}"
 
 
 def in_words(unit: str) -> str:

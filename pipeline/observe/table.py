@@ -67,7 +67,7 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
     groups = sorted(by_key.values(), key=lambda found: _place(found[0].group))
     counted = _units(rows)
     rates = [(units.per_second(unit), units.total_of(unit), units.rate_in_words) for unit in counted]
-    energies = [(units.joules_per(unit), units.energy_of(unit), "{:.4f}") for unit in counted]
+    energies = [(units.joules_per(unit), units.energy_of(unit), "{:.3g}") for unit in counted]
     others = (*_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
     every = (*rates, *((title, key, form.format) for title, key, form in others))
     shown = [column for column in every if any(column[1] in row.metrics for row in rows)]

@@ -33,14 +33,14 @@ def test_the_table_shows_what_there_is():
             "smact_mean_ratio": 0.123,
             "memory_peak_mib": 512.4,
             "power_mean_w": 1.0,
-            "energy_per_sample_j": 0.5,
+            "energy_per_sample_j": 7.13e-9,
         },
     )
     flagged = dataclasses.replace(good, tags={"collocation.flag": "overlap 0.900 is below 0.95"})
     failed = GroupResult(group=group("b"), result=Result.FAILED, reason="job 0-b: ended with status 3")
     lines = table([flagged, failed], FIELDS).splitlines()
     assert lines[0].split() == ["group", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
-    assert lines[1].split() == ["naive-a+a", "ok*", "1234.6", "0.900", "512", "0.12", "0.5000"]
+    assert lines[1].split() == ["naive-a+a", "ok*", "1234.6", "0.900", "512", "0.12", "7.13e-09"]
     assert lines[2].split() == ["naive-b", "failed", "-", "-", "-", "-", "-"]
     assert lines[3] == "* naive-a+a: overlap 0.900 is below 0.95"
     assert lines[4] == "naive-b: job 0-b: ended with status 3"
