@@ -34,7 +34,7 @@ def multiply_add(
     b = tl.full((block,), summand, dtype)
     if packed:
         # Each pair in a register of its own: with one that all share, one of the two units that take pairs stays idle,
-        # and an H200 made 66 TFLOP/s, half of what its datasheet says. What is added is 0.
+        # and an H200 made 66 TFLOP/s, half of its peak. What is added is 0.
         a += x * 0.0
         b += x * 0.0
     for _round in range(rounds):
