@@ -43,6 +43,12 @@ def test_ncu_follows_every_process_of_the_job(tmp_path):
     assert words == (str(ncu), "--target-processes", "all", *where, "--launch-count", "5")
 
 
+def test_by_default_ncu_locks_no_clocks(compose):
+    (config,) = compose(["profiler=ncu"])
+    options = list(config.profiler.options)
+    assert options[options.index("--clock-control") + 1] == "none"
+
+
 def test_the_newest_installed_version_is_taken_where_path_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for version in ("2024.10.1", "2024.9.2", "2023.11.0"):
