@@ -163,7 +163,9 @@ class Job(NullJob):
             import traceback  # 3 ms that only a failing job pays
 
             text = "".join(traceback.format_exception(kind, error, trace))
-            self._event("error", type=kind.__name__, message=str(error)[:4000], traceback=text[-16000:])
+            status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
+            event = {"type": kind.__name__, "message": str(error)[:4000], "traceback": text[-16000:], "status": status}
+            self._event("error", **event)
             self._send(type="bye", status="error")
         self._socket.close()
         os.close(self._events)

@@ -19,6 +19,8 @@ from pipeline.observe.group_result import GroupResult, JobResult
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
 _TAIL_LINES, _TAIL_BYTES, _MAX_LENGTH = 20, 1 << 14, 300
+# Of a script that SIGTERM or SIGKILL ended, or whose own shell says so of what it ran.
+_BY_SIGNAL = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
 _BY_USER = Ending(Result.INTERRUPTED, "interrupted by the user")
 # Which failing job names the group's result, most telling first.
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
@@ -122,11 +124,7 @@ def _is_our_signal(state: JobState, log: Events) -> bool:
 
     What its runner ended with does not tell: that may have been killed before it came to its end.
     """
-    error = log.errors[-1]
-    if not state.ended.was_signalled or error.get("type") != "ScriptError":
-        return False
-    signals = (signal.SIGTERM, signal.SIGKILL)
-    return error.get("message", "").endswith(tuple(f" was killed by signal {signum}" for signum in signals))
+    return state.ended.was_signalled and log.errors[-1].get("status") in _BY_SIGNAL
 
 
 def _tells_oom(text: str) -> bool:

@@ -352,8 +352,8 @@ def test_a_script_that_was_ended_because_another_failed_is_not_blamed(tmp_path):
     pair = group("a", "b", kind=WindowKind.WORK)
     started = {"event": "started", "t_ns": 0}
     errors = [
-        {"event": "error", "t_ns": 1, "type": "ScriptError", "message": f"train.py {how}"}
-        for how in ("was killed by signal 15", "ended with status 3")
+        {"event": "error", "t_ns": 1, "type": "ScriptError", "message": f"train.py {how}", "status": status}
+        for how, status in (("was killed by signal 15", 143), ("ended with status 3", 3))
     ]
     failed = state(tmp_path, pair.jobs[1], [started, errors[1]], status=3, bye=None)
     for status in (143, -9):  # its runner came to its end, or was killed before

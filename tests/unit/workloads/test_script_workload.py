@@ -72,7 +72,8 @@ def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
     assert server.receive() == {"type": "bye", "status": "error"}
     assert server.end()[0] == 3
     (error,) = server.events("error")
-    assert (error["type"], error["message"]) == ("ScriptError", f"{script} ended with status 3")
+    said = ("ScriptError", f"{script} ended with status 3", 3)
+    assert (error["type"], error["message"], error["status"]) == said
 
 
 def test_a_killed_script_is_told_from_one_that_failed(server, write):
