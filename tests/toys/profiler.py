@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-WITH_VALUE = {"--export", "--target-processes", "--launch-count"}
+WITH_VALUE = {"--export", "--target-processes", "--launch-count", "--clock-control"}
 
 
 def main() -> int:
