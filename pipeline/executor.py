@@ -190,7 +190,9 @@ class _Execution:
             return None
         try:
             here = Path.cwd()
-            changed = changed_files.since(here, min(began) + _wall_offset_ns(), without=self.shared.spool.root)
+            rehearsal = self.shared.rehearsal
+            ours = {self.shared.spool.root, *([rehearsal.file] if rehearsal is not None else [])}
+            changed = changed_files.since(here, min(began) + _wall_offset_ns(), without=ours)
         except OSError as error:  # a job may have removed it
             self._warn_once(f"files that several jobs wrote go unseen: {error}")
             return None

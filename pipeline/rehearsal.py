@@ -49,6 +49,11 @@ class Rehearsal:
         self._programs = tuple((name, str(path)) for name, path in programs.items())
         self._recording = recording
 
+    @property
+    def file(self) -> Path:
+        """That holds the machine."""
+        return self._state_file.path.absolute()
+
     def find_device(self, config: GpuConfig) -> Device:
         """The simulated GPU that a configuration asks for: `device` counts, and names, those of its model only."""
         name = _model_name(config)

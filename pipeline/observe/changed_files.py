@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Changed:
     is_whole: bool
 
 
-def since(folder: Path, wall_ns: int, *, without: Path) -> Changed:
+def since(folder: Path, wall_ns: int, *, without: Collection[Path]) -> Changed:
     """What changed below a folder since an instant; hidden entries, links, other disks and `without` are left out."""
     files: dict[Path, int] = {}
     until_s = time.monotonic() + _MAX_S
@@ -57,8 +57,10 @@ def since(folder: Path, wall_ns: int, *, without: Path) -> Changed:
             except OSError:
                 continue
             path = Path(entry.path)
+            if path in without:
+                continue
             if entry.is_dir(follow_symlinks=False):
-                if path != without and entry.name not in _PASSED_OVER and status.st_dev == device:
+                if entry.name not in _PASSED_OVER and status.st_dev == device:
                     left.append(path)
             elif entry.is_file(follow_symlinks=False) and status.st_mtime_ns >= wall_ns:
                 files[path] = status.st_mtime_ns

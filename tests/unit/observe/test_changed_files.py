@@ -18,12 +18,20 @@ WALL_OFFSET_NS = 1_000_000 * S
 
 
 def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
-    for name in ("new.pt", "deep/er/new.csv", "old.pt", ".git/index", "__pycache__/a.pyc", "mlruns/spool/x"):
+    for name in (
+        "new.pt",
+        "deep/er/new.csv",
+        "old.pt",
+        ".git/index",
+        "__pycache__/a.pyc",
+        "mlruns/spool/x",
+        "machine.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, ns=(0, 5 * S if name == "old.pt" else 20 * S))
     (tmp_path / "linked").symlink_to(tmp_path / "deep")
-    changed = changed_files.since(tmp_path, 10 * S, without=tmp_path / "mlruns")
+    changed = changed_files.since(tmp_path, 10 * S, without={tmp_path / "mlruns", tmp_path / "machine.json"})
     assert changed.files == {tmp_path / "new.pt": 20 * S, tmp_path / "deep/er/new.csv": 20 * S}
     assert changed.is_whole
 
@@ -33,7 +41,7 @@ def test_no_more_than_some_entries_are_looked_at_the_nearest_first(tmp_path, mon
     (tmp_path / "a/b").mkdir(parents=True)
     for name in ("near", "a/far", "a/b/farthest"):
         (tmp_path / name).write_text("x")
-    changed = changed_files.since(tmp_path, 0, without=tmp_path / "mlruns")
+    changed = changed_files.since(tmp_path, 0, without=())
     assert tmp_path / "near" in changed.files and not changed.is_whole
 
 
