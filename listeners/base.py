@@ -185,7 +185,7 @@ def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: 
             scale=to_ratio,
             # Each reading is a mean since the one before: the first in the window is also of what came before it.
             summary=Summary.RATE if title else None,
-            figure=name.replace("_ratio", "_mean_ratio") if title else "",
+            figure=name.replace("_ratio", "_mean_ratio"),
             title=title,
             column=column,
             chart=Chart(panel="activity", title=title) if is_drawn else None,

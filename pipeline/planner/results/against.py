@@ -190,7 +190,6 @@ def _of_service(
 ) -> list[Compared]:
     mine = [(group, rows) for group, rows in measured_groups if _runs(name, group)]
     is_whole = len(mine) == sum(_runs(name, group) for group in groups)
-    has_rate = any(service.name == name for service in plan.services)
     found = []
     for quantity in QUANTITIES:
         predicted, low, high = _predicted(quantity, name, plan, table)
@@ -201,13 +200,18 @@ def _of_service(
                     service=name,
                     quantity=quantity,
                     predicted=predicted,
-                    is_asked=has_rate and quantity == THROUGHPUT,
+                    is_asked=_is_asked(quantity, name, plan),
                     low=low,
                     high=high,
                     measured=measured,
                 )
             )
     return found
+
+
+def _is_asked(quantity: str, name: str, plan: Plan) -> bool:
+    """Whether a quantity is the rate that the plan gives to a service."""
+    return quantity == THROUGHPUT and any(service.name == name for service in plan.services)
 
 
 def _runs(name: str, group: Group) -> bool:
@@ -219,16 +223,16 @@ def _predicted(
 ) -> tuple[float | None, float | None, float | None]:
     """A quantity of a service as the plan has it, and its interval."""
     placed = [(gpu, each) for gpu in plan.deployment.gpus for each in gpu.instances if each.service == name]
+    if _is_asked(quantity, name, plan):
+        rates = rates_per_s(plan)  # what is sent is answered, no more
+        gpus = plan.deployment.gpus
+        sent = [
+            rate * gpus[gpu].instances[place].processes
+            for (gpu, place), rate in rates.items()
+            if gpus[gpu].instances[place].service == name
+        ]
+        return sum(sent), None, None
     if quantity == THROUGHPUT:
-        if any(service.name == name for service in plan.services):
-            rates = rates_per_s(plan)  # what is sent is answered, no more
-            gpus = plan.deployment.gpus
-            sent = [
-                rate * gpus[gpu].instances[place].processes
-                for (gpu, place), rate in rates.items()
-                if gpus[gpu].instances[place].service == name
-            ]
-            return sum(sent), None, None
         profiled = [_row_of(gpu, each, table) for gpu, each in placed]
         lows, highs = ([getattr(row, key, None) for row in profiled] for key in _INTERVAL)
         return _all(sum, [each.throughput_per_s for _, each in placed]), _all(sum, lows), _all(sum, highs)
