@@ -19,7 +19,9 @@ def read(path: Path) -> str:
     try:
         return regular_files.read_bytes(path.resolve()).decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; give the path of a file that is there and may be read"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not text in UTF-8") from error
 

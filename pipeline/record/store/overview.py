@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,10 +83,11 @@ class Overview:
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
-        """A table with a line a unit, and what is left."""
-        lines = [_HEAD, *(_line(unit, now_s) for unit in self.units)]
+        """A table with a line a unit, units that were not begun together, and what is left."""
+        shown = [list(alike) for _, alike in itertools.groupby(self.units, _shown_with)]
+        lines = [_HEAD, *(_line(units, now_s) for units in shown)]
         if self.num_models > 1:
-            models = (_MODEL, *(unit.model or "-" for unit in self.units))
+            models = (_MODEL, *(units[0].model or "-" for units in shown))
             lines = [(model, *line) for model, line in zip(models, lines, strict=True)]
         states = Counter(unit.state for unit in self.units)
         num_done = sum(sum(unit.results.values()) for unit in self.units)
@@ -225,9 +227,16 @@ def _last_ms(members: Sequence[Told]) -> int:
     return max(run.end_ms or run.start_ms for run in members)
 
 
-def _line(unit: Unit, now_s: float) -> tuple[str, ...]:
-    ended = ", ".join(f"{number} {result}" for result, number in unit.results.items())
+def _shown_with(unit: Unit) -> tuple[str, int]:
+    """Neighbours for which this is equal have one line: units of one model that were not begun."""
+    return unit.model, 0 if unit.state == NOT_BEGUN else unit.number
+
+
+def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:
+    unit = units[0]
+    numbers = str(unit.number) if len(units) == 1 else f"{unit.number} to {units[-1].number}"
+    ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())
     ago = "" if unit.last_ms is None else f"{words.duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
     state = f"{unit.state}: {unit.group}" if unit.group else unit.state
-    groups = f"{sum(unit.results.values())}/{unit.num_groups}"
-    return (str(unit.number), state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")
+    groups = f"{sum(unit.results.values())}/{sum(each.num_groups for each in units)}"
+    return (numbers, state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")

@@ -61,6 +61,19 @@ def test_units_are_done_running_incomplete_or_not_begun(seen) -> None:
     assert "units: 1 done, 1 running, 1 not begun; 3 of 5 groups ended, about 20 s left" in found.as_text(NOW_S)
 
 
+def test_units_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
+    h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_units": "2x40,1x2"}
+    lines = seen(run(1, "a", **h100), run(7, "b", **h100)).as_text(NOW_S).splitlines()
+    assert [line.split("  ")[0] for line in lines[1:-2]] == ["-", *["H100"] * 4]
+    assert [" ".join(line.split()[1:7]) for line in lines[1:-2]] == [
+        "1 to 42 not begun 0/82",
+        "1 incomplete 1/2 1 ok h1",
+        "2 to 6 not begun 0/10",
+        "7 incomplete 1/2 1 ok h1",
+        "8 to 42 not begun 0/68",
+    ]
+
+
 def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen) -> None:
     old = run(3, "z", plan="p1", plan_units="9x9")
     found = seen(old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted"))
