@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 PROFILE, PERCENTAGE, PARTITION = "mig_profile", "mps_active_thread_percentage", "mps_multiprocessors"
 """What the place of a job says of a MIG device, under a limit of MPS, and in a static partition of MPS."""
@@ -29,6 +30,7 @@ class Mode:
         unlimited: what the label says where neither places nor options do.
         said_by: an option of which the label says the value alone; empty for none.
         unnamed: options that tell no groups apart: the label says it already.
+        planned_as: how a plan shares a GPU for it (`naive`, `mps`, `mig`); empty for one of which no plan is made.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Mode:
     unlimited: str = ""
     said_by: str = ""
     unnamed: tuple[str, ...] = ()
+    planned_as: Literal["", "naive", "mps", "mig"] = ""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -62,12 +65,20 @@ def is_program(option: str) -> bool:
 
 # Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast" and the teal
 # of "muted".
-SERIAL = Mode("serial", "serial", "serial", "#cfcfcb", "#6c6c70")
-NAIVE = Mode("naive", "naive", "naive", "#ddaa33", "#e3b341")
+SERIAL = Mode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", planned_as="naive")
+NAIVE = Mode("naive", "naive", "naive", "#ddaa33", "#e3b341", planned_as="naive")
 TIMESLICE = Mode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", said_by="timeslice")
-MPS = Mode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s")
+MPS = Mode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", planned_as="mps")
 MPS_PERCENT = Mode(
-    "mps_percent", "MPS %", "MPS", "#6699cc", "#9cc3ee", "D", placed_by=PERCENTAGE, unlimited="equal shares"
+    "mps_percent",
+    "MPS %",
+    "MPS",
+    "#6699cc",
+    "#9cc3ee",
+    "D",
+    placed_by=PERCENTAGE,
+    unlimited="equal shares",
+    planned_as="mps",
 )
 MPS_STATIC = Mode(
     "mps_static",
@@ -79,7 +90,9 @@ MPS_STATIC = Mode(
     placed_by=PARTITION,
     unlimited="equal parts",
 )
-MIG = Mode("mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", placed_by=PROFILE, unnamed=("size_profile",))
+MIG = Mode(
+    "mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", placed_by=PROFILE, unnamed=("size_profile",), planned_as="mig"
+)
 MIG_MPS = Mode(
     "mig_mps",
     "MIG+MPS",
@@ -90,6 +103,7 @@ MIG_MPS = Mode(
     placed_by=PROFILE,
     counts_instances=True,
     unnamed=("num_instances",),
+    planned_as="mig",
 )
 MODES: Mapping[str, Mode] = {
     mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)

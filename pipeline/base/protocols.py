@@ -32,6 +32,8 @@ class Sharing(Protocol):
     def check(self, group: Group) -> None:
         """Check what can be checked without touching anything.
 
+        A mode that starts no MPS server refuses `gpu.exclusive_process` (`prepare/device/compute_mode.py`).
+
         Raises:
             ConfigError: the group cannot be shared like this.
         """
@@ -49,7 +51,9 @@ class Sharing(Protocol):
     def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
         """Set the device up for the group; on exit, put back what was found.
 
-        `scratch` is the group's short-lived folder, with a path short enough for sockets and pipes.
+        `scratch` is the group's short-lived folder, with a path short enough for sockets and pipes. Slots of a mode
+        without MPS carry the variables of `without_mps` (`prepare/device/refusals.py`), or jobs would find the
+        machine's own MPS server.
 
         Raises:
             SharingError: the device cannot be shared like this; it is as it was.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import KW_ONLY, dataclass
+from typing import Literal, get_args
 
 MIN_INTERVAL_MS = 200
 """Between two readings of a listener: sensors do not change faster, and reading them costs what the jobs need."""
 
 THROTTLED = "throttled_ratio"
 """Figure of a device: the share of the window in which power or heat held its clocks down."""
+
+Panel = Literal["activity", "memory"]
+"""Panels of the report's figure over time: shares between 0 and 1, and MiB."""
 
 
 class Summary(enum.StrEnum):
@@ -32,14 +36,18 @@ class Chart:
     """How the samples of a quantity are drawn: in the timeline, and in the report's figure over time.
 
     Attributes:
-        panel: of the report's figure: `activity` (shares between 0 and 1) or `memory` (MiB); timeline only without.
+        panel: of the report's figure; timeline only without.
         title: in that panel.
         unless: name of the quantity that says the same more finely: where it was read, the report does not draw this.
     """
 
-    panel: str | None = None
+    panel: Panel | None = None
     title: str = ""
     unless: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.panel not in (None, *get_args(Panel)):
+            raise ValueError(f"panel={self.panel!r}: the report has {', '.join(get_args(Panel))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from pipeline.planner import files
 
 VERSION = 1
 _VERSION_COLUMN = "schema_version"
-ON_INSTANCES = (modes.MIG.name, modes.MIG_MPS.name)
+PLANNED_AS = {mode.name: mode.planned_as for mode in modes.MODES.values() if mode.planned_as}
+"""By sharing mode, how a plan shares the GPU. Rows of other modes are read, and no plan is made of them."""
+ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
 """Sharing modes whose rows name an instance profile."""
-NOT_PLANNED = (modes.MPS_STATIC.name, modes.TIMESLICE.name)
-"""Sharing modes that no plan can ask for: their rows are read, and services are not placed by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,28 +163,21 @@ def written(value):
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
+def kinds(group):
+    """By file of a folder of `conf/` that is not made of another one there: the schema that has its keys, if any."""
+    files = sorted((PROJECT_DIR / "conf" / group).glob("*.yaml"))
+    based = {file.stem: re.search(r"^defaults: \[([/\w]+)", file.read_text(), re.MULTILINE) for file in files}
+    return {name: base and base[1] for name, base in based.items() if base is None or base[1] not in based}
+
+
 def test_the_page_of_configuration_has_every_key_with_its_default(compose):
-    options = {
-        "scenario": ["naive", "serial", "mps", "mps_percent", "mps_static", "timeslice", "mig", "mig_mps"],
-        "workload": [
-            "tiny",
-            "resnet26_cifar10",
-            "script",
-            "infer_tiny",
-            "tiny_text",
-            "micro",
-            "particles",
-            "server",
-            "framework",
-        ],
-        "env": ["current", "conda", "venv", "existing"],
-        "window": ["steady", "work"],
-        "gpu": ["auto"],
-        "profiler": ["none", "nsys", "ncu"],
-        "exporter": ["none", "prometheus"],
-        "tracking": ["local", "server"],
-        "listeners": ["[host,nvml,smi,gpm,dcgm]"],
-    }
+    options = {group: list(kinds(group)) for group in ("scenario", "env", "window", "profiler", "exporter", "tracking")}
+    # Of each kind of workload the file that sets least.
+    workloads = ["tiny", "resnet26_cifar10", "script", "infer_tiny", "infer_tiny_text", "tiny_text"]
+    workloads += ["micro", "particles", "server", "framework"]
+    schemas = kinds("workload")
+    assert {schemas[name] for name in workloads} == set(schemas.values())
+    options |= {"workload": workloads, "gpu": ["auto"], "listeners": [f"[{','.join(kinds('listeners'))}]"]}
     chosen = [
         [f"{group}={every[i % len(every)]}" for group, every in options.items()]
         for i in range(max(map(len, options.values())))

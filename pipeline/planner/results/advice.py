@@ -19,6 +19,7 @@ from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY
 from pipeline.report.evaluate.statistics import (
+    MARGIN_IN_WORDS,
     MIN_BLOCKS,
     MIN_GPUS,
     Estimate,
@@ -314,7 +315,7 @@ def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence
     over = place.compared[second.mode].ratio if chosen is best else _inverse(place.compared[chosen.mode].ratio)
     alike = [cell.mode for cell in equal if cell is not chosen]
     if alike:
-        because = f"as fast as {listed(alike)} within 2 %, and simpler"
+        because = f"as fast as {listed(alike)} within {MARGIN_IN_WORDS}, and simpler"
     else:
         because = f"{times_in_words(over)} as fast as {second.mode}"
     return replace(
@@ -331,7 +332,7 @@ def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence
 def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell], *, is_equal: bool) -> Iterable[str]:
     """Under which conditions another mode would be taken, as far as the same jobs were measured."""
     if is_equal:
-        yield f"{second.mode} instead, if it gains 2 % on {chosen.mode}"
+        yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {chosen.mode}"
     else:
         low, high = (None if bound is None else 100 * (1 - 1 / bound) for bound in (over.low, over.high))
         lost = Estimate(median=100 * (1 - 1 / over.median), low=low, high=high, n=over.n)

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pipeline.base import modes
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
-from pipeline.planner.profile import ON_INSTANCES, Profile, Row
+from pipeline.planner.profile import PLANNED_AS, Profile, Row
 from pipeline.planner.serving import exact
 from pipeline.planner.serving.problem import WHOLE, Model, Option, Problem, Unmet
 from pipeline.planner.serving.solution import Filled, Solution
@@ -75,9 +74,7 @@ def gpu(model: Model, instances: Sequence[Instance], mode: Mode, name: str | Non
 
 def mode_of(row: Row) -> Mode:
     """How those on a GPU share it, in the words of a deployment."""
-    if row.sharing_mode in ON_INSTANCES:
-        return "mig"
-    return "naive" if row.sharing_mode in (modes.SERIAL.name, modes.NAIVE.name) else "mps"
+    return PLANNED_AS[row.sharing_mode]
 
 
 def instance(option: Option, profile: str | None, start: int | None) -> Instance:

@@ -15,7 +15,7 @@ from itertools import chain
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.planner.deployment import Service
-from pipeline.planner.profile import NOT_PLANNED, ON_INSTANCES, Profile, Row
+from pipeline.planner.profile import ON_INSTANCES, PLANNED_AS, Profile, Row
 from pipeline.planner.serving.services import Demand, Limits
 from pipeline.prepare.mig import partitions
 from pipeline.prepare.mig.profiles import MigGpu
@@ -200,7 +200,7 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
                 f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not asked for ({', '.join(names)}); ask for "
                 "it with --gpu as well, or leave its rows out"
             )
-        if row.sharing_mode not in NOT_PLANNED:
+        if row.sharing_mode in PLANNED_AS:
             found[row.workload].append(row)
     for model in models:
         own = [row for row in profile.rows if row.gpu_model == model.name]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 MARGIN = 0.02
 """A difference of less than this is none that anybody would act on."""
+MARGIN_IN_WORDS = f"{100 * MARGIN:g} %"
 
 MIN_BLOCKS = 5
 """Fewer make no verdict."""

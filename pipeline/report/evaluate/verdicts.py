@@ -1,6 +1,6 @@
 """Which mode is better than which, by how much, and in a sentence.
 
-A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin of 2 %, and a p value
+A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin, and a p value
 that survives the correction over the whole table, that of equality within the margin included (`statistics.corrected`).
 """
 
@@ -23,6 +23,7 @@ from pipeline.report.evaluate.cells import Case, Cell, by_place, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, MEAN_LATENCY, METRICS, P99_LATENCY
 from pipeline.report.evaluate.statistics import (
     MARGIN,
+    MARGIN_IN_WORDS,
     MIN_BLOCKS,
     MIN_GPUS,
     Estimate,
@@ -49,7 +50,7 @@ class Decision(enum.StrEnum):
 
     BETTER = "better"
     WORSE = "worse"
-    EQUAL = "equal within 2 %"
+    EQUAL = f"equal within {MARGIN_IN_WORDS}"
     NO_VERDICT = "no verdict"
     NOT_RANKED = "not ranked"
 
@@ -261,7 +262,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     if verdict.decision in (Decision.BETTER, Decision.WORSE):
         return f"{verdict.mode} runs {what} {times} as fast as {against}, {blocks}."
     if verdict.decision is Decision.EQUAL:
-        return f"{verdict.mode} runs {what} as fast as {against} within 2 %: {times}, {blocks}."
+        return f"{verdict.mode} runs {what} as fast as {against} within {MARGIN_IN_WORDS}: {times}, {blocks}."
     return f"No verdict: {verdict.mode} runs {what} {times} as fast as {against}, {blocks}; {_more_blocks(verdict)}."
 
 

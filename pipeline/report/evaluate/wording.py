@@ -21,7 +21,7 @@ class Words(NamedTuple):
 ENDINGS = {
     Result.WRONG_RESULTS: Words("wrong results", "computes wrong results", "computed wrong results"),
     Result.OOM: Words("oom", "out of memory", "ran out of memory"),
-    Result.SKIPPED: Words("skipped", "cannot be placed", "could not be placed"),
+    Result.SKIPPED: Words("skipped", "skipped", "did not run"),
     Result.FAILED: Words("failed", "failed", "failed"),
     Result.TIMEOUT: Words("timeout", "ran out of time", "ran out of time"),
     Result.INTERRUPTED: Words("interrupted", "interrupted", ""),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 
-from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, MIN_FOR_INTERVAL
+from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, MIN_BLOCKS, MIN_FOR_INTERVAL
 from pipeline.report.read.records import Study
 from pipeline.report.read.rows import FACTS
 
 
 def methods() -> list[tuple[str, str]]:
     """What was done with the runs: heading and text."""
-    per_cent = round(100 * MARGIN)
     return [
         (
             "Baseline",
@@ -35,14 +34,14 @@ def methods() -> list[tuple[str, str]]:
         (
             "Verdicts",
             "Modes are compared by the paired log-ratio of their speeds in the same block. A verdict needs at least "
-            f"{MIN_BLOCKS} blocks, a median ratio beyond {per_cent} %, and a p value of the paired t test below 0.05 "
-            "after correction over all claims of the table (Holm's, sharpened after Shaffer). Equal within "
-            f"{per_cent} % is a claim of its own, by two one-sided tests, in the same correction. Anything else is no "
-            "verdict.",
+            f"{MIN_BLOCKS} blocks, a median ratio beyond {MARGIN_IN_WORDS}, and a p value of the paired t test below "
+            "0.05 after correction over all claims of the table (Holm's, sharpened after Shaffer). Equal within "
+            f"{MARGIN_IN_WORDS} is a claim of its own, by two one-sided tests, in the same correction. Anything else "
+            "is no verdict.",
         ),
         (
             "What is not ranked",
-            "Groups that ran out of memory, could not be placed, failed or computed wrong results are shown as what "
+            "Groups that ran out of memory, were skipped, failed or computed wrong results are shown as what "
             "they are. A quantity that no source gave is missing, never zero.",
         ),
         (

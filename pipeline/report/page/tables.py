@@ -14,7 +14,7 @@ from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
 from pipeline.report.evaluate.metrics import GROUPS, HOST, TOTAL_TIME, Metric, table_of
 from pipeline.report.evaluate.paper import FindingCheck
-from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
@@ -99,9 +99,9 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
     note = (
         "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
-        "A verdict needs five blocks, a ratio beyond 2 % and p below 0.05 after correction over all claims of "
-        "this table (Holm's, sharpened after Shaffer); p is of equality (two one-sided tests) where the verdict is "
-        "equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
+        f"A verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction over all "
+        "claims of this table (Holm's, sharpened after Shaffer); p is of equality (two one-sided tests) where the "
+        "verdict is equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
     )
     title = "Verdicts: each mode against serial, naive and MPS"
     return Table("verdicts", title, (*compares, *tests), tuple(rows), note, is_for_machines=True)

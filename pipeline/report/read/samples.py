@@ -12,7 +12,7 @@ from pipeline.base import layout, mig_names
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.modes import MIG, MPS, NAIVE, PROFILE, Mode
 from pipeline.base.records import Result
-from pipeline.base.samples import Field
+from pipeline.base.samples import Field, Panel
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.series import Series, SeriesKey, read_table
@@ -152,7 +152,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
 
 
 def _lines(
-    samples: Mapping[SeriesKey, Series], known: Fields, panel: str, begin: int, profiles: Mapping[str | None, str]
+    samples: Mapping[SeriesKey, Series], known: Fields, panel: Panel, begin: int, profiles: Mapping[str | None, str]
 ) -> tuple[tuple[Line, ...], bool]:
     """A line a quantity and instance, from the best source that has it; whether any had to be thinned.
 

@@ -111,7 +111,7 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
     # MPS was made 6 % faster than serial for 3 of the medium jobs: too little to be proved in five blocks.
     won = "Of 10 cases of several jobs, MPS is fastest in 8, naive in 1 and no single mode in 1"
     assert mode == f"{won}: 5 complete blocks, 95 % confidence over all comparisons."
-    assert "1 computed wrong results, 1 ran out of memory and 1 could not be placed" in not_ranked(whole.cells)
+    assert "1 computed wrong results, 1 ran out of memory and 1 did not run" in not_ranked(whole.cells)
     assert missing(whole.study) == []
 
 

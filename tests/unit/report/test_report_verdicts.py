@@ -61,7 +61,7 @@ def test_what_was_wrong_or_out_of_memory_is_shown_and_never_ranked(whole) -> Non
     large = one(whole[1], "naive", "serial", "resnet152", 7)
     assert "out of memory in 5 of 5 blocks: why it is oom" in large.sentence
     skipped = one(whole[1], "MIG", "serial", "L+M+3S", 5)
-    assert "cannot be placed in 5 of 5 blocks: no partition" in skipped.sentence
+    assert "skipped in 5 of 5 blocks: no partition" in skipped.sentence
     assert all("14 %" not in winner.tied for winner in whole[2])
 
 

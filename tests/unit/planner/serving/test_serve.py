@@ -138,7 +138,7 @@ def test_the_99th_percentile_counts_where_it_was_measured(tmp_path, capsys):
 
 def test_nothing_is_planned_with_modes_that_no_plan_can_ask_for(tmp_path, capsys):
     best = {"throughput_per_s": "1000", "latency_mean_ms": "1"}
-    others = [WHOLE | best | {"sharing_mode": mode} for mode in ("timeslice", "mps_static")]
+    others = [WHOLE | best | {"sharing_mode": mode} for mode in ("timeslice", "mps_static", "fair")]
     argv = ["serve", demand(tmp_path, [BERT]), "--gpu", "simulated_a100_80gb"]
     plans = [run(capsys, *argv, "--profile", table(tmp_path, ROW, *each)) for each in ([], others)]
     assert plans[0][0] == plans[1][0] == 0
