@@ -134,7 +134,11 @@ class Exporter(Protocol):
 
 
 class Env(Protocol):
-    """Where the interpreter of a job comes from."""
+    """Where the interpreter of a job comes from.
+
+    A kind that builds one from a file calls that key `file`, and one that takes an environment that is there `prefix`:
+    so `workload.env_file` and `workload.env_prefix` reach it, and a reproduction builds from a lock.
+    """
 
     def preview(self) -> Interpreter:
         """The interpreter as far as it is known without building anything.
