@@ -99,23 +99,27 @@ class MpsDaemon:
 @contextmanager
 def daemon(
     visible_device: str,
-    folder: Path,
+    scratch: Path,
     program: str,
     journal: Journal,
     divide: Callable[[Control], None] | None = None,
+    *,
+    number: int | None = None,
 ) -> Iterator[MpsDaemon]:
     """Run an MPS daemon of our own, with a server that is ready, and end both.
 
     Args:
         visible_device: UUID of the GPU or MIG device that it serves.
-        folder: does not exist yet; pipes and logs go below it. Whoever owns its parent removes it.
+        scratch: of the group, whose owner removes it; pipes and logs go into `mps/` below it, or `mps-NUMBER/`.
         program: absolute path of the control program.
         journal: of the device; the daemon is in it before it is started.
         divide: makes static partitions, for which the daemon is then started, before there is a server.
+        number: of this daemon, where the group has several.
 
     Raises:
         SharingError: it did not become ready, or did not end.
     """
+    folder = scratch / ("mps" if number is None else f"mps-{number}")
     control = Control(program=program, pipes=folder / "pipe")
     longest = os.fsencode(control.pipes / "control_privileged")
     if len(longest) > _LONGEST_SOCKET_PATH:

@@ -89,7 +89,7 @@ class MigMps(Mig):
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with self.divided(device, group) as places, UndoStack() as stack:
             servers = [
-                stack.enter_context(daemon(place.visible_devices, scratch / f"mps-{number}", program, journal))
+                stack.enter_context(daemon(place.visible_devices, scratch, program, journal, number=number))
                 for number, place in enumerate(places)
             ]
             dealt = self._dealt(group)

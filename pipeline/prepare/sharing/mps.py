@@ -77,7 +77,7 @@ class Mps:
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
                 stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
-            server = stack.enter_context(daemon(device.uuid, scratch / "mps", program, journal))
+            server = stack.enter_context(daemon(device.uuid, scratch, program, journal))
             places = [Slot.on(device)] * group.degree
             with self.clients(places, [server] * group.degree, group) as slots:
                 yield slots

@@ -119,7 +119,7 @@ class MpsStatic(Mps):
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
                 stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
-            server = stack.enter_context(daemon(device.uuid, scratch / "mps", program, journal, divide))
+            server = stack.enter_context(daemon(device.uuid, scratch, program, journal, divide))
             places = [_in_partition(Slot.on(device), partition) for partition in made]
             with self.clients(places, [server] * group.degree, group) as clients:
                 yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=made)

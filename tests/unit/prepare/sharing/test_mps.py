@@ -318,7 +318,7 @@ def test_several_daemons_run_at_once(folder):
     with prepared(folder, group_in(folder, "a")) as first:
         journal = Journal(folder, "MIG-1")
         program = str(folder / "nvidia-cuda-mps-control")
-        with daemon.daemon("MIG-1", folder / "mps1", program, journal) as second:
+        with daemon.daemon("MIG-1", folder, program, journal, number=1) as second:
             assert second.server != server_of(first)
             assert served_by(second.control) == "MIG-1"
         assert not journal.path.exists()
