@@ -13,6 +13,9 @@ from typing import Literal
 PROFILE, PERCENTAGE, PARTITION = "mig_profile", "mps_active_thread_percentage", "mps_multiprocessors"
 """What the place of a job says of a MIG device, under a limit of MPS, and in a static partition of MPS."""
 
+PlannedAs = Literal["mig", "mps", "naive"]
+"""How a plan says that a GPU is shared."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -30,7 +33,7 @@ class Mode:
         unlimited: what the label says where neither places nor options do.
         said_by: an option of which the label says the value alone; empty for none.
         unnamed: options that tell no groups apart: the label says it already.
-        planned_as: how a plan shares a GPU for it (`naive`, `mps`, `mig`); empty for one of which no plan is made.
+        planned_as: how a plan says that a GPU is shared; `None` for a mode of which no plan is made.
     """
 
     name: str
@@ -45,7 +48,7 @@ class Mode:
     unlimited: str = ""
     said_by: str = ""
     unnamed: tuple[str, ...] = ()
-    planned_as: Literal["", "naive", "mps", "mig"] = ""
+    planned_as: PlannedAs | None = None
 
     @property
     def order(self) -> tuple[int, str]:

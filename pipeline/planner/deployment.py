@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
+from pipeline.base.modes import PlannedAs
 from pipeline.planner import typed_json
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.prepare.mig.profiles import MigGpu
@@ -62,7 +63,7 @@ class Gpu:
     model: str
     instances: tuple[Instance, ...]
     id: str | None = None
-    mode: Literal["mig", "mps", "naive"] = "mig"
+    mode: PlannedAs = "mig"
     driver_branch: int | None = None
 
 

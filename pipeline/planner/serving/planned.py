@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
+from pipeline.base.modes import PlannedAs
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile import PLANNED_AS, Profile, Row
 from pipeline.planner.serving import exact
 from pipeline.planner.serving.problem import WHOLE, Model, Option, Problem, Unmet
 from pipeline.planner.serving.solution import Filled, Solution
 from pipeline.prepare.mig import partitions
-
-Mode = Literal["mig", "mps", "naive"]
 
 
 def plan_of(
@@ -61,7 +60,7 @@ def gpu_of(problem: Problem, filled: Filled) -> Gpu:
     return gpu(model, placed, "mig")
 
 
-def gpu(model: Model, instances: Sequence[Instance], mode: Mode, name: str | None = None) -> Gpu:
+def gpu(model: Model, instances: Sequence[Instance], mode: PlannedAs, name: str | None = None) -> Gpu:
     """A GPU of a model with these instances, from the lowest start upwards; `name` says which GPU it is."""
     return Gpu(
         model=model.name,
@@ -72,7 +71,7 @@ def gpu(model: Model, instances: Sequence[Instance], mode: Mode, name: str | Non
     )
 
 
-def mode_of(row: Row) -> Mode:
+def mode_of(row: Row) -> PlannedAs:
     """How those on a GPU share it, in the words of a deployment."""
     return PLANNED_AS[row.sharing_mode]
 

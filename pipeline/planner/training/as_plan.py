@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.modes import MIG, MIG_MPS, MPS, MPS_PERCENT
 from pipeline.planner import deployment, typed_json
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
+from pipeline.planner.profile import PLANNED_AS
 from pipeline.prepare.mig import partitions, profiles
 
 VERSION = 1
@@ -78,8 +78,8 @@ def _of_training(content: Mapping[str, Any], where: str) -> Plan:
 
 
 def _gpu(model: str, group: _Group, where: str) -> Gpu:
-    if group.mode not in (MIG.name, MIG_MPS.name):
-        mode: Literal["naive", "mps"] = "mps" if group.mode in (MPS.name, MPS_PERCENT.name) else "naive"
+    mode = PLANNED_AS.get(group.mode, "naive")
+    if mode != "mig":
         alike = Counter((job.workload, job.batch, job.share_percent) for job in group.jobs)
         rates: dict[tuple[str, int | None, float | None], float] = defaultdict(float)
         for job in group.jobs:

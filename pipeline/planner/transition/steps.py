@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.base.errors import ConfigError
+from pipeline.base.modes import PlannedAs
 from pipeline.planner import deployment, typed_json
 from pipeline.planner.deployment import Deployment, Instance
 
@@ -56,7 +57,7 @@ class Step:
     source: Instance | None = None
     destroyed: tuple[Slice, ...] = ()
     made: tuple[Slice, ...] = ()
-    mode: Literal["mig", "mps", "naive"] | None = None
+    mode: PlannedAs | None = None
     begins_s: float | None = None
     ends_s: float | None = None
 

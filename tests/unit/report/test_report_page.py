@@ -227,8 +227,7 @@ def test_lines_of_instances_have_a_panel_for_each_quantity() -> None:
 
 def test_a_replay_is_stamped_on_the_page_in_its_tables_and_on_every_figure() -> None:
     facts = {"replay": "samples.parquet 1a2b3c4d"}
-    found = [copies(mode, degree, 10.0, b) for b in (1, 2, 3) for mode, degree in (("serial", 1), ("naive", 2))]
-    rows = [dataclasses.replace(r, is_simulated=True, facts={**r.facts, **facts}) for r in found]
+    rows = [dataclasses.replace(r, is_simulated=True, facts={**r.facts, **facts}) for r in collocation_study(2)]
     content = content_of(study(*rows), TIMELINE)
     assert all(REPLAY_STAMP in figure.svg and STAMP not in figure.svg for figure in content.figures)
     assert all("replay of samples.parquet 1a2b3c4d" in table.note for table in content.tables)
