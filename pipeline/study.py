@@ -40,6 +40,7 @@ from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
+from pipeline.record.original import FinishedGroup
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
@@ -140,6 +141,7 @@ class Asked:
         exporter: what shows the study while it runs.
         reproduction: the group to run again, if it is only that.
         differences: what was said of how that group differs from the original.
+        gpus: UUIDs of the GPUs on which a launcher runs units; none where the study runs on that of its plan.
     """
 
     configs: Sequence[Config]
@@ -149,6 +151,7 @@ class Asked:
     exporter: Exporter
     reproduction: Reproduction | None
     differences: str = ""
+    gpus: Sequence[str] = ()
 
     @property
     def config(self) -> Config:
@@ -283,8 +286,7 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     sender, store = asked.sender, asked.config.tracking.uri or str(asked.root)
     assert sender is not None
     finished = sender.finished(plan.experiment, store if asked.config.dry_run else None)
-    accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
-    groups, known = resume.remaining(plan, finished, host.boot_id(), accept_environment=accepts)
+    groups, known = _remaining(asked, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     # What the same study found on other GPU models belongs beside it, where it was asked for.
     is_of_one_model = asked.config.gpu.models == 1
@@ -294,21 +296,26 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     return groups, known
 
 
-def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[Group, ...]:
-    """Open the store, made if need be; the groups of a plan that are to run."""
+def _remaining(
+    asked: Asked, plan: Plan, finished: Sequence[FinishedGroup]
+) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
+    return resume.remaining(plan, finished, host.boot_id(), gpus=asked.gpus, accept_environment=accepts)
+
+
+def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    """Open the store, made if need be; the groups of a plan that are to run, and the rows of the others."""
     assert asked.sender is not None
     tracking = asked.config.tracking
     asked.sender.open(plan.experiment, asked.root, tracking.uri, tracking.series_points)
     asked.sender.store()
-    return plan.groups if asked.config.resume == Resume.NO else _what_is_left(asked, plan, inventory)[0]
+    return (plan.groups, []) if asked.config.resume == Resume.NO else _what_is_left(asked, plan, inventory)
 
 
 def show_all(asked: Asked, plan: Plan) -> bool:
     """Show what the store has of a plan that others ran; whether each of its groups has a finding."""
     assert asked.sender is not None
-    accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
-    finished = asked.sender.finished(plan.experiment, None)
-    left, known = resume.remaining(plan, finished, host.boot_id(), accept_environment=accepts)
+    left, known = _remaining(asked, plan, asked.sender.finished(plan.experiment, None))
     comparison = Comparison()
     for row in known:
         comparison.add(row)
@@ -317,7 +324,7 @@ def show_all(asked: Asked, plan: Plan) -> bool:
         summary.show_where(plan.experiment, asked.config.tracking, asked.sender, asked.root)
     if left:
         all_groups = counted(len(plan.groups), "group")
-        words.say(f"of {all_groups}, {len(left)} have no result; to run them: {outcome.command_to_resume()}")
+        words.say(f"{len(left)} of {all_groups} without a result; to run what is left: {outcome.command_to_resume()}")
     return not left
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Group, Plan
@@ -13,7 +14,12 @@ from pipeline.record.original import FinishedGroup
 
 
 def remaining(
-    plan: Plan, finished: Sequence[FinishedGroup], boot_id: str, *, accept_environment: bool = False
+    plan: Plan,
+    finished: Sequence[FinishedGroup],
+    boot_id: str,
+    *,
+    gpus: Collection[str] = (),
+    accept_environment: bool = False,
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """The groups to run, and the rows of those that need not be.
 
@@ -24,6 +30,7 @@ def remaining(
         plan: the whole study.
         finished: groups with a result in the store.
         boot_id: of this machine now.
+        gpus: UUIDs of the GPUs on which what is left of a unit may be run; that of the plan if there are none.
         accept_environment: whether a result counts that was measured with other packages.
 
     Raises:
@@ -46,12 +53,12 @@ def remaining(
         units.setdefault((group.unit, group.device.uuid), []).append(keys[group.digest])
     done: dict[str, FinishedGroup] = {}
     for (_, gpu_uuid), members in units.items():
-        here = (gpu_uuid, boot_id)
-        origins = {origin for key in members for origin in found.get(key, {})}
-        in_order = sorted(origins, key=lambda origin: (origin != here, repr(origin)))
-        # A complete unit of any origin counts; of an incomplete one, only what was found here and since the boot.
-        complete = (origin for origin in in_order if all(origin in found.get(key, {}) for key in members))
-        origin = next(complete, here)
+        here = [(each, boot_id) for each in gpus or (gpu_uuid,)]
+        num_found = Counter(origin for key in members for origin in found.get(key, {}))
+        in_order = sorted(num_found, key=lambda origin: (origin not in here, repr(origin)))
+        # A complete unit of any origin counts; of an incomplete one, only what one GPU of these found since the boot.
+        complete = (origin for origin in in_order if num_found[origin] == len(members))
+        origin = next(complete, max(here, key=lambda origin: num_found[origin]))
         done |= {key: found[key][origin] for key in members if origin in found.get(key, {})}
     left = tuple(group for group in plan.groups if keys[group.digest] not in done)
     return left, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]

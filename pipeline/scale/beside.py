@@ -77,7 +77,8 @@ def _shown(asked: Asked, leg: Leg) -> bool:
 def _leg(asked: Asked, device: Device, beside: int, plan_file: str) -> Leg:
     _set(asked, device, beside, plan_file)
     inventory, plan = study.planned(asked)
-    numbers = tuple(units.of(study.open_store(asked, plan, inventory)))
+    groups, _ = study.open_store(asked, plan, inventory)
+    numbers = tuple(units.of(groups))
     return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=numbers)
 
 

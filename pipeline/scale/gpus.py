@@ -26,6 +26,7 @@ from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.protocols import Exporter
 from pipeline.base.records import Device
+from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.plan import plan as planning
 from pipeline.plan import units
@@ -72,6 +73,7 @@ class Worker:
 def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Template | None) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
     devices = free(asked, wanted)
+    asked = dataclasses.replace(asked, gpus=[device.uuid for device in devices])
     refuse_taken_ports(asked, devices)
     by_model: dict[str, list[Device]] = {}
     for device in devices:
@@ -82,8 +84,10 @@ def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Templ
     plans = [study.planned(each) for each in of_models]
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans, strict=True):
-        waiting = deque(units.of(study.open_store(of_model, plan, inventory)))
-        parts.append(Part(asked=of_model, devices=members, waiting=waiting))
+        groups, known = study.open_store(of_model, plan, inventory)
+        waiting = deque(units.of(groups))
+        begun = {row.group.unit: row.tags[Tag.GPU_UUID] for row in known}
+        parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
             f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
             f"{', '.join(f'GPU {device.index}' for device in members)}"
@@ -203,11 +207,29 @@ def refuse_taken_ports(asked: Asked, devices: Sequence[Device]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What of a study the GPUs of one model have to do: the study as it is asked of them, and units without a GPU."""
+    """What of a study the GPUs of one model have to do.
+
+    Attributes:
+        asked: the study as it is asked of them.
+        waiting: units that no GPU has.
+        begun: by unit, the UUID of the GPU that has rows of it, which need not be run again there.
+    """
 
     asked: Asked
     devices: Sequence[Device]
     waiting: deque[int]
+    begun: Mapping[int, str] = field(default_factory=dict)
+
+    def in_turn(self) -> list[Device]:
+        """As many of the GPUs as there are units, those first that have begun one."""
+        begun = {self.begun.get(unit) for unit in self.waiting}
+        return sorted(self.devices, key=lambda device: device.uuid not in begun)[: len(self.waiting)]
+
+    def take(self, device: Device) -> int:
+        """The unit that a GPU gets: one that it has begun, or else one that no other has, or else the next one."""
+        unit = min(self.waiting, key=lambda each: {device.uuid: 0, None: 1}.get(self.begun.get(each), 2))
+        self.waiting.remove(unit)
+        return unit
 
 
 class Fleet:
@@ -219,7 +241,7 @@ class Fleet:
         self.asked, self.devices, self.parts, self.template = asked, devices, parts, template
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
-        self.idle = deque(device for part in parts for device in part.devices[: len(part.waiting)])
+        self.idle = deque(device for part in parts for device in part.in_turn())
         self.worst = 0
         self.begin_s = time.monotonic()
         self.workers: list[Worker] = []
@@ -250,7 +272,7 @@ class Fleet:
                 break
             with interrupts.held():
                 self.idle.remove(device)
-                unit, config = part.waiting.popleft(), part.asked.config
+                unit, config = part.take(device), part.asked.config
                 decided = {"unit": unit, "gpu.beside": config.gpu.beside, "plan_file": config.plan_file}
                 if config.gpu.models > 1:
                     decided |= {"gpu.models": config.gpu.models}

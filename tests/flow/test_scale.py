@@ -56,17 +56,18 @@ def worker_of(process, unit):
 def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp_path):
     process = start("hydra/launcher=gpus")
     for line in process.stderr:
-        if re.match(r"GPU 1 unit 2 \| \[1/2\]", line):
+        if re.match(r"GPU 1 unit 2 \| \[2/2\]", line):
             break
     worker_of(process, 2).kill()
     out, err = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGKILL, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
-    assert "of 6 groups, 2 have no result; to run them: " in err
+    assert "1 of 6 groups without a result; to run what is left: " in err
     process = start("hydra/launcher=gpus", "resume=true")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "1 unit of 3 to run" in err
+    assert "GPU 1 unit 2 | resume: 1 of 2 groups are finished" in err  # it goes to the GPU that has begun it
     assert re.search(r"naive-2x-toy +(fastest +)?3 +ok", out), out
     found = rows.read([tmp_path / "mlruns"], "collocation")
     assert [block.num_missing for block in found.blocks] == [0, 0, 0]

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Plan, Result, WindowKind
+from pipeline.base.tags import Tag
 from pipeline.observe.compare import Comparison, loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
@@ -99,6 +100,20 @@ def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
     assert left(plan, first[0]) == [1, 2, 3, 4]
     other_gpu = [entry(g, gpu="GPU-other") for g in plan.groups]
     assert left(plan, other_gpu[0]) == [1, 2, 3, 4]
+
+
+def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(plan):
+    here, both = plan.devices[0].uuid, [plan.devices[0].uuid, "GPU-other"]
+    begun = [entry(plan.groups[0]), entry(plan.groups[2], gpu="GPU-other")]
+    groups, known = resume.remaining(plan, begun, HERE, gpus=both)
+    assert [group.number for group in groups] == [2, 4]
+    assert [row.tags[Tag.GPU_UUID] for row in known] == both
+    one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, unit=1) for g in plan.groups))
+    groups, known = resume.remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], HERE, gpus=both)
+    assert [group.number for group in groups] == [1, 2]  # the one that found more of it
+    assert left(one_unit, *begun) == [2, 3, 4] and here == both[0]
+    before = [dataclasses.replace(each, boot_id="boot-before") for each in begun]
+    assert resume.remaining(plan, before, HERE, gpus=both) == (plan.groups, [])
 
 
 def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_the_same_come_first(plan):

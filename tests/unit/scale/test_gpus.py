@@ -151,6 +151,17 @@ def test_each_gpu_gets_units_of_the_plan_for_its_model() -> None:
     assert not fleet.start_more(nobody)  # the GPU of the other model is idle, and those units are none of its own
 
 
+def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
+    devices = devices_of("A", "A", "A")
+    begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
+    part = gpus.Part(asked=fleet_of([], {}).asked, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
+    assert [device.uuid for device in part.in_turn()] == ["GPU-1", "GPU-2", "GPU-0"]
+    assert [part.take(devices[number]) for number in (1, 0, 2, 0)] == [4, 5, 2, 3]
+    part = dataclasses.replace(part, waiting=deque([4]))
+    assert [device.uuid for device in part.in_turn()] == ["GPU-1"]
+    assert part.take(devices[0]) == 4  # its own GPU may be busy, and it need not wait for it
+
+
 def test_a_study_whose_time_is_over_leaves_the_units_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = fleet_of(devices_of("A", "B"), {"A": [1, 2], "B": [1]}, limit_s=-1.0)
     nobody: Any = None
