@@ -14,6 +14,12 @@ from pathlib import Path
 typed: Sequence[str] | None = None
 """The command line as it was typed, where that of `sys.argv` is another: Hydra understands no `--`."""
 
+STUDY = "COLLOCATION_STUDY"
+"""The variable in which a launcher hands the command line of the study to its workers."""
+
+handed: Sequence[str] | None = None
+"""The command line of the study, where this is a worker of it."""
+
 is_composed = False
 """Whether a study has begun: what fails before it lies in the command line or in a file of the configuration."""
 
@@ -27,6 +33,11 @@ exit_status = 0
 def command_line() -> list[str]:
     """The command line as it was typed."""
     return list(sys.argv if typed is None else typed)
+
+
+def command_line_of_study() -> list[str]:
+    """The command line that a user typed for the study of which this process runs all, or a unit as a worker."""
+    return command_line() if handed is None else list(handed)
 
 
 def command_to_resume(arguments: Sequence[str] | None = None) -> str:

@@ -529,7 +529,8 @@ class _Study:
             parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = counted(len(self.plan.groups), "group")
-            words.say(f"of {all_groups}, {' and '.join(parts)}; to run them: {outcome.command_to_resume()}")
+            how = "" if outcome.handed else f"; to run them: {outcome.command_to_resume()}"  # its launcher says it
+            words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]

@@ -43,8 +43,8 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
 
 
 def command_line() -> str:
-    """The command line as it is recorded: without secrets."""
-    return without_secrets(shlex.join(secrets.hidden_in_words(outcome.command_line())))
+    """The command line of the study as it is recorded: without secrets."""
+    return without_secrets(shlex.join(secrets.hidden_in_words(outcome.command_line_of_study())))
 
 
 def _git() -> dict[str, str]:

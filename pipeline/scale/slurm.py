@@ -43,6 +43,7 @@ _SCRIPT = """\
 {directives}
 {setup}
 cd {folder}
+export {variable}={study}
 resume={resume}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then resume=true; fi
 limit_s={limit_s}
@@ -170,6 +171,8 @@ def script_of(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
         folder=shlex.quote(str(Path.cwd())),
+        variable=outcome.STUDY,
+        study=shlex.quote(shlex.join(outcome.command_line())),
         resume=shlex.quote(resume),
         limit_s=_NO_LIMIT_S if limit_s is None else math.ceil(limit_s),
         signal_delay_s=options.signal_delay_s,

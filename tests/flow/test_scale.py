@@ -63,6 +63,8 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     assert process.returncode == 128 + signal.SIGKILL, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
     assert "1 of 6 groups without a result; to run what is left: " in err
+    seen = overview(tmp_path / "mlruns", "collocation").as_text(0.0)
+    assert re.search(r"\nto run what is left: .*/run.py -m .* hydra/launcher=gpus resume=true$", seen), seen
     process = start("hydra/launcher=gpus", "resume=true")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
@@ -134,7 +136,8 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
     assert process.returncode == 130, err
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
     assert len(re.findall(r"ended with exit status 130", err)) == 2, err
-    assert "hydra/launcher=gpus window.seconds=60 resume=true" in err
+    assert err.count("hydra/launcher=gpus window.seconds=60 resume=true") == 1, err
+    assert "2 groups, 2 did not run to the end\n" in err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.records import Row, Study
 
 # What a repetition decides itself, or must not inherit.
-_DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce", "hydra/launcher")
+_DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce")
 
 
 def command(study: Study, advice: Advice) -> str | None:

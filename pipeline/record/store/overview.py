@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pipeline import outcome
 from pipeline.base import layout, words
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result
+from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.store import told
 from pipeline.record.store.local import is_server
@@ -63,7 +66,7 @@ class Overview:
         seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; of
             several models the longest. `None` if no group has ended of a model that lacks some, 0 if none is missing.
         num_waiting: groups in the spool of the store's folder that were not sent.
-        command: that started the newest of its groups.
+        command: that began the newest of its groups: the launcher's, where one did.
     """
 
     experiment: str
@@ -102,8 +105,8 @@ class Overview:
         ]
         if self.num_waiting:
             said.append(f"{words.counted(self.num_waiting, 'group')} in the spool, not sent yet")
-        if not self.is_done:
-            said.append(f"begun by: {self.command}")
+        if not self.is_done and self.command:
+            said.append(_how_to_resume(self.command))
         return "\n".join(said)
 
 
@@ -230,6 +233,18 @@ def _last_ms(members: Sequence[Told]) -> int:
 def _shown_with(unit: Unit) -> tuple[str, int]:
     """Neighbours for which this is equal have one line: units of one model that were not begun."""
     return unit.model, 0 if unit.state == NOT_BEGUN else unit.number
+
+
+def _how_to_resume(recorded: str) -> str:
+    """What to type to go on, from the command line that began a study."""
+    try:
+        typed = shlex.split(recorded)
+    except ValueError:  # what stood in the place of a secret had a quotation mark
+        return f"begun by: {recorded}"
+    ours, theirs = user_command.divided(typed)
+    whole = [word for word in ours if not word.startswith("unit=")]
+    each, unit = ("", []) if whole == ours else (", with each K that is not done", ["unit=K"])
+    return f"to run what is left{each}: {outcome.command_to_resume([*whole, *unit, *theirs])}"
 
 
 def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import outcome
 from pipeline.base.errors import TrackingError
 from pipeline.record.store import overview, told
 from pipeline.record.store.local import open_store
@@ -121,6 +122,25 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
     found = seen(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
     assert [unit.state for unit in found.units] == ["done", "not begun", "not begun"]
     assert found.as_text(NOW_S).startswith("unit")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        (
+            "run.py -m a=1,2 hydra/launcher=gpus",
+            "to run what is left: PYTHON run.py -m a=1,2 hydra/launcher=gpus resume=true",
+        ),
+        (
+            "run.py unit=1 resume=true -- train.py unit=1",
+            "to run what is left, with each K that is not done: PYTHON run.py unit=K resume=true -- train.py unit=1",
+        ),
+        ("run.py a='<hid'den>'", "begun by: run.py a='<hid'den>'"),
+    ],
+)
+def test_it_says_how_to_run_what_is_left(seen, recorded: str, said: str) -> None:
+    text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
+    assert text.splitlines()[-1] == said.replace("PYTHON", outcome.python())
 
 
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import outcome
 from pipeline.base import git
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Spec, Workload
+from pipeline.plan import command_line
 from pipeline.plan.source_digest import code_of
 from pipeline.record import provenance
 
@@ -20,6 +22,16 @@ def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "tracking.uri=https://me:s3cret@mlflow.example.org/x"])
     facts = provenance.collect({})
     assert facts["command_line"] == "run.py degree=2 'tracking.uri=https://<hidden>@mlflow.example.org/x'"
+
+
+def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands_it_to_no_job(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "unit=3"])
+    monkeypatch.setattr(outcome, "typed", None)
+    monkeypatch.setattr(outcome, "handed", None)
+    monkeypatch.setenv(outcome.STUDY, "run.py degree=2 hydra/launcher=gpus")
+    command_line.run(lambda: None)
+    assert outcome.STUDY not in os.environ
+    assert provenance.collect({})["command_line"] == "run.py degree=2 hydra/launcher=gpus"
 
 
 def test_the_machine_is_recorded():

@@ -68,7 +68,8 @@ def test_options_are_directives_and_what_is_not_given_is_left_to_the_cluster() -
 def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, resume, time_limit_s, tmp_path) -> None:
     options = SlurmOptions(setup=["export FROM_SETUP=1"])
     said = tmp_path / "said.py"
-    said.write_text("import os, sys\nprint(*sys.argv[1:], os.environ['FROM_SETUP'], sep='|')\n")
+    shown = "*sys.argv[1:], os.environ['FROM_SETUP'], os.environ['COLLOCATION_STUDY']"
+    said.write_text(f"import os, sys\nprint({shown}, sep='|')\n")
     text = script(options, limit_s).replace(str(Path("run.py").absolute()), str(said))
     done = subprocess.run(
         ["bash", "-c", text],
@@ -79,7 +80,8 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
     )
     words = ["-m", "repeats=3", "unit=3", f"resume={resume}", f"time_limit_s={time_limit_s}"]
     words += ["plan_file=/shared/slurm/plan-8.json", "--", "train.py", "a b"]
-    assert done.stdout == "|".join([*words, "1"]) + "\n"
+    typed = "run.py -m repeats=3 hydra/launcher=slurm resume=true -- train.py 'a b'"
+    assert done.stdout == "|".join([*words, "1", typed]) + "\n"
     assert sys.executable in text
 
 
