@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import interrupts, layout
+from pipeline.base import interrupts, layout, squeue
 from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.record import group_folder
 from pipeline.record.store.existing import open_named
@@ -60,7 +60,7 @@ def status(options: argparse.Namespace) -> int:
         for name in close_silent(open_named(where), options.experiment, SILENT_S):
             _say(f"closed as interrupted: {name}")
     while True:
-        found = overview(where, options.experiment)
+        found = overview(where, options.experiment, squeue.states)
         text = json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time())
         _say(text)
         if found.is_done or not options.watch:

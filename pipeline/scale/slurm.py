@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import outcome
-from pipeline.base import words
+from pipeline.base import squeue, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
@@ -222,32 +222,33 @@ def _slurm(*argv: str) -> Completed:
 
 def _wait(jobs: Mapping[str, str]) -> None:
     """Until no task of these arrays is in the queue; says each state when it changes, behind the array's words."""
-    known: dict[tuple[str, int], str] = {}
+    known: dict[str, str] = {}
     is_silent = False
     while True:
-        done = _slurm("squeue", "--noheader", "--array", f"--jobs={','.join(jobs)}", "--format=%F %K %T %r")
-        if done.status != 0 and "Invalid job id" not in done.stderr:
+        try:
+            states = squeue.states(jobs)
+        except CommandError as error:
             if not is_silent:
-                words.say(f"squeue does not answer ({' '.join(done.stderr.split())}); asked again until it does")
+                words.say(f"{error}; asked again until it answers")
             is_silent = True
             time.sleep(_POLL_S)
             continue
         is_silent = False
-        states = {(jobs[job], int(unit)): f"{state} {reason}" for job, unit, state, reason in _parsed(done.stdout)}
-        for task in sorted(known.keys() | states.keys()):
+        for task in sorted(known.keys() | states.keys(), key=_in_order):
             state = states.get(task, "left the queue")
             if known.get(task) != state:
-                where, unit = task
-                words.say(f"{where}unit {unit} | {state.removesuffix(' None').lower()}")
+                job, unit = _in_order(task)
+                words.say(f"{jobs[str(job)]}unit {unit} | {state.removesuffix(' None').lower()}")
         known = {**dict.fromkeys(known, "left the queue"), **states}
         if not states:
             return
         time.sleep(_POLL_S)
 
 
-def _parsed(text: str) -> list[tuple[str, str, str, str]]:
-    """Job array, unit, state and reason of each line."""
-    return [(job, unit, state, why) for job, unit, state, why in (line.split(None, 3) for line in text.splitlines())]
+def _in_order(task: str) -> tuple[int, int]:
+    """The numbers of a task: its job array's and its own."""
+    job, _, number = task.partition("_")
+    return int(job), int(number)
 
 
 def _done(uri: str, experiment: str) -> set[int]:
@@ -262,7 +263,7 @@ def _done(uri: str, experiment: str) -> set[int]:
 
 def _overview(uri: str, experiment: str) -> Overview | None:
     try:
-        return overview(uri, experiment)
+        return overview(uri, experiment, squeue.states)
     except TrackingError as error:
         words.say(str(error))
         return None

@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
+from pipeline.base import squeue
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.record.store.overview import RUNNING, overview
+from pipeline.record.store.overview import RUNNING, WAITING, overview
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state import StateFile
 from tests import forks, slurm_cluster
@@ -50,8 +52,10 @@ def slurm():
 
 
 @pytest.fixture
-def start(tmp_path, server, slurm):
+def start(tmp_path, server, slurm, monkeypatch):
     """Start a study on the cluster."""
+    for name, value in slurm.environ.items():
+        monkeypatch.setenv(name, value)
     # The nodes are one host with one GPU a node, and each calls its own the first.
     setup = ["hydra.launcher.setup=['export CUDA_VISIBLE_DEVICES=`echo $SLURMD_NODENAME | tr -d n`']"]
 
@@ -59,7 +63,7 @@ def start(tmp_path, server, slurm):
         tracking = ["tracking=server", f"tracking.uri={server}", f"tracking.experiment={tmp_path.name}"]
         launcher = ["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", f"hydra.launcher.folder={tmp_path}/slurm"]
         argv = [PROJECT_DIR / "run.py", *STUDY, f"gpu.lock_dir={tmp_path}", *tracking, *launcher, *setup, *arguments]
-        return forks.start(*argv, cwd=tmp_path, env=os.environ | slurm.environ)
+        return forks.start(*argv, cwd=tmp_path, env=os.environ)
 
     return begin
 
@@ -82,14 +86,14 @@ class Array:
             begun = [bool(re.search(r"^\[1/2\]", self.log_of(unit), re.MULTILINE)) for unit in units]
             time.sleep(0.2)
             try:
-                return all(begun) and all(self.overview().units[unit - 1].state == RUNNING for unit in units)
+                return all(begun) and all(self.overview().units[unit - 1].group for unit in units)
             except TrackingError:  # a group says on its terminal that it begins before the server has it
                 return False
 
         wait_for(are_measured, 120)
 
     def overview(self):
-        return overview(self.server, self.folder.name)
+        return overview(self.server, self.folder.name, squeue.states)
 
     def state_of(self, unit):
         return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
@@ -113,6 +117,7 @@ def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp
     array.wait_until_measured(1, 2)
     slurm.tell("scancel", f"{array.job}_2")
     slurm.tell("scontrol", "requeue", f"{array.job}_1")
+    wait_for(lambda: array.overview().units[0].state == WAITING, 120)
     array.start_now(1)
     array.wait_until_measured(3)
     # As Slurm does before a time limit, which it looks at every half minute only.
@@ -155,6 +160,7 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     slurm.kill(seeming)
     slurm.give_up()
     slurm.restart_control()
+    wait_for(lambda: array.overview().units[0].state == WAITING, 120)
     # What runs on a node that nobody believes in ends its unit.
     wait_for(lambda: "2 groups in " in array.log_of(2), 120)
     assert array.overview().units[1].state == "done"
@@ -170,6 +176,25 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     assert [(block.num_groups, block.num_missing) for block in study.blocks] == [(2, 0)] * 2
     assert study.num_planned == len(study.rows) == 4
     assert not [run for run, _ in groups(MlflowClient(server), tmp_path.name) if run.info.status == "RUNNING"]
+    assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
+
+
+def test_a_task_of_which_no_process_is_left_is_lost_until_its_unit_is_run_again(start, tmp_path, server, slurm):
+    process = start("repeats=1")
+    array = Array(process, slurm, tmp_path, server)
+    array.wait_until_measured(1)
+    assert array.overview().units[0].state == RUNNING
+    (task,) = (each for each in psutil.process_iter(["cmdline"]) if "unit=1" in (each.info["cmdline"] or []))
+    for process_of_task in [*task.children(recursive=True), task]:  # its sender would say how it ended
+        process_of_task.kill()
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
+    assert "units: 1 lost; 0 of 2 groups ended" in err
+    assert re.search(r"^to run what is left: .* hydra/launcher=slurm .*resume=true$", err, re.MULTILINE), err
+    process = start("repeats=1", "resume=true")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert dict(array.overview().units[0].results) == {"ok": 2}
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 

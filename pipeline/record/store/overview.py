@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pipeline import outcome
-from pipeline.base import layout, words
-from pipeline.base.errors import TrackingError
+from pipeline.base import layout, squeue, words
+from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
+from pipeline.base.tags import Tag
+from pipeline.observe import endings
 from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.store import told
 from pipeline.record.store.local import is_server
 from pipeline.record.store.told import Told
 
-DONE, RUNNING, INCOMPLETE, NOT_BEGUN = "done", "running", "incomplete", "not begun"
-_STATES = (DONE, RUNNING, INCOMPLETE, NOT_BEGUN)
+DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
+INCOMPLETE, NOT_BEGUN = "incomplete", "not begun"
+_STATES = (DONE, RUNNING, WAITING, LOST, INCOMPLETE, NOT_BEGUN)
 _FACTS = (
-    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result"),
-    *("device", "gpu_uuid", "boot_id", "host", "command_line"),
+    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result", "spool_id"),
+    *("device", "gpu_uuid", "boot_id", "host", "command_line", "slurm_task"),
 )
+Queue = Callable[[Collection[str]], Mapping[str, str]]
+"""Asks Slurm for the tasks of some jobs (`squeue.states`)."""
+
+log = logging.getLogger(__name__)
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
 
@@ -38,11 +47,13 @@ class Unit:
 
     Attributes:
         model: of the GPU that it is for; empty of a model on which nothing was begun, which nobody knows.
+        state: `LOST` if a group of it runs by what the store says, and its Slurm task has left the queue.
         num_groups: that it has.
         results: how many ended in each result; a group that ran twice counts once, with its finding.
         host, gpu: of the attempt; empty if it was not begun.
         last_ms: when a run of it began or ended last, in ms since the epoch.
-        group: what runs, if anything does.
+        group: what runs, or did when it was lost, if anything does.
+        reason: why its Slurm task waits, in Slurm's words.
     """
 
     number: int
@@ -54,6 +65,7 @@ class Unit:
     gpu: str = ""
     last_ms: int | None = None
     group: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +107,7 @@ class Overview:
         states = Counter(unit.state for unit in self.units)
         num_done = sum(sum(unit.results.values()) for unit in self.units)
         total = sum(unit.num_groups for unit in self.units)
-        counts = ", ".join(
-            f"{states[state]} {state}" for state in (DONE, RUNNING, INCOMPLETE, NOT_BEGUN) if states[state]
-        )
+        counts = ", ".join(f"{states[state]} {state}" for state in _STATES if states[state])
         left = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
         said = [
             *words.aligned(lines, range(len(lines[0]))),
@@ -106,17 +116,26 @@ class Overview:
         if self.num_waiting:
             said.append(f"{words.counted(self.num_waiting, 'group')} in the spool, not sent yet")
         if not self.is_done and self.command:
-            said.append(_how_to_resume(self.command))
+            goes_on = states[RUNNING] or states[WAITING]
+            said.append(f"begun by: {self.command}" if goes_on else _how_to_resume(self.command))
         return "\n".join(said)
 
 
-def overview(where: Path | str, experiment: str) -> Overview:
+def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
     """How far the newest plan of an experiment is, and with it those of the same study for other GPU models.
+
+    With `queue`, what Slurm says of the tasks that ran groups of it, or are of their job arrays, counts as well.
 
     Raises:
         TrackingError: there is no such store or experiment, or no group of it says how many units its plan has.
     """
-    planned = [run for run in told.groups(where, experiment, _FACTS) if "plan_units" in run.facts]
+    ready = [] if is_server(where) else group_folder.survey(Path(where) / layout.SPOOL).ready
+    interrupted = _interrupted(ready)
+    planned = [
+        _as_interrupted(run) if run.facts.get("spool_id") in interrupted else run
+        for run in told.groups(where, experiment, _FACTS)
+        if "plan_units" in run.facts
+    ]
     if not planned:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
     newest = planned[-1].facts
@@ -130,7 +149,7 @@ def overview(where: Path | str, experiment: str) -> Overview:
     units: list[Unit] = []
     left_s: list[float | None] = []
     for runs in sorted(of_models, key=_model):
-        mine = _units(sizes, runs)
+        mine = _units(sizes, runs, queue)
         units += mine
         left_s.append(_seconds_left(mine, runs))
     known_s = [seconds for seconds in left_s if seconds is not None]
@@ -140,7 +159,7 @@ def overview(where: Path | str, experiment: str) -> Overview:
         num_models=num_models,
         units=units,
         seconds_left=max(known_s) if len(known_s) == len(left_s) else None,
-        num_waiting=0 if is_server(where) else len(group_folder.survey(Path(where) / layout.SPOOL).ready),
+        num_waiting=len(ready),
         command=newest.get("command_line", ""),
     )
 
@@ -165,12 +184,70 @@ def _model(runs: Sequence[Told]) -> str:
     return runs[0].facts.get("device", "") if runs else ""
 
 
-def _units(sizes: Sequence[int], runs: Sequence[Told]) -> list[Unit]:
+def _interrupted(ready: Sequence[Path]) -> set[str]:
+    """The spool ids of groups that wait to be sent as interrupted: until then the store says that they run."""
+    found = set()
+    for folder in ready:
+        with suppress(TrackingError):  # sent meanwhile
+            record = group_folder.read(folder)
+            if record.parent.tags.get(Tag.RESULT) == Result.INTERRUPTED:
+                found.add(record.spool_id)
+    return found
+
+
+def _as_interrupted(run: Told) -> Told:
+    ending = endings.without_owner()
+    return dataclasses.replace(
+        run, status=ending.result.mlflow_status, facts={**run.facts, "result": ending.result.value}
+    )
+
+
+def _units(sizes: Sequence[int], runs: Sequence[Told], queue: Queue | None) -> list[Unit]:
     by_unit: dict[int, list[Told]] = defaultdict(list)
     for run in runs:
         by_unit[int(run.facts["plan_unit"])].append(run)
     model = _model(runs)
-    return [_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1)]
+    units = [_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1)]
+    return units if queue is None else _as_queued(units, by_unit, queue)
+
+
+def _as_queued(units: list[Unit], by_unit: Mapping[int, Sequence[Told]], queue: Queue) -> list[Unit]:
+    """The units with the states of their tasks in Slurm's queue, as far as tasks ran them and Slurm answers."""
+    tasks = {unit.number: {task for run in by_unit[unit.number] if (task := _task(run))} for unit in units}
+    ran = [(squeue.job_of(task), task, number) for number, of_unit in tasks.items() for task in of_unit]
+    try:
+        states = queue({job for job, _, _ in ran}) if ran else None
+    except CommandError as error:
+        log.info("without Slurm's queue: %s", error)
+        states = None
+    if states is None:
+        return units
+    # The tasks of an array are the units of these numbers, unless somebody's own script numbers them otherwise.
+    otherwise = {job for job, task, number in ran if task != squeue.task_of(job, number)}
+    arrays = {job for job, _, _ in ran} - otherwise
+    found = []
+    for unit in units:
+        own = tasks[unit.number] | {squeue.task_of(job, unit.number) for job in arrays}
+        queued = [states[task] for task in sorted(own) if task in states]
+        found.append(_as_of_task(unit, queued, by_unit[unit.number]))
+    return found
+
+
+def _as_of_task(unit: Unit, queued: Sequence[str], runs: Sequence[Told]) -> Unit:
+    """A unit with the state of its task, of which the queue may hold several, or none if it has ended."""
+    if unit.state == DONE:
+        return unit
+    if any(not state.startswith(squeue.PENDING) for state in queued):
+        return dataclasses.replace(unit, state=RUNNING)
+    if queued:
+        return dataclasses.replace(unit, state=WAITING, group="", reason=queued[0].removeprefix(squeue.PENDING).strip())
+    has_ended = all(_task(run) for run in runs if run.status == "RUNNING")
+    return dataclasses.replace(unit, state=LOST) if unit.state == RUNNING and has_ended else unit
+
+
+def _task(run: Told) -> str:
+    """The Slurm task that ran a group; empty if none did."""
+    return run.facts.get("slurm_task", "")
 
 
 def _seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
@@ -230,9 +307,9 @@ def _last_ms(members: Sequence[Told]) -> int:
     return max(run.end_ms or run.start_ms for run in members)
 
 
-def _shown_with(unit: Unit) -> tuple[str, int]:
-    """Neighbours for which this is equal have one line: units of one model that were not begun."""
-    return unit.model, 0 if unit.state == NOT_BEGUN else unit.number
+def _shown_with(unit: Unit) -> tuple[str, str, str, int]:
+    """Neighbours for which this is equal have one line: units of one model that were not begun, and wait alike."""
+    return unit.model, unit.state, unit.reason, 0 if unit.last_ms is None else unit.number
 
 
 def _how_to_resume(recorded: str) -> str:
@@ -252,6 +329,6 @@ def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:
     numbers = str(unit.number) if len(units) == 1 else f"{unit.number} to {units[-1].number}"
     ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())
     ago = "" if unit.last_ms is None else f"{words.duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
-    state = f"{unit.state}: {unit.group}" if unit.group else unit.state
+    state = ": ".join(filter(None, (unit.state, unit.group or unit.reason)))
     groups = f"{sum(unit.results.values())}/{sum(each.num_groups for each in units)}"
     return (numbers, state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")

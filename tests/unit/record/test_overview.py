@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline import outcome
-from pipeline.base.errors import TrackingError
+from pipeline.base.errors import CommandError, TrackingError
+from pipeline.base.records import Result
+from pipeline.base.tags import Tag
 from pipeline.record.store import overview, told
 from pipeline.record.store.local import open_store
 from pipeline.record.store.told import Told
@@ -37,9 +41,9 @@ def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told
 def seen(monkeypatch, tmp_path):
     """The overview of these runs."""
 
-    def look(*runs: Told) -> overview.Overview:
+    def look(*runs: Told, queue: overview.Queue | None = None) -> overview.Overview:
         monkeypatch.setattr(overview.told, "groups", lambda *_: list(runs))
-        return overview.overview(tmp_path, "e")
+        return overview.overview(tmp_path, "e", queue)
 
     return look
 
@@ -118,6 +122,62 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
     assert text.startswith("GPU model  unit")
 
 
+def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> None:
+    asked = []
+
+    def queue(jobs: Collection[str]) -> Mapping[str, str]:
+        asked.append(set(jobs))
+        return {"7_1": "RUNNING None", "7_3": "PENDING Resources", "7_5": "PENDING Resources", "7_6": "RUNNING None"}
+
+    study = {"plan_units": "2x8"}
+    began = [
+        *(run(1, "a", slurm_task="7_1", **study), run(1, "b", None, slurm_task="7_1", **study)),
+        *(run(2, "a", slurm_task="7_2", **study), run(2, "b", None, slurm_task="7_2", **study)),
+        run(3, "a", None, slurm_task="7_3", **study),
+        *(run(4, digest, slurm_task="7_4", **study) for digest in "ab"),
+        *(run(7, "a", None, slurm_task="7_7", **study), run(7, "a", None, gpu_uuid="GPU-9", **study)),
+    ]
+    found = seen(*began, queue=queue)
+    assert asked == [{"7"}]
+    assert [(unit.state, unit.group or unit.reason) for unit in found.units] == [
+        ("running", "b"),
+        ("lost", "b"),
+        ("waiting", "Resources"),
+        ("done", ""),
+        ("waiting", "Resources"),
+        ("running", ""),
+        ("running", "a"),
+        ("not begun", ""),
+    ]
+    assert "units: 1 done, 3 running, 2 waiting, 1 lost, 1 not begun; " in found.as_text(NOW_S)
+    assert seen(run(1, "a", None), queue=queue).units[0].state == "running" and len(asked) == 1
+
+
+def test_tasks_that_are_not_the_units_of_these_numbers_say_nothing_of_others(seen) -> None:
+    found = seen(run(2, "a", None, slurm_task="7_1"), queue=lambda _: {"7_1": "RUNNING None", "7_0": "PENDING None"})
+    assert [unit.state for unit in found.units] == ["not begun", "running", "not begun"]
+
+
+def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
+    def queue(_: Collection[str]) -> Mapping[str, str]:
+        raise CommandError(["squeue"], None, "No such file or directory")
+
+    assert seen(run(1, "a", None, slurm_task="7_1"), queue=queue).units[0].state == "running"
+
+
+def test_a_group_that_waits_in_the_spool_as_interrupted_does_not_run(seen, monkeypatch, tmp_path) -> None:
+    survey = SimpleNamespace(ready=[tmp_path])
+    record = SimpleNamespace(spool_id="s1", parent=SimpleNamespace(tags={Tag.RESULT: Result.INTERRUPTED}))
+    monkeypatch.setattr(overview.group_folder, "survey", lambda _: survey)
+    monkeypatch.setattr(overview.group_folder, "read", lambda _: record)
+    found = seen(run(1, "a", None, spool_id="s1"), run(2, "a", None, spool_id="s2"))
+    assert [(unit.state, dict(unit.results)) for unit in found.units[:2]] == [
+        ("incomplete", {"interrupted": 1}),
+        ("running", {}),
+    ]
+    assert found.num_waiting == 1
+
+
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:
     found = seen(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
     assert [unit.state for unit in found.units] == ["done", "not begun", "not begun"]
@@ -138,9 +198,11 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
         ("run.py a='<hid'den>'", "begun by: run.py a='<hid'den>'"),
     ],
 )
-def test_it_says_how_to_run_what_is_left(seen, recorded: str, said: str) -> None:
+def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
     text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
     assert text.splitlines()[-1] == said.replace("PYTHON", outcome.python())
+    still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
+    assert still_runs.splitlines()[-1] == f"begun by: {recorded}"
 
 
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -134,7 +135,7 @@ class Queue:
 
     def __init__(self, num_taken: int) -> None:
         self.num_taken, self.scripts = num_taken, list[str]()
-        self.answers = ["11 1 RUNNING None\n12 1 PENDING Priority\n", ""]
+        self.answers = [{"11_1": "RUNNING None", "12_1": "PENDING Priority"}, {}]
 
     def __call__(self, *argv: str) -> Completed:
         self.asked.append(argv)
@@ -143,7 +144,11 @@ class Queue:
             is_taken = len(self.scripts) <= self.num_taken
             said = ("", f"{10 + len(self.scripts)}\n") if is_taken else ("Invalid generic resource", "")
             return Completed(argv=argv, status=0 if is_taken else 1, stdout=said[1], stderr=said[0])
-        return Completed(argv=argv, status=0, stdout=self.answers.pop(0) if argv[0] == "squeue" else "", stderr="")
+        return Completed(argv=argv, status=0, stdout="", stderr="")
+
+    def states(self, jobs: Collection[str]) -> Mapping[str, str]:
+        self.asked.append(("squeue", *jobs))
+        return self.answers.pop(0)
 
 
 @pytest.fixture
@@ -154,6 +159,7 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         Queue.asked = []
         queue = Queue(num_taken)
         monkeypatch.setattr(slurm, "_slurm", queue)
+        monkeypatch.setattr(slurm.squeue, "states", queue.states)
         monkeypatch.setattr(slurm, "_POLL_S", 0.0)
         monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
         config = SimpleNamespace(
@@ -180,7 +186,7 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
     assert status == 0
     assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
     assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
-    assert queue.asked[-1][3] == "--jobs=11,12"
+    assert queue.asked[-1] == ("squeue", "11", "12")
     said = capsys.readouterr().err
     for line in (
         "submitted 1 unit of 1 as job array 12 for gpu:a100:1, output in ",
