@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pipeline import outcome, study
@@ -53,6 +54,7 @@ class Worker:
         is_quiet: what it says is not passed on; `said_last` is the end of it.
         pending: of each of its outputs, what is no whole line yet.
         num_open: outputs that it has not closed.
+        begin_s: when it was started, monotonic.
     """
 
     device: Device
@@ -64,6 +66,7 @@ class Worker:
     said_last: str = ""
     pending: dict[str, bytes] = field(default_factory=dict)
     num_open: int = 2
+    begin_s: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
@@ -213,12 +216,14 @@ class Part:
         asked: the study as it is asked of them.
         waiting: units that no GPU has.
         begun: by unit, the UUID of the GPU that has rows of it, which need not be run again there.
+        took_s: how long each unit took that is done.
     """
 
     asked: Asked
     devices: Sequence[Device]
     waiting: deque[int]
     begun: Mapping[int, str] = field(default_factory=dict)
+    took_s: list[float] = field(default_factory=list)
 
     def in_turn(self) -> list[Device]:
         """As many of the GPUs as there are units, those first that have begun one."""
@@ -231,6 +236,14 @@ class Part:
         self.waiting.remove(unit)
         return unit
 
+    def seconds_left(self, running_s: Sequence[float]) -> float | None:
+        """How long the units will take, those that run for so long among them, as others did; `None` if none did."""
+        if not self.took_s:
+            return None
+        mean_s = fmean(self.took_s)
+        rests_s = [max(0.0, mean_s - each) for each in running_s] + [mean_s] * len(self.waiting)
+        return max(sum(rests_s) / len(self.devices), max(rests_s, default=0.0))
+
 
 class Fleet:
     """Workers on some GPUs, and the units that wait for one."""
@@ -241,6 +254,7 @@ class Fleet:
         self.asked, self.devices, self.parts, self.template = asked, devices, parts, template
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
+        self.num_units = sum(len(part.waiting) for part in parts)
         self.idle = deque(device for part in parts for device in part.in_turn())
         self.worst = 0
         self.begin_s = time.monotonic()
@@ -359,13 +373,29 @@ class Fleet:
 
     def ended(self, worker: Worker, status: int) -> None:
         """Take note of how a worker ended; its GPU gets the next unit."""
-        words.say(f"{worker.name} | ended with exit status {status}")
+        part = self.part_of[worker.device.uuid]
         if status == _REFUSED:
-            words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
-            self.part_of[worker.device.uuid].waiting.appendleft(worker.unit)
+            part.waiting.appendleft(worker.unit)
         else:
             self.idle.append(worker.device)
+        if status == 0:
+            part.took_s.append(time.monotonic() - worker.begin_s)
+        words.say(f"{worker.name} | ended with exit status {status}; {self._progress()}")
+        if status == _REFUSED:
+            words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
         self.worst = max(self.worst, status)
+
+    def _progress(self) -> str:
+        """How many units have ended, and how long the others will take."""
+        num_left = len(self.workers) + sum(len(part.waiting) for part in self.parts)
+        now_s = time.monotonic()
+        left_s = [
+            part.seconds_left([now_s - each.begin_s for each in self.workers if each.device in part.devices])
+            for part in self.parts
+        ]
+        known_s = [seconds for seconds in left_s if seconds is not None]
+        left = f", about {words.duration(max(known_s))} left" if num_left and len(known_s) == len(left_s) else ""
+        return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{left}"
 
 
 def _relay(worker: Worker, name: str, line: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -160,6 +161,31 @@ def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
     part = dataclasses.replace(part, waiting=deque([4]))
     assert [device.uuid for device in part.in_turn()] == ["GPU-1"]
     assert part.take(devices[0]) == 4  # its own GPU may be busy, and it need not wait for it
+
+
+def test_when_a_unit_ends_the_study_says_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = fleet_of(devices_of("A", "A", "B"), {"A": [1, 2, 3, 4, 5], "B": [1]})
+    nobody: Any = None
+    fleet.start_more(nobody)
+    now_s = time.monotonic()
+
+    def end(number: int, took_s: float, status: int = 0) -> str:
+        worker = fleet.workers.pop(number)
+        worker.begin_s = now_s - took_s
+        fleet.ended(worker, status)
+        return capsys.readouterr().err.strip()
+
+    assert end(0, 1000.0, status=1) == "GPU 0 unit 1 | ended with exit status 1; 1 of 6 units ended"
+    assert end(0, 600.0) == "GPU 1 unit 2 | ended with exit status 0; 2 of 6 units ended"  # of B none has
+    fleet.start_more(nobody)
+    for worker in fleet.workers:
+        worker.begin_s = now_s - 200.0
+    # Of A, two units with 400 s left and one of 600 s, on two GPUs.
+    assert end(0, 100.0).endswith("3 of 6 units ended, about 12 min left")
+    assert end(0, 600.0).endswith("4 of 6 units ended, about 10 min left")  # the one that waits takes longest
+    assert end(0, 600.0).endswith("5 of 6 units ended, about 10 min left")
+    fleet.start_more(nobody)
+    assert end(0, 600.0).endswith("; 6 of 6 units ended")
 
 
 def test_a_study_whose_time_is_over_leaves_the_units_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
