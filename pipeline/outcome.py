@@ -5,20 +5,25 @@ Kept here, by `study.py`, because Hydra drops what its task function returns.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 typed: Sequence[str] | None = None
 """The command line as it was typed, where that of `sys.argv` is another: Hydra understands no `--`."""
 
-STUDY = "COLLOCATION_STUDY"
-"""The variable in which a launcher hands the command line of the study to its workers."""
+STUDY, TASK = "COLLOCATION_STUDY", "COLLOCATION_TASK"
+"""The variables in which a launcher hands the command line of the study to its workers, and a batch script its task."""
 
-handed: Sequence[str] | None = None
-"""The command line of the study, where this is a worker of it."""
+typed_for_study: Sequence[str] | None = None
+"""The command line that the launcher was given, where this is its worker."""
+
+slurm_task = ""
+"""Cluster, job array and number of the Slurm task that this worker is, `CLUSTER/12_3`; empty if it is none."""
 
 is_composed = False
 """Whether a study has begun: what fails before it lies in the command line or in a file of the configuration."""
@@ -37,7 +42,15 @@ def command_line() -> list[str]:
 
 def command_line_of_study() -> list[str]:
     """The command line that a user typed for the study of which this process runs all, or a unit as a worker."""
-    return command_line() if handed is None else list(handed)
+    return command_line() if typed_for_study is None else list(typed_for_study)
+
+
+def take_what_is_handed() -> None:
+    """Take note of what a launcher has left in the environment, from which it goes: no job is a worker of it."""
+    global typed_for_study, slurm_task
+    slurm_task = os.environ.pop(TASK, "")
+    with suppress(ValueError):  # nothing of a launcher's
+        typed_for_study = shlex.split(os.environ.pop(STUDY, "")) or None
 
 
 def command_to_resume(arguments: Sequence[str] | None = None) -> str:

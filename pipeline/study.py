@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -49,9 +48,6 @@ from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import reproduce, unused
 from pipeline.reproduce.agreement import agree
 from pipeline.reproduce.reproduce import Reproduction
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -529,7 +525,9 @@ class _Study:
             parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = counted(len(self.plan.groups), "group")
-            how = "" if outcome.handed else f"; to run them: {outcome.command_to_resume()}"  # its launcher says it
+            how = (
+                "" if outcome.typed_for_study else f"; to run them: {outcome.command_to_resume()}"
+            )  # its launcher says it
             words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:

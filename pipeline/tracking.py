@@ -60,7 +60,7 @@ def status(options: argparse.Namespace) -> int:
         for name in close_silent(open_named(where), options.experiment, SILENT_S):
             _say(f"closed as interrupted: {name}")
     while True:
-        found = overview(where, options.experiment, squeue.states)
+        found = overview(where, options.experiment, squeue.states_on)
         text = json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time())
         _say(text)
         if found.is_done or not options.watch:

@@ -1,8 +1,9 @@
-"""What Slurm's queue holds of some jobs. A task of a job array is named as Slurm does: `12_3`; a job alone `12`."""
+"""What Slurm's queue holds of some job arrays. A task is named as Slurm does: `12_3`."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 
 from pipeline.base import command
@@ -10,35 +11,41 @@ from pipeline.base.errors import CommandError
 
 PENDING = "PENDING"
 _LIMIT_S = 60.0
+_TASK = re.compile(r"(\d+) (\d+) (\S+) (.*)")
+_CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 
 
-def own_task() -> str:
-    """The task or job that this process is of; empty outside Slurm."""
-    array, number = (os.environ.get(f"SLURM_ARRAY_{part}", "") for part in ("JOB_ID", "TASK_ID"))
-    return task_of(array, number) if array else os.environ.get("SLURM_JOB_ID", "")
-
-
-def task_of(job: str, number: int | str) -> str:
+def task_of(job: str, number: int) -> str:
     """The name of a task of a job array."""
     return f"{job}_{number}"
 
 
-def job_of(task: str) -> str:
-    """The job array that a task is of, or the job that it is."""
-    return task.partition("_")[0]
-
-
 def states(jobs: Collection[str]) -> Mapping[str, str]:
-    """State and reason, by task, of all that the queue holds of these jobs: `RUNNING None`, `PENDING Resources`.
+    """State and, unless it is `None`, reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
 
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    argv = ["squeue", "--noheader", "--array", f"--jobs={','.join(sorted(jobs))}", "--format=%F %K %T %r"]
-    done = command.run(argv, timeout_s=_LIMIT_S, check=False)
+    argv = ["squeue", "--all", "--array", "--noheader", f"--jobs={','.join(sorted(jobs))}", "--format=%F %K %T %r"]
+    # What a user has set to see less of the queue would make tasks absent that are there.
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+    done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
     if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
         return {}
     if done.status != 0:
         raise CommandError(argv, done.status, done.stderr)
-    found = (line.split(None, 2) for line in done.stdout.splitlines())
-    return {task_of(job, number) if number.isdigit() else job: state for job, number, state in found}
+    found = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
+    return {task_of(each[1], int(each[2])): f"{each[3]} {each[4]}".removesuffix(" None").strip() for each in found}
+
+
+def states_on(cluster: str, jobs: Collection[str]) -> Mapping[str, str]:
+    """As `states`, from the Slurm of this cluster.
+
+    Raises:
+        CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
+    """
+    argv = ["scontrol", "show", "config"]
+    found = _CLUSTER.search(command.run(argv, timeout_s=_LIMIT_S).stdout)
+    if found is None or found[1] != cluster:
+        raise CommandError(argv, 0, f"this is not cluster {cluster}")
+    return states(jobs)

@@ -7,7 +7,6 @@ import difflib
 import itertools
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -41,8 +40,7 @@ _SEARCH_PATH = "Config search path"
 def run(main: Callable[[], None]) -> int:
     """Run a program of Hydra to its exit status; says what is wrong where its configuration cannot be composed."""
     outcome.typed = list(sys.argv)
-    if (handed := os.environ.pop(outcome.STUDY, None)) is not None:  # no job that runs a study is a worker of this one
-        outcome.handed = shlex.split(handed)
+    outcome.take_what_is_handed()
     try:
         sys.argv[1:] = map(readable, user_command.as_overrides(sys.argv[1:]))
         main()

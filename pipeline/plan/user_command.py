@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -27,6 +27,16 @@ def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place:]
 
 
+def key_of(word: str) -> str:
+    """The key that an argument sets; of what is no override, the argument."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+def sets(word: str, keys: Collection[str]) -> bool:
+    """Whether an argument is an override of one of these keys, or of one below it."""
+    return "=" in word and any(key_of(word) == each or key_of(word).startswith(f"{each}.") for each in keys)
+
+
 def as_overrides(arguments: Sequence[str]) -> list[str]:
     """The arguments with overrides in the place of a command line of the user's own.
 
@@ -40,7 +50,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")
     if not theirs:
         return ours
-    said = [word for word in ours if word.partition("=")[0].lstrip("+~") in _SAID and word != "workload=script"]
+    said = [word for word in ours if key_of(word) in _SAID and word != "workload=script"]
     if said:
         raise ConfigError(f"{said[0]} and `{shlex.join(theirs)}` both say what runs; leave one of them out")
     script, args = program_of(theirs[1:], "what stands after --")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import outcome
-from pipeline.base import git, host, secrets, squeue
+from pipeline.base import git, host, secrets
 from pipeline.base.errors import CommandError
 from pipeline.base.host import boot_id
 from pipeline.base.paths import PROJECT_DIR
@@ -29,7 +29,7 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
         "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
-        "slurm_task": squeue.own_task(),
+        "slurm_task": outcome.slurm_task,
         "kernel": platform.release(),
         "cpus": str(len(os.sched_getaffinity(0))),
         **host.machine(),

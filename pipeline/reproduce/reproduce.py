@@ -34,7 +34,10 @@ _MAY_BE_GIVEN = (
     *("reproduce", "reproduce_strict"),
 )
 # What says nothing of the group.
-_OF_THE_START = ("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict")
+_OF_THE_START = (
+    *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
+    *("unit", "plan_file"),
+)
 _SUFFIX = "-reproductions"
 
 

@@ -89,7 +89,7 @@ def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Templ
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans, strict=True):
         groups, known = study.open_store(of_model, plan, inventory)
         waiting = deque(units.of(groups))
-        begun = {row.group.unit: row.tags[Tag.GPU_UUID] for row in known}
+        begun = {row.group.unit: gpu for row in known if (gpu := row.tags.get(Tag.GPU_UUID))}
         parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
             f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
@@ -226,9 +226,9 @@ class Part:
     took_s: list[float] = field(default_factory=list)
 
     def in_turn(self) -> list[Device]:
-        """As many of the GPUs as there are units, those first that have begun one."""
+        """The GPUs, those first that have begun a unit."""
         begun = {self.begun.get(unit) for unit in self.waiting}
-        return sorted(self.devices, key=lambda device: device.uuid not in begun)[: len(self.waiting)]
+        return sorted(self.devices, key=lambda device: device.uuid not in begun)
 
     def take(self, device: Device) -> int:
         """The unit that a GPU gets: one that it has begun, or else one that no other has, or else the next one."""

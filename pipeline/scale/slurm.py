@@ -30,7 +30,9 @@ from pipeline.plan.inventory import take
 from pipeline.plan.plan import build_plan
 from pipeline.plan.schema import UnitOf
 from pipeline.record import provenance
-from pipeline.record.store.overview import DONE, Overview, overview
+from pipeline.record.store import content
+from pipeline.record.store.overview import Overview, overview
+from pipeline.record.store.unit_states import DONE
 from pipeline.scale import workers
 from pipeline.scale.options import SlurmOptions
 from pipeline.study import Asked
@@ -43,7 +45,8 @@ _SCRIPT = """\
 {directives}
 {setup}
 cd {folder}
-export {variable}={study}
+export {study_variable}={study}
+export {task_variable}="$SLURM_CLUSTER_NAME/$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"
 resume={resume}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then resume=true; fi
 limit_s={limit_s}
@@ -171,7 +174,8 @@ def script_of(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
         folder=shlex.quote(str(Path.cwd())),
-        variable=outcome.STUDY,
+        study_variable=outcome.STUDY,
+        task_variable=outcome.TASK,
         study=shlex.quote(shlex.join(outcome.command_line())),
         resume=shlex.quote(resume),
         limit_s=_NO_LIMIT_S if limit_s is None else math.ceil(limit_s),
@@ -238,7 +242,7 @@ def _wait(jobs: Mapping[str, str]) -> None:
             state = states.get(task, "left the queue")
             if known.get(task) != state:
                 job, unit = _in_order(task)
-                words.say(f"{jobs[str(job)]}unit {unit} | {state.removesuffix(' None').lower()}")
+                words.say(f"{jobs[str(job)]}unit {unit} | {state.lower()}")
         known = {**dict.fromkeys(known, "left the queue"), **states}
         if not states:
             return
@@ -255,7 +259,8 @@ def _done(uri: str, experiment: str) -> set[int]:
     """The units that are complete, if what the store holds was started by this very command."""
     found = _overview(uri, experiment)
     mine = workers.command(shlex.split(provenance.command_line()), {})
-    if found is None or workers.command(shlex.split(found.command), {})[1:] != mine[1:]:
+    theirs = None if found is None else content.words_of(found.command)
+    if found is None or theirs is None or workers.command(theirs, {})[1:] != mine[1:]:
         return set()
     # Which gres had which model is not known: of several models, what one of them lacks is submitted to all.
     return {unit.number for unit in found.units} - {unit.number for unit in found.units if unit.state != DONE}
@@ -263,7 +268,7 @@ def _done(uri: str, experiment: str) -> set[int]:
 
 def _overview(uri: str, experiment: str) -> Overview | None:
     try:
-        return overview(uri, experiment, squeue.states)
+        return overview(uri, experiment, squeue.states_on)
     except TrackingError as error:
         words.say(str(error))
         return None

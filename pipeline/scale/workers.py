@@ -26,7 +26,7 @@ _INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm"
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """The words of a command line, with what is decided in the place of what was typed."""
     ours, theirs = user_command.divided(typed)
-    kept = [word for word in ours if not _is_decided(word) and _key_of(word) not in decided]
+    kept = [word for word in ours if not user_command.sets(word, (*_DECIDED, *decided))]
     return [*kept, *(f"{key}={value}" for key, value in decided.items()), *theirs]
 
 
@@ -42,12 +42,3 @@ def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:
             raise ConfigError(
                 f"unit and hydra/launcher={launcher} exclude each other: the launcher hands out the units"
             )
-
-
-def _is_decided(word: str) -> bool:
-    key = _key_of(word)
-    return "=" in word and any(key == each or key.startswith(f"{each}.") for each in _DECIDED)
-
-
-def _key_of(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")

@@ -77,6 +77,11 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     assert len({row.gpu_uuid for row in found.rows}) == 2
     assert {dict(row.settings)["GPUs beside"] for row in found.rows} == {"1"}
     assert all(row.result is Result.OK for row in found.rows)
+    # On one GPU alone that is another plan than the workers'.
+    one = ["gpu.device=0", f"gpu.lock_dir={tmp_path}", f"tracking.root={tmp_path}/mlruns"]
+    argv = [*TOY[:2], f"reproduce={found.rows[0].run_id}", *MACHINE, *one]
+    done = forks.run(PROJECT_DIR / "run.py", *argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(start, tmp_path):

@@ -17,7 +17,8 @@ from mlflow import MlflowClient
 from pipeline.base import squeue
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.record.store.overview import RUNNING, WAITING, overview
+from pipeline.record.store.overview import overview
+from pipeline.record.store.unit_states import RUNNING, WAITING
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state import StateFile
 from tests import forks, slurm_cluster
@@ -93,7 +94,7 @@ class Array:
         wait_for(are_measured, 120)
 
     def overview(self):
-        return overview(self.server, self.folder.name, squeue.states)
+        return overview(self.server, self.folder.name, squeue.states_on)
 
     def state_of(self, unit):
         return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
@@ -190,7 +191,8 @@ def test_a_task_of_which_no_process_is_left_is_lost_until_its_unit_is_run_again(
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert "units: 1 lost; 0 of 2 groups ended" in err
-    assert re.search(r"^to run what is left: .* hydra/launcher=slurm .*resume=true$", err, re.MULTILINE), err
+    how = r"^to run what is left, if no other job array of it waits: .* repeats=1 resume=true$"
+    assert re.search(how, err, re.MULTILINE), err
     process = start("repeats=1", "resume=true")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
@@ -198,7 +200,6 @@ def test_a_task_of_which_no_process_is_left_is_lost_until_its_unit_is_run_again(
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
-@pytest.mark.slow
 def test_a_task_runs_one_case_of_a_block_with_its_baselines(start, tmp_path, server):
     process = start("workload.args=[well],[well,'--only=0']", "unit_of=case", "repeats=1", "window.seconds=0.2")
     _, err = process.communicate(timeout=300)

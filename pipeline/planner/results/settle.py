@@ -11,11 +11,13 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from pipeline.base.modes import MPS, NAIVE
 from pipeline.plan import user_command
 from pipeline.planner.results.advice import Advice
+from pipeline.record.store import content
 from pipeline.report.evaluate.cells import cases_of
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.records import Row, Study
 
 # What a repetition decides itself, or must not inherit.
+_WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 _DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce")
 
 
@@ -30,8 +32,9 @@ def command(study: Study, advice: Advice) -> str | None:
     names = dict.fromkeys(row.name for row in together if row.mode in advice.undecided)
     only = f"only=[{','.join(map(_quoted, names))}]"
     num_gpus = len({row.gpu_uuid for row in rows})
-    if 1 < num_gpus < MIN_GPUS:  # one more GPU, in a store of its own: a block has one GPU
-        return _typed(together, [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"])
+    if 1 < num_gpus < MIN_GPUS:  # on one more GPU, in a store of its own: a block has one GPU
+        decided = [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"]
+        return _typed(together, decided, without=_WHICH_GPU)
     if advice.blocks_needed is None:
         return None
     return _typed(together, [f"repeats={advice.blocks_needed}", "resume=true", only])
@@ -54,16 +57,20 @@ def _rows(study: Study, advice: Advice) -> list[Row]:
     return [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
 
 
-def _typed(rows: Sequence[Row], decided: Sequence[str]) -> str | None:
-    """The newest command line of the rows with what is decided in place of what it said."""
+def _typed(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:
+    """The newest command line of the rows with what is decided in place of what it said, and without some keys."""
     recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
-    try:
-        program, *words = shlex.split(recorded)
-    except ValueError:
+    words = content.words_of(recorded)
+    if not words:
         return None
+    program, *words = words
     ours, theirs = user_command.divided(words)
-    keys = {*_DECIDED, *(word.partition("=")[0] for word in decided)}
-    kept = [word for word in ours if word.partition("=")[0].lstrip("+~") not in keys]
+    keys = {word.partition("=")[0] for word in decided}
+    kept = [
+        word
+        for word in ours
+        if user_command.key_of(word) not in keys and not user_command.sets(word, (*_DECIDED, *without))
+    ]
     is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in kept)
     swept = [] if is_sweep or "," not in decided[0] else ["-m"]
     return shlex.join(["python", program, *swept, *kept, *decided, *theirs])

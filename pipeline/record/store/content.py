@@ -9,6 +9,7 @@ import json
 import math
 import posixpath
 import re
+import shlex
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -110,6 +111,14 @@ class RunContent:
             return value
         self.long_values.setdefault(kind, {})[name] = value
         return value[: limit - len(CUT)] + CUT
+
+
+def words_of(command_line: str) -> list[str] | None:
+    """The words of a command line that is a tag; `None` if that is no command line, as one that was too long for it."""
+    try:
+        return None if command_line.endswith(CUT) else shlex.split(command_line)
+    except ValueError:
+        return None
 
 
 def safe_name(key: str) -> str:

@@ -12,35 +12,35 @@ from pipeline.base.errors import CommandError
 
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Put a `squeue` of these lines of shell script on PATH."""
+    """Put programs of these lines of shell script on PATH."""
 
-    def put(lines: str) -> None:
-        program = tmp_path / "squeue"
-        program.write_text(f"#!/bin/sh\n{lines}\n")
-        program.chmod(0o700)
+    def put(**lines: str) -> None:
+        for name, line in lines.items():
+            program = tmp_path / name
+            program.write_text(f"#!/bin/sh\n{line}\n")
+            program.chmod(0o700)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
 
     return put
 
 
-def test_the_tasks_of_arrays_and_jobs_alone_have_their_states(says, tmp_path: Path) -> None:
-    said = "12 3 RUNNING None\\n12 4 PENDING Nodes required for job are DOWN\\n15 N/A PENDING Priority"
-    says(f"echo $@ > {tmp_path}/asked; printf '{said}\\n'")
-    assert squeue.states({"15", "12"}) == {
-        "12_3": "RUNNING None",
-        "12_4": "PENDING Nodes required for job are DOWN",
-        "15": "PENDING Priority",
-    }
-    assert "--array --jobs=12,15 " in (tmp_path / "asked").read_text()
+def test_tasks_have_their_states_whatever_a_user_has_set_to_see_less(says, monkeypatch, tmp_path: Path) -> None:
+    said = "12 3 RUNNING None\\n12 4 PENDING Nodes required for job are DOWN\\n\\n15 N/A PENDING Priority"
+    says(squeue=f"echo $@ $SQUEUE_PARTITION $SLURM_CONF > {tmp_path}/asked; printf '{said}\\n'")
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    assert squeue.states({"15", "12"}) == {"12_3": "RUNNING", "12_4": "PENDING Nodes required for job are DOWN"}
+    asked = (tmp_path / "asked").read_text()
+    assert "--jobs=12,15 " in asked and asked.endswith(" /etc/slurm.conf\n") and "other" not in asked
 
 
-def test_of_jobs_that_slurm_has_forgotten_nothing_is_left(says) -> None:
-    says("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+def test_of_arrays_that_slurm_has_forgotten_nothing_is_left(says) -> None:
+    says(squeue="echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     assert squeue.states({"12"}) == {}
 
 
 def test_a_slurm_that_is_absent_or_does_not_answer_is_an_error(says, monkeypatch, tmp_path: Path) -> None:
-    says("echo Unable to contact slurm controller >&2; exit 1")
+    says(squeue="echo Unable to contact slurm controller >&2; exit 1")
     with pytest.raises(CommandError, match="Unable to contact"):
         squeue.states({"12"})
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
@@ -48,18 +48,8 @@ def test_a_slurm_that_is_absent_or_does_not_answer_is_an_error(says, monkeypatch
         squeue.states({"12"})
 
 
-@pytest.mark.parametrize(
-    ("environ", "task"),
-    [
-        ({}, ""),
-        ({"SLURM_JOB_ID": "13"}, "13"),
-        ({"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}, "12_3"),
-    ],
-)
-def test_a_process_knows_its_task(monkeypatch, environ: dict[str, str], task: str) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert squeue.own_task() == task
-    assert not task or squeue.job_of(task) == environ.get("SLURM_ARRAY_JOB_ID", "13")
+def test_another_cluster_does_not_answer_for_the_tasks_of_this_one(says) -> None:
+    says(squeue="echo 12 3 RUNNING None", scontrol="echo 'ClusterName             = c1'")
+    assert squeue.states_on("c1", {"12"}) == {"12_3": "RUNNING"}
+    with pytest.raises(CommandError, match="this is not cluster c2"):
+        squeue.states_on("c2", {"12"})

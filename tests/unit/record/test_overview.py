@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline import outcome
+from pipeline.base import host
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag
-from pipeline.record.store import overview, told
+from pipeline.record.store import content, overview, told, unit_states
 from pipeline.record.store.local import open_store
 from pipeline.record.store.told import Told
 
@@ -122,23 +125,31 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
     assert text.startswith("GPU model  unit")
 
 
+STUDY_OF_TASKS = {"plan_units": "2x9", "user": host.user_name()}
+
+
+def task(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told:
+    """A group that a task of job array 7 ran."""
+    return run(unit, digest, result, **{"slurm_task": f"c1/7_{unit}", **STUDY_OF_TASKS, **facts})
+
+
 def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> None:
     asked = []
 
-    def queue(jobs: Collection[str]) -> Mapping[str, str]:
-        asked.append(set(jobs))
-        return {"7_1": "RUNNING None", "7_3": "PENDING Resources", "7_5": "PENDING Resources", "7_6": "RUNNING None"}
+    def queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
+        asked.append((cluster, set(arrays)))
+        return {"7_1": "RUNNING", "7_3": "PENDING Resources", "7_5": "PENDING Resources", "7_6": "RUNNING"}
 
-    study = {"plan_units": "2x8"}
     began = [
-        *(run(1, "a", slurm_task="7_1", **study), run(1, "b", None, slurm_task="7_1", **study)),
-        *(run(2, "a", slurm_task="7_2", **study), run(2, "b", None, slurm_task="7_2", **study)),
-        run(3, "a", None, slurm_task="7_3", **study),
-        *(run(4, digest, slurm_task="7_4", **study) for digest in "ab"),
-        *(run(7, "a", None, slurm_task="7_7", **study), run(7, "a", None, gpu_uuid="GPU-9", **study)),
+        *(task(1, "a"), task(1, "b", None)),
+        *(task(2, "a"), task(2, "b", None)),
+        task(3, "a", None),
+        *(task(4, digest) for digest in "ab"),
+        *(task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
+        run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
-    found = seen(*began, queue=queue)
-    assert asked == [{"7"}]
+    found = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_units="1x1"), task(1, "a"), queue=queue)
+    assert asked == [("c1", {"7"})]  # neither of an older plan nor of another cluster
     assert [(unit.state, unit.group or unit.reason) for unit in found.units] == [
         ("running", "b"),
         ("lost", "b"),
@@ -147,35 +158,56 @@ def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> Non
         ("waiting", "Resources"),
         ("running", ""),
         ("running", "a"),
+        ("running", "a"),
         ("not begun", ""),
     ]
-    assert "units: 1 done, 3 running, 2 waiting, 1 lost, 1 not begun; " in found.as_text(NOW_S)
+    assert "units: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in found.as_text(NOW_S)
     assert seen(run(1, "a", None), queue=queue).units[0].state == "running" and len(asked) == 1
 
 
-def test_tasks_that_are_not_the_units_of_these_numbers_say_nothing_of_others(seen) -> None:
-    found = seen(run(2, "a", None, slurm_task="7_1"), queue=lambda _: {"7_1": "RUNNING None", "7_0": "PENDING None"})
-    assert [unit.state for unit in found.units] == ["not begun", "running", "not begun"]
+def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(seen, monkeypatch) -> None:
+    def queue(*_: object) -> Mapping[str, str]:
+        monkeypatch.setattr(overview.told, "groups", lambda *_: [task(1, "a"), task(1, "b")])
+        return {}
+
+    assert seen(task(1, "a"), task(1, "b", None), queue=queue).units[0].state == "done"
+
+
+def test_what_slurm_may_hide_is_not_lost(seen, monkeypatch) -> None:
+    groups = [task(1, "a", None, user="somebody"), task(2, "a", None)]
+    assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["lost", "lost"]
+    monkeypatch.setattr(unit_states.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(unit_states.host, "user_name", lambda: STUDY_OF_TASKS["user"])
+    assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["running", "lost"]
 
 
 def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
-    def queue(_: Collection[str]) -> Mapping[str, str]:
-        raise CommandError(["squeue"], None, "No such file or directory")
+    def queue(*_: object) -> Mapping[str, str]:
+        raise CommandError(["scontrol"], 0, "this is not cluster c1")
 
-    assert seen(run(1, "a", None, slurm_task="7_1"), queue=queue).units[0].state == "running"
+    found = seen(task(1, "a", None), queue=queue)
+    assert found.units[0].state == "running"
+    assert re.search("^as the store says, without Slurm's queue: .*not cluster c1$", found.as_text(NOW_S), re.MULTILINE)
 
 
-def test_a_group_that_waits_in_the_spool_as_interrupted_does_not_run(seen, monkeypatch, tmp_path) -> None:
-    survey = SimpleNamespace(ready=[tmp_path])
-    record = SimpleNamespace(spool_id="s1", parent=SimpleNamespace(tags={Tag.RESULT: Result.INTERRUPTED}))
-    monkeypatch.setattr(overview.group_folder, "survey", lambda _: survey)
-    monkeypatch.setattr(overview.group_folder, "read", lambda _: record)
-    found = seen(run(1, "a", None, spool_id="s1"), run(2, "a", None, spool_id="s2"))
-    assert [(unit.state, dict(unit.results)) for unit in found.units[:2]] == [
+def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(seen, monkeypatch, tmp_path) -> None:
+    def read(folder: Path) -> SimpleNamespace:
+        name, result = folder.name, Result(folder.suffix[1:])
+        parent = SimpleNamespace(status=result.mlflow_status, tags={Tag.RESULT: result})
+        return SimpleNamespace(spool_id=name, experiment="e" if "other" not in name else "other", parent=parent)
+
+    ready = [Path("s1.interrupted"), Path("s2.ok"), Path("other.ok")]
+    monkeypatch.setattr(overview.group_folder, "survey", lambda _: SimpleNamespace(ready=ready))
+    monkeypatch.setattr(overview.group_folder, "read", read)
+    waiting = [run(number, "a", None, spool_id=f.name, plan_units="1x3") for number, f in enumerate(ready, start=1)]
+    found = seen(*waiting)
+    assert [(unit.state, dict(unit.results)) for unit in found.units] == [
         ("incomplete", {"interrupted": 1}),
+        ("done", {"ok": 1}),
         ("running", {}),
     ]
-    assert found.num_waiting == 1
+    assert found.num_unsent == 2
+    assert not seen(run(1, "a", None, spool_id="s2.ok", plan_units="1x1")).is_done
 
 
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:
@@ -195,7 +227,12 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
             "run.py unit=1 resume=true -- train.py unit=1",
             "to run what is left, with each K that is not done: PYTHON run.py unit=K resume=true -- train.py unit=1",
         ),
-        ("run.py a='<hid'den>'", "begun by: run.py a='<hid'den>'"),
+        (
+            "run.py ++unit=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
+            "to run what is left, with each K that is not done, if no other job array of it waits, with your own "
+            "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
+        ),
+        (f"run.py only='[a{content.CUT}", f"begun by: run.py only='[a{content.CUT}"),
     ],
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:

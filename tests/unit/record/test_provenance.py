@@ -27,11 +27,27 @@ def test_the_command_line_is_recorded_without_passwords(monkeypatch):
 def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands_it_to_no_job(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "unit=3"])
     monkeypatch.setattr(outcome, "typed", None)
-    monkeypatch.setattr(outcome, "handed", None)
-    monkeypatch.setenv(outcome.STUDY, "run.py degree=2 hydra/launcher=gpus")
+    monkeypatch.setattr(outcome, "typed_for_study", None)
+    monkeypatch.setattr(outcome, "slurm_task", "")
+    monkeypatch.setenv(outcome.STUDY, "run.py degree=2 hydra/launcher=slurm")
+    monkeypatch.setenv(outcome.TASK, "cluster/12_3")
     command_line.run(lambda: None)
-    assert outcome.STUDY not in os.environ
-    assert provenance.collect({})["command_line"] == "run.py degree=2 hydra/launcher=gpus"
+    assert {outcome.STUDY, outcome.TASK}.isdisjoint(os.environ)
+    facts = provenance.collect({})
+    assert facts["command_line"] == "run.py degree=2 hydra/launcher=slurm"
+    assert facts["slurm_task"] == "cluster/12_3"
+
+
+@pytest.mark.parametrize("handed", [None, "", "it's"])
+def test_what_no_launcher_hands_over_is_nothing(monkeypatch, handed):
+    monkeypatch.setattr(sys, "argv", ["run.py", "degree=2"])
+    monkeypatch.setattr(outcome, "typed", None)
+    monkeypatch.setattr(outcome, "typed_for_study", None)
+    if handed is not None:
+        monkeypatch.setenv(outcome.STUDY, handed)
+    command_line.run(lambda: None)
+    facts = provenance.collect({})
+    assert facts["command_line"] == "run.py degree=2" and "slurm_task" not in facts
 
 
 def test_the_machine_is_recorded():

@@ -159,8 +159,18 @@ def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
     assert [device.uuid for device in part.in_turn()] == ["GPU-1", "GPU-2", "GPU-0"]
     assert [part.take(devices[number]) for number in (1, 0, 2, 0)] == [4, 5, 2, 3]
     part = dataclasses.replace(part, waiting=deque([4]))
-    assert [device.uuid for device in part.in_turn()] == ["GPU-1"]
+    assert [device.uuid for device in part.in_turn()] == ["GPU-1", "GPU-0", "GPU-2"]
     assert part.take(devices[0]) == 4  # its own GPU may be busy, and it need not wait for it
+
+
+def test_a_unit_whose_gpu_is_refused_goes_to_one_that_had_none() -> None:
+    fleet = fleet_of(devices_of("A", "A"), {"A": [1]})
+    nobody: Any = None
+    assert fleet.start_more(nobody)
+    refused = fleet.workers.pop()
+    fleet.ended(refused, 2)
+    assert fleet.start_more(nobody)
+    assert [(worker.device.uuid, worker.unit) for worker in fleet.workers] == [("GPU-1", 1)]
 
 
 def test_when_a_unit_ends_the_study_says_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,8 @@ from pipeline.plan.schema import UnitOf
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
 
+OF_TASK = {"SLURM_CLUSTER_NAME": "test", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
+
 
 @pytest.fixture(autouse=True)
 def _typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +71,12 @@ def test_options_are_directives_and_what_is_not_given_is_left_to_the_cluster() -
 def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, resume, time_limit_s, tmp_path) -> None:
     options = SlurmOptions(setup=["export FROM_SETUP=1"])
     said = tmp_path / "said.py"
-    shown = "*sys.argv[1:], os.environ['FROM_SETUP'], os.environ['COLLOCATION_STUDY']"
+    shown = "*sys.argv[1:], os.environ['FROM_SETUP'], os.environ['COLLOCATION_STUDY'], os.environ['COLLOCATION_TASK']"
     said.write_text(f"import os, sys\nprint({shown}, sep='|')\n")
     text = script(options, limit_s).replace(str(Path("run.py").absolute()), str(said))
     done = subprocess.run(
         ["bash", "-c", text],
-        env={"PATH": "/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "8", **environ},
+        env={"PATH": "/usr/bin:/bin", **OF_TASK, **environ},
         capture_output=True,
         text=True,
         check=True,
@@ -82,7 +84,7 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
     words = ["-m", "repeats=3", "unit=3", f"resume={resume}", f"time_limit_s={time_limit_s}"]
     words += ["plan_file=/shared/slurm/plan-8.json", "--", "train.py", "a b"]
     typed = "run.py -m repeats=3 hydra/launcher=slurm resume=true -- train.py 'a b'"
-    assert done.stdout == "|".join([*words, "1", typed]) + "\n"
+    assert done.stdout == "|".join([*words, "1", typed, "test/8_3"]) + "\n"
     assert sys.executable in text
 
 
@@ -135,7 +137,7 @@ class Queue:
 
     def __init__(self, num_taken: int) -> None:
         self.num_taken, self.scripts = num_taken, list[str]()
-        self.answers = [{"11_1": "RUNNING None", "12_1": "PENDING Priority"}, {}]
+        self.answers = [{"11_1": "RUNNING", "12_1": "PENDING Priority"}, {}]
 
     def __call__(self, *argv: str) -> Completed:
         self.asked.append(argv)

@@ -280,6 +280,15 @@ def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
     assert names == dict.fromkeys(["serial-1x-tiny", "naive-2x-tiny", "mps-2x-tiny"], advice.blocks_needed)
 
 
+def test_a_launcher_is_typed_again_but_where_another_gpu_is_needed() -> None:
+    typed = f"{TYPED} hydra/launcher=gpus hydra.launcher.devices=[0,1]"
+    rows = as_typed(blocks(3, naive=1.80, mps=1.79), typed)
+    assert " hydra/launcher=gpus 'hydra.launcher.devices=[0,1]' " in str(command(study(*rows), advice_on(*rows)[0]))
+    rows = [on_gpu(each, f"GPU-{each.block % 2}") for each in as_typed(blocks(8, naive=1.2, mps=1.9), typed)]
+    again = command(study(*rows), advice_on(*rows)[0])
+    assert again is not None and "hydra" not in again and again.endswith(" tracking.root=mlruns_3")
+
+
 def test_what_was_not_measured_is_asked_for() -> None:
     typed = "run.py degree=2 time_limit_s=60 -- train.py --only x"
     rows = as_typed(blocks(5, naive=1.2), typed)

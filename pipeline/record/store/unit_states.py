@@ -1,0 +1,176 @@
+"""The state of each unit of a plan, from the rows of its groups and from what Slurm's queue says of its tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from pipeline.base import host, squeue
+from pipeline.base.errors import CommandError
+from pipeline.base.records import Result
+from pipeline.record.store.told import Told
+
+DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
+INCOMPLETE, NOT_BEGUN = "incomplete", "not begun"
+STATES = (DONE, RUNNING, WAITING, LOST, INCOMPLETE, NOT_BEGUN)
+Queue = Callable[[str, Collection[str]], Mapping[str, str]]
+"""Asks the Slurm of a cluster for the tasks of some job arrays (`squeue.states_on`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One unit, as far as its best attempt got.
+
+    Attributes:
+        model: of the GPU that it is for; empty of a model on which nothing was begun, which nobody knows.
+        state: `LOST` if a group of it runs by what the store says, and its Slurm task has left the queue.
+        num_groups: that it has.
+        results: how many ended in each result; a group that ran twice counts once, with its finding.
+        host, gpu: of the attempt; empty if it was not begun.
+        last_ms: when a run of it began or ended last, in ms since the epoch.
+        group: what runs, or did when it was lost, if anything does.
+        reason: why its Slurm task waits, in Slurm's words.
+    """
+
+    number: int
+    model: str
+    state: str
+    num_groups: int
+    results: Mapping[str, int]
+    host: str = ""
+    gpu: str = ""
+    last_ms: int | None = None
+    group: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """What Slurm's queue holds of the job arrays of which a task has run a group.
+
+    Attributes:
+        states: by task.
+        arrays: that it was asked for.
+        unasked: why it was not.
+    """
+
+    states: Mapping[str, str] = field(default_factory=dict)
+    arrays: Collection[str] = ()
+    unasked: str = ""
+
+    @classmethod
+    def of(cls, runs: Sequence[Told], queue: Queue | None) -> Queued:
+        """Ask for the arrays of these runs; those of the cluster of the newest, if there are several."""
+        tasks = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _task(run))]
+        if queue is None or not tasks:
+            return cls()
+        cluster = tasks[-1][0]
+        arrays = {array for each, array in tasks if each == cluster}
+        try:
+            return cls(states=queue(cluster, arrays), arrays=arrays)
+        except CommandError as error:
+            return cls(unasked=str(error))
+
+    def seen(self, unit: Unit, runs: Sequence[Told], arrays: Collection[str]) -> Unit:
+        """A unit with the state of its task in these arrays: several, if it was submitted again, or none any more."""
+        own = (squeue.task_of(array, unit.number) for array in sorted(arrays))
+        states = [self.states[task] for task in own if task in self.states]
+        if unit.state == DONE:
+            return unit
+        if any(not state.startswith(squeue.PENDING) for state in states):
+            return dataclasses.replace(unit, state=RUNNING)
+        if states:
+            reason = states[0].removeprefix(squeue.PENDING).strip()
+            return dataclasses.replace(unit, state=WAITING, group="", reason=reason)
+        is_lost = unit.state == RUNNING and all(self.is_gone(run) for run in runs if run.status == "RUNNING")
+        return dataclasses.replace(unit, state=LOST) if is_lost else unit
+
+    def is_gone(self, run: Told) -> bool:
+        """Whether a task ran this that has left the queue; what others submit may be hidden from whoever asks."""
+        task = _task(run)
+        is_shown = os.getuid() == 0 or run.facts.get("user") == host.user_name()
+        return task is not None and task[1] in self.arrays and is_shown
+
+
+def _task(run: Told) -> tuple[str, str] | None:
+    """Cluster and job array of the Slurm task that ran a group; the task's number is its unit's. `None` if none did."""
+    cluster, is_given, task = run.facts.get("slurm_task", "").rpartition("/")
+    return (cluster, task.partition("_")[0]) if is_given else None
+
+
+def model_of(runs: Sequence[Told]) -> str:
+    """The GPU model of the runs of one plan."""
+    return runs[0].facts.get("device", "") if runs else ""
+
+
+def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[Unit]:
+    """The units of a plan that has units of so many groups, of which these were begun."""
+    by_unit: dict[int, list[Told]] = defaultdict(list)
+    for run in runs:
+        by_unit[int(run.facts["plan_unit"])].append(run)
+    model = model_of(runs)
+    arrays = {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}
+    units = (_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
+    return [queued.seen(unit, by_unit[unit.number], arrays) for unit in units]
+
+
+def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
+    """What the missing groups of a plan will take on as many GPUs as are at work; `None` if no group has ended."""
+    num_left = sum(unit.num_groups - sum(unit.results.values()) for unit in units if unit.state != DONE)
+    if not num_left:
+        return 0.0
+    took = [run.end_ms - run.start_ms for run in runs if run.end_ms and run.facts.get("result") == Result.OK]
+    at_work = max(1, sum(unit.state == RUNNING for unit in units))
+    return fmean(took) / 1000 * num_left / at_work if took else None
+
+
+def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
+    attempts: dict[tuple[str | None, str | None], list[Told]] = defaultdict(list)
+    for run in runs:
+        attempts[run.facts.get("gpu_uuid"), run.facts.get("boot_id")].append(run)
+    if not attempts:
+        return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
+    ended = {origin: _endings(members) for origin, members in attempts.items()}
+
+    def rank(origin: tuple[str | None, str | None]) -> tuple[int, int]:
+        return _num_findings(ended[origin]), _last_ms(attempts[origin])
+
+    best = max(attempts, key=rank)
+    newest = attempts[best][-1].facts
+    running = [run.name for run in attempts[best] if run.status == "RUNNING"]
+    state = DONE if _num_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
+    return Unit(
+        number=number,
+        model=model,
+        state=state,
+        num_groups=size,
+        results=dict(Counter(ended[best].values())),
+        host=newest.get("host", ""),
+        gpu=newest.get("gpu_uuid", ""),
+        last_ms=_last_ms(attempts[best]),
+        group=running[-1] if running else "",
+    )
+
+
+def _endings(members: Sequence[Told]) -> dict[str, str]:
+    """The result of each group, by digest: of several runs a finding, else the newest."""
+    found: dict[str, str] = {}
+    for run in members:
+        result, digest = run.facts.get("result", ""), run.facts.get("digest", "")
+        if run.status != "RUNNING" and result in set(Result):
+            is_settled = digest in found and Result(found[digest]).is_finding
+            if not is_settled or Result(result).is_finding:
+                found[digest] = result
+    return found
+
+
+def _num_findings(ended: Mapping[str, str]) -> int:
+    return sum(Result(result).is_finding for result in ended.values())
+
+
+def _last_ms(members: Sequence[Told]) -> int:
+    return max(run.end_ms or run.start_ms for run in members)
