@@ -13,9 +13,7 @@ job a study of its own.
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
 import json
-import os
 import pickle
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,10 +169,9 @@ class GpusLauncher(StudyLauncher):
 
     def with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
         """Run the study by an engine whose workers are forks of this process, as it is now."""
-        from pipeline import outcome, study
+        from pipeline import study
         from pipeline.scale import template
 
-        os.environ[outcome.STUDY] = shlex.join(outcome.command_line())
         with template.begun(configs) as begun:
             return study.execute(configs, is_sweep=True, engine=partial(engine, wanted=self.devices, template=begun))
 

@@ -49,8 +49,9 @@ def take_what_is_handed() -> None:
     """Take note of what a launcher has left in the environment, from which it goes: no job is a worker of it."""
     global typed_for_study, slurm_task
     slurm_task = os.environ.pop(TASK, "")
-    with suppress(ValueError):  # nothing of a launcher's
-        typed_for_study = shlex.split(os.environ.pop(STUDY, "")) or None
+    if handed := os.environ.pop(STUDY, ""):
+        with suppress(ValueError):  # nothing of a launcher's
+            typed_for_study = shlex.split(handed)
 
 
 def command_to_resume(arguments: Sequence[str] | None = None) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import selectors
+import shlex
 import subprocess
 import sys
 import time
@@ -347,9 +348,13 @@ class Fleet:
                 self.template = None
         out, err = outputs
         with cpus.of_children(on_cpus):
-            # Ctrl-C comes from here alone, so it has a session of its own.
             return subprocess.Popen(
-                [sys.executable, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                [sys.executable, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=os.environ | {outcome.STUDY: shlex.join(outcome.command_line())},
+                start_new_session=True,  # Ctrl-C comes from here alone
             )
 
     def _listen(self, selector: selectors.BaseSelector) -> None:

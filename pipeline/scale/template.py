@@ -27,7 +27,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import study, tracking
+from pipeline import outcome, study, tracking
 from pipeline.base import forked, library_internals
 from pipeline.plan import command_line
 from pipeline.record import sender
@@ -205,6 +205,7 @@ def _work(configs: Sequence[DictConfig], request: Mapping[str, Any], outputs: Se
     os.setsid()
     forked.become_standard((os.open(os.devnull, os.O_RDONLY), *outputs))
     os.sched_setaffinity(0, request["cpus"])
+    outcome.typed_for_study = outcome.command_line()
     sys.argv = request["argv"]
     _NAME.write_text(name_of(sys.argv))  # the command line that `ps` shows is the launcher's
     sender.serve_in_fork = _send_groups
