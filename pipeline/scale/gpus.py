@@ -399,7 +399,8 @@ class Fleet:
             for part in self.parts
         ]
         known_s = [seconds for seconds in left_s if seconds is not None]
-        left = f", about {words.duration(max(known_s))} left" if num_left and len(known_s) == len(left_s) else ""
+        is_known = len(known_s) == len(left_s) and max(known_s) >= 1
+        left = f", about {words.duration(max(known_s))} left" if is_known else ""
         return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{left}"
 
 
