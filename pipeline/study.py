@@ -393,7 +393,7 @@ class _Study:
         facts = provenance.collect(self.inventory.interpreters)
         facts |= {"plan": self.plan.digest, "plan_groups": str(self.plan.num_planned)}
         facts |= {"plan_any_gpu": self.plan.any_gpu_digest, "plan_models": str(self.config.gpu.models)}
-        facts["plan_units"] = overview.sizes_in_words(self.plan.unit_sizes)
+        facts |= {"plan_units": overview.sizes_in_words(self.plan.unit_sizes), "beside": str(self.config.gpu.beside)}
         if self.config.unit is not None:
             facts["unit"] = str(self.config.unit)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import interrupts, layout, squeue
-from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.local import set_mlflow_defaults
@@ -60,13 +60,18 @@ def status(options: argparse.Namespace) -> int:
         for name in close_silent(open_named(where), options.experiment, SILENT_S):
             _say(f"closed as interrupted: {name}")
     while True:
-        found = overview(where, options.experiment, squeue.states_on)
-        text = json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time())
-        _say(text)
-        if found.is_done or not options.watch:
-            return 0 if found.is_done else 1
+        try:
+            found = overview(where, options.experiment, squeue.states_on)
+        except TrackingError as error:
+            if not options.watch:
+                raise
+            log.warning("%s; looked at again in %g s", error, WATCH_S)  # nothing has begun, or the server is away
+        else:
+            _say(json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time()))
+            if found.is_done or not options.watch:
+                return 0 if found.is_done else 1
+            _say("")
         time.sleep(WATCH_S)
-        _say("")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -45,9 +46,14 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> lis
 
 
 def say(text: str) -> None:
-    """Print one line of progress."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Print one line of progress; to nobody, once whoever read it is gone: a study is measured all the same."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, sys.stderr.fileno())
+        os.close(nobody)
 
 
 def without_secrets(text: str) -> str:

@@ -131,7 +131,11 @@ def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> li
             for text, number in texts.items():
                 blocks = f" ({number} of {len(found)} blocks)" if number < len(found) else ""
                 into[text].append(found[0].group.name + blocks)
-    notes = ["figures are medians over the blocks"] if is_of_blocks else []
+    notes = []
+    if is_of_blocks:
+        num_gpus = len({row.tags.get(Tag.GPU_UUID) for found in groups for row in found})
+        each_once = f" of {num_gpus} GPUs; a sentence below counts each GPU once" if num_gpus > 1 else ""
+        notes.append(f"figures are medians over the blocks{each_once}")
     notes += [f"* {_listed(names)}: {text}" for text, names in flags.items()]
     notes += [f"{_listed(names)}: {text}" for text, names in reasons.items()]
     devices = dict.fromkeys(found[0].group.device for found in groups)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline import study
 from pipeline.base import interrupts, layout, words
@@ -39,7 +40,7 @@ class Leg:
     numbers: Sequence[int]
 
 
-def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Template | None) -> int:
+def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> int:
     """Measure each unit of a study on the first of the GPUs, alone and in company; the worst exit status."""
     devices = free(asked, wanted, of_one_model=True)
     if len(devices) < 2:
@@ -131,6 +132,9 @@ class Pairs(Fleet):
         if worker is self.measured:
             words.say(f"{worker.name} | ended with exit status {status}")
             self.worst = max(self.worst, status)
+        elif self.is_interrupted:
+            self.worst = max(self.worst, status)
+            return
         elif self.step is not None:
             words.say(f"{worker.name} | {worker.said_last}")
             words.say(f"error: GPU {worker.device.index}, which was to keep company, ended with exit status {status}")
@@ -140,7 +144,7 @@ class Pairs(Fleet):
             return
         self.step = self.measured = None
         for other in self.workers:
-            other.process.send_signal(signal.SIGINT)
+            other.process.send_signal(signal.SIGTERM)  # a shell lets what runs behind it ignore SIGINT
 
     @property
     def _experiment(self) -> str:

@@ -74,7 +74,7 @@ class Worker:
         return f"GPU {self.device.index} {self.what}"
 
 
-def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Template | None) -> int:
+def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
     devices = free(asked, wanted)
     asked = dataclasses.replace(asked, gpus=[device.uuid for device in devices])
@@ -84,7 +84,9 @@ def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Templ
         by_model.setdefault(device.name, []).append(device)
     of_models = [_for_model(asked, members, devices, len(by_model)) for members in by_model.values()]
     if asked.config.dry_run:
-        return max(study.preview(each) for each in of_models)
+        status = max(study.preview(each) for each in of_models)
+        words.say(f"its units go to {_listed(devices)}; the time is that of one GPU")
+        return status
     plans = [study.planned(each) for each in of_models]
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans, strict=True):
@@ -94,7 +96,7 @@ def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Templ
         parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
             f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
-            f"{', '.join(f'GPU {device.index}' for device in members)}"
+            f"{_listed(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )
     fleet = Fleet(asked, devices, parts, template)
@@ -104,6 +106,10 @@ def run(asked: Asked, _: UndoStack, wanted: str | Sequence[str], template: Templ
         with interrupts.held():
             is_whole = study.show_all(asked, planning.together([plan for _, plan in plans]))
     return max(fleet.worst, 0 if is_whole else 1)
+
+
+def _listed(devices: Sequence[Device]) -> str:
+    return ", ".join(f"GPU {device.index}" for device in devices)
 
 
 def _for_model(asked: Asked, members: Sequence[Device], devices: Sequence[Device], num_models: int) -> Asked:
@@ -125,7 +131,7 @@ def _for_model(asked: Asked, members: Sequence[Device], devices: Sequence[Device
     return dataclasses.replace(asked, configs=configs)
 
 
-def free(asked: Asked, wanted: str | Sequence[str], *, of_one_model: bool = False) -> list[Device]:
+def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Device]:
     """The GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
 
     With `of_one_model`, those of another model than the first that is free are left out, or an error, as well.
@@ -136,6 +142,10 @@ def free(asked: Asked, wanted: str | Sequence[str], *, of_one_model: bool = Fals
             "hydra/launcher=gpus runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
         )
     workers.refuse_what_is_decided(asked.configs, "gpus")
+    if asked.config.wait:
+        raise ConfigError(
+            "wait=true: hydra/launcher=gpus takes the GPUs that are free now, and waits for none; leave it out"
+        )
     if asked.simulated is not None and config.machine is None:
         raise ConfigError(
             "hydra/launcher=gpus on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with as "
@@ -144,12 +154,10 @@ def free(asked: Asked, wanted: str | Sequence[str], *, of_one_model: bool = Fals
     there = _there(asked)
     if not there:
         raise ConfigError("hydra/launcher=gpus found no NVIDIA GPU; leave it out to run on the CPUs")
-    named = [] if wanted == ALL else [str(each) for each in ([wanted] if isinstance(wanted, str) else wanted)]
+    named = [] if wanted == ALL else _named(wanted)
     asked_for = [chosen.choose("hydra.launcher.devices", each, there) for each in named] or list(there)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
         raise ConfigError(f"hydra.launcher.devices={wanted} names {twice[0].name} {twice[0].uuid} twice")
-    if not named and wanted != ALL:
-        raise ConfigError(f"hydra.launcher.devices={wanted}: give a list of GPUs, or {ALL}")
     folder = Path(config.lock_dir)
     taken = {device: _why_not_free(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
@@ -164,6 +172,14 @@ def free(asked: Asked, wanted: str | Sequence[str], *, of_one_model: bool = Fals
     for each in said:
         words.say(f"left out: {each}")
     return [device for device in asked_for if not taken[device]]
+
+
+def _named(wanted: Any) -> list[str]:
+    """The GPUs that a user has named: by a list of indices and UUIDs, or one of these."""
+    each = list(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
+    if not each or not all(isinstance(one, int | str) for one in each):
+        raise ConfigError(f"hydra.launcher.devices={wanted}: give a list of GPUs by index or UUID, or {ALL}")
+    return [str(one) for one in each]
 
 
 def _there(asked: Asked) -> Sequence[Device]:
@@ -258,6 +274,7 @@ class Fleet:
         self.num_units = sum(len(part.waiting) for part in parts)
         self.idle = deque(device for part in parts for device in part.in_turn())
         self.worst = 0
+        self.is_interrupted = False
         self.begin_s = time.monotonic()
         self.workers: list[Worker] = []
 
@@ -268,6 +285,7 @@ class Fleet:
                 while self.start_more(selector):
                     self._listen(selector)
             except Interrupted as interrupted:
+                self.is_interrupted = True
                 with interrupts.held():
                     for worker in self.workers:
                         worker.process.send_signal(interrupted.signum)

@@ -22,7 +22,7 @@ from pipeline.base import squeue, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
-from pipeline.base.interrupts import UndoStack
+from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.records import Device, Resume
 from pipeline.base.words import counted
 from pipeline.plan import schema, user_command
@@ -112,7 +112,11 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
     if not options.wait:
         return 0
-    _wait(jobs)
+    try:
+        _wait(jobs)
+    except Interrupted:
+        words.say(f"the tasks go on; look at them: {status} --watch; cancel them: scancel {' '.join(jobs)}")
+        raise
     found = _overview(uri, experiment)
     if found is not None:
         words.say(found.as_text(time.time()))
@@ -168,6 +172,7 @@ def script_of(
         if value is not None
     ]
     (program, *ours), theirs = user_command.divided(outcome.command_line())
+    ours = [word for word in ours if not user_command.sets(word, ["dry_run"])]
     decided = {"gpu.models": num_models} if num_models > 1 else {}
     before = workers.command([sys.executable, str(Path(program).absolute()), *ours], decided)
     return _SCRIPT.format(
@@ -176,7 +181,7 @@ def script_of(
         folder=shlex.quote(str(Path.cwd())),
         study_variable=outcome.STUDY,
         task_variable=outcome.TASK,
-        study=shlex.quote(shlex.join(outcome.command_line())),
+        study=shlex.quote(shlex.join([program, *ours, *theirs])),
         resume=shlex.quote(resume),
         limit_s=_NO_LIMIT_S if limit_s is None else math.ceil(limit_s),
         signal_delay_s=options.signal_delay_s,
@@ -226,7 +231,7 @@ def _slurm(*argv: str) -> Completed:
 
 def _wait(jobs: Mapping[str, str]) -> None:
     """Until no task of these arrays is in the queue; says each state when it changes, behind the array's words."""
-    known: dict[str, str] = {}
+    known: dict[str, str | None] = {}
     is_silent = False
     while True:
         try:
@@ -239,14 +244,21 @@ def _wait(jobs: Mapping[str, str]) -> None:
             continue
         is_silent = False
         for task in sorted(known.keys() | states.keys(), key=_in_order):
-            state = states.get(task, "left the queue")
-            if known.get(task) != state:
+            state = states.get(task)
+            if task not in known or known[task] != state:
+                known[task] = state
                 job, unit = _in_order(task)
-                words.say(f"{jobs[str(job)]}unit {unit} | {state.lower()}")
-        known = {**dict.fromkeys(known, "left the queue"), **states}
+                words.say(f"{jobs[str(job)]}unit {unit} | {_in_words(state)}")
         if not states:
             return
         time.sleep(_POLL_S)
+
+
+def _in_words(state: str | None) -> str:
+    if state is None:
+        return "left the queue"
+    name, _, reason = state.partition(" ")
+    return f"{name.lower()}: {reason}" if reason else name.lower()
 
 
 def _in_order(task: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ _DECIDED = (
     "resume",
     "time_limit_s",
     "plan_file",
+    "dry_run",
 )
 _INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm": "ask for it with hydra.launcher.gres"}
 

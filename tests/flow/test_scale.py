@@ -9,13 +9,16 @@ import signal
 import psutil
 import pytest
 
+from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.record.store.overview import overview
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows
+from pipeline.simulation.machine.state import StateFile
 from tests import forks
 from tests.run_cases import SHORT, TOY
+from tests.tracking_cases import wait_for
 
 pytest_plugins = ["tests.tracking_fixtures"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=1.5", "degree=2", "repeats=3", "listeners=[host]"]
@@ -82,6 +85,26 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     argv = [*TOY[:2], f"reproduce={found.rows[0].run_id}", *MACHINE, *one]
     done = forks.run(PROJECT_DIR / "run.py", *argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
+    process = start("hydra/launcher=gpus", "repeats=2", "window.seconds=0.5")
+    begun = set()
+    for line in process.stderr:
+        begun |= set(re.findall(r"unit (\d) \| \[1/2\]", line))
+        if begun == {"1", "2"}:
+            break
+    process.kill()
+    process.communicate()
+
+    def is_done():
+        try:
+            return overview(tmp_path / "mlruns", "collocation").is_done
+        except TrackingError:  # the store has no group yet
+            return False
+
+    wait_for(is_done, 60)
+    wait_for(lambda: not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus), 60)
 
 
 def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(start, tmp_path):

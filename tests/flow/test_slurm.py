@@ -185,12 +185,16 @@ def test_a_task_of_which_no_process_is_left_is_lost_until_its_unit_is_run_again(
     array = Array(process, slurm, tmp_path, server)
     array.wait_until_measured(1)
     assert array.overview().units[0].state == RUNNING
-    (task,) = (each for each in psutil.process_iter(["cmdline"]) if "unit=1" in (each.info["cmdline"] or []))
+    (task,) = (
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if {"unit=1", f"tracking.experiment={tmp_path.name}"} <= set(each.info["cmdline"] or [])
+    )
     for process_of_task in [*task.children(recursive=True), task]:  # its sender would say how it ended
         process_of_task.kill()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    assert "units: 1 lost; 0 of 2 groups ended" in err
+    assert "units: 1 lost; 0 of 2 groups have a result" in err
     how = r"^to run what is left, if no other job array of it waits: .* repeats=1 resume=true$"
     assert re.search(how, err, re.MULTILINE), err
     process = start("repeats=1", "resume=true")

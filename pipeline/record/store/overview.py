@@ -25,8 +25,9 @@ from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITI
 
 _FACTS = (
     *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result", "spool_id"),
-    *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task"),
+    *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task", "unit", "beside"),
 )
+_BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
 
@@ -70,13 +71,13 @@ class Overview:
             models = (_MODEL, *(units[0].model or "-" for units in shown))
             lines = [(model, *line) for model, line in zip(models, lines, strict=True)]
         states = Counter(unit.state for unit in self.units)
-        num_done = sum(sum(unit.results.values()) for unit in self.units)
+        num_found = sum(unit.num_found for unit in self.units)
         total = sum(unit.num_groups for unit in self.units)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
         left = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
         said = [
             *words.aligned(lines, range(len(lines[0]))),
-            f"units: {counts}; {num_done} of {total} groups ended{left}",
+            f"units: {counts}; {num_found} of {total} groups have a result{left}",
         ]
         if self.num_unsent:
             said.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
@@ -147,6 +148,7 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
     """The groups of the newest plan and of the same study for other GPU models, each oldest first, by model.
 
     A model of which none was begun has none; without any that says how many units its plan has, there is no model.
+    Where a GPU is measured alone and in company, each is a plan, and has its place as a model has.
     """
     planned = [
         _as_spooled(run, spooled.get(run.facts.get("spool_id", "")))
@@ -156,12 +158,30 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
     if not planned:
         return []
     newest = planned[-1].facts
+    is_beside = _is_of_beside(newest)
+    if is_beside and "unit" not in newest:
+        raise TrackingError(
+            f"experiment {experiment!r} holds what kept a GPU company, of which nothing is left to run; what that GPU "
+            "measured is in the experiment without _company"
+        )
     plans: dict[str, list[Told]] = defaultdict(list)
     for run in planned:
-        if run.facts["plan"] == newest["plan"] or run.facts.get("plan_any_gpu", "") == newest.get("plan_any_gpu"):
+        if run.facts["plan"] == newest["plan"] or _study_of(run.facts) == _study_of(newest):
             plans[run.facts["plan"]].append(run)
-    num_others = int(newest.get("plan_models", "1")) - len(plans)
+    num_others = (2 if is_beside else int(newest.get("plan_models", "1"))) - len(plans)
     return sorted([*plans.values(), *([] for _ in range(num_others))], key=unit_states.model_of)
+
+
+def _is_of_beside(facts: Mapping[str, str]) -> bool:
+    command = facts.get("command_line", "")
+    return _BESIDE in command and _BESIDE in (content.words_of(command) or [])  # the first look costs no time
+
+
+def _study_of(facts: Mapping[str, str]) -> str:
+    """What the plans of one study have in common."""
+    if _is_of_beside(facts):
+        return outcome.command_to_resume(content.words_of(facts["command_line"]))
+    return facts.get("plan_any_gpu", facts["plan"])
 
 
 def _parts(of_models: Sequence[Sequence[Told]], queued: Queued) -> tuple[Told, list[tuple[list[Unit], float | None]]]:
@@ -171,7 +191,11 @@ def _parts(of_models: Sequence[Sequence[Told]], queued: Queued) -> tuple[Told, l
     parts = []
     for runs in of_models:
         units = unit_states.of_plan(sizes, runs, queued)
-        parts.append((units, unit_states.seconds_left(units, runs)))
+        left_s = unit_states.seconds_left(units, runs)
+        if runs and _is_of_beside(newest.facts):
+            how = "in company" if runs[0].facts["beside"] != "0" else "alone"
+            units = [dataclasses.replace(unit, model=f"{unit.model} {how}") for unit in units]
+        parts.append((units, left_s))
     return newest, parts
 
 
@@ -210,5 +234,5 @@ def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:
     ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())
     ago = "" if unit.last_ms is None else f"{words.duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
     state = ": ".join(filter(None, (unit.state, unit.group or unit.reason)))
-    groups = f"{sum(unit.results.values())}/{sum(each.num_groups for each in units)}"
+    groups = f"{unit.num_found}/{sum(each.num_groups for each in units)}"
     return (numbers, state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")

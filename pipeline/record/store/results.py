@@ -228,8 +228,16 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
 
 
 def _existing(root_or_uri: Path | str, experiment: str) -> Store:
+    from mlflow.exceptions import MlflowException
+
     store = open_if_there(root_or_uri)
-    if store is None or store.client.get_experiment_by_name(experiment) is None:
+    if store is None:
+        raise TrackingError(f"there is no store in {root_or_uri}, and so no experiment {experiment!r}")
+    try:
+        is_there = store.client.get_experiment_by_name(experiment) is not None
+    except MlflowException as error:
+        raise TrackingError(f"experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}") from error
+    if not is_there:
         raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}")
     return store
 

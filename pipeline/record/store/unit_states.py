@@ -47,6 +47,11 @@ class Unit:
     group: str = ""
     reason: str = ""
 
+    @property
+    def num_found(self) -> int:
+        """How many groups have their answer; of the others, those that ended are run again."""
+        return sum(times for result, times in self.results.items() if Result(result).is_finding)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
@@ -120,7 +125,7 @@ def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[
 
 def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
     """What the missing groups of a plan will take on as many GPUs as are at work; `None` if no group has ended."""
-    num_left = sum(unit.num_groups - sum(unit.results.values()) for unit in units if unit.state != DONE)
+    num_left = sum(unit.num_groups - unit.num_found for unit in units if unit.state != DONE)
     if not num_left:
         return 0.0
     took = [run.end_ms - run.start_ms for run in runs if run.end_ms and run.facts.get("result") == Result.OK]

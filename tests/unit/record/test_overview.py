@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,9 +65,9 @@ def test_units_are_done_running_incomplete_or_not_begun(seen) -> None:
         ("running", {"failed": 1}, "b"),
         ("not begun", {}, ""),
     ]
-    assert found.seconds_left == 2 * 10
+    assert found.seconds_left == 3 * 10
     assert not found.is_done
-    assert "units: 1 done, 1 running, 1 not begun; 3 of 5 groups ended, about 20 s left" in found.as_text(NOW_S)
+    assert "units: 1 done, 1 running, 1 not begun; 2 of 5 groups have a result, about 30 s left" in found.as_text(NOW_S)
 
 
 def test_units_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
@@ -121,7 +122,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
     ]
     assert found.seconds_left == 4 * 10
     text = found.as_text(NOW_S)
-    assert "units: 3 done, 1 running, 2 not begun; 6 of 10 groups ended, about 40 s left" in text
+    assert "units: 3 done, 1 running, 2 not begun; 6 of 10 groups have a result, about 40 s left" in text
     assert text.startswith("GPU model  unit")
 
 
@@ -208,6 +209,24 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
     ]
     assert found.num_unsent == 2
     assert not seen(run(1, "a", None, spool_id="s2.ok", plan_units="1x1")).is_done
+
+
+def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
+    command = "run.py -m repeats=1 hydra/launcher=beside"
+
+    def measured(plan: str, beside: int, **facts: str) -> Told:
+        study = {"plan": plan, "plan_any_gpu": plan, "plan_units": "1x1", "command_line": command, "device": "H100"}
+        found = run(1, plan, beside=beside, **{**study, **facts})
+        return replace(found, facts={**found.facts, "unit": "1"})
+
+    found = seen(measured("p1", 0))
+    assert [(unit.model, unit.state) for unit in found.units] == [("", "not begun"), ("H100 alone", "done")]
+    assert not found.is_done and "to run what is left: " in found.as_text(NOW_S)
+    found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
+    assert [(unit.model, unit.state) for unit in found.units] == [("H100 alone", "done"), ("H100 in company", "done")]
+    assert found.is_done
+    with pytest.raises(TrackingError, match="holds what kept a GPU company"):
+        seen(run(1, "a", beside=1, command_line=command))
 
 
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:

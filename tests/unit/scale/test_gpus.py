@@ -213,10 +213,17 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     monkeypatch.setattr(gpus, "_there", lambda _: devices)
     monkeypatch.setattr(gpus, "_why_not_free", lambda *_: "")
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
-    config = SimpleNamespace(gpu=gpu, unit=None)
+    config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
     asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
     assert gpus.free(asked, "all") == devices
     assert gpus.free(asked, "all", of_one_model=True) == [devices[0], devices[2]]
     assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="it is another model than the A"):
         gpus.free(asked, ["0", "1"], of_one_model=True)
+    assert gpus.free(asked, 1) == gpus.free(asked, "GPU-1") == [devices[1]]
+    for wanted in (None, [], {"a": 1}, [[0]], [None]):
+        with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
+            gpus.free(asked, wanted)
+    config.wait = True
+    with pytest.raises(ConfigError, match="waits for none"):
+        gpus.free(asked, "all")

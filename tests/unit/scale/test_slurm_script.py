@@ -194,7 +194,7 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
         "submitted 1 unit of 1 as job array 12 for gpu:a100:1, output in ",
         "cancel it: scancel 11 12",
         "gpu:h100:1 unit 1 | running",
-        "gpu:a100:1 unit 1 | pending priority",
+        "gpu:a100:1 unit 1 | pending: Priority",
         "gpu:a100:1 unit 1 | left the queue",
     ):
         assert line in said
