@@ -128,6 +128,7 @@ def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp
     found = array.overview()
     assert [unit.state == "done" for unit in found.units] == [True, False, False], err
     assert found.units[2].results["interrupted"] == 1, array.log_of(3)
+    assert "tracking process has ended" not in array.log_of(2), array.log_of(2)
     process = start("resume=true")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

@@ -142,8 +142,9 @@ class RequestHandler:
 
 def serve(handler: RequestHandler) -> int:
     """Answer requests on stdin until it ends."""
-    # The orchestrator decides what a Ctrl-C means, even where both run in one process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The orchestrator decides what a Ctrl-C means, or a `scancel`, which reaches both; when it ends, so does this.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
