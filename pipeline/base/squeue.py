@@ -12,6 +12,7 @@ from pipeline.base.errors import CommandError
 PENDING = "PENDING"
 _LIMIT_S = 60.0
 _TASK = re.compile(r"(\d+) (\d+) (\S+) (.*)")
+_ASK_CONFIG = ("scontrol", "show", "config")
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 
 
@@ -38,14 +39,24 @@ def states(jobs: Collection[str]) -> Mapping[str, str]:
     return {task_of(each[1], int(each[2])): f"{each[3]} {each[4]}".removesuffix(" None").strip() for each in found}
 
 
-def states_on(cluster: str, jobs: Collection[str]) -> Mapping[str, str]:
-    """As `states`, from the Slurm of this cluster.
+def states_on(wanted: str, jobs: Collection[str]) -> Mapping[str, str]:
+    """As `states`, from the Slurm of the cluster that is wanted.
 
     Raises:
         CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
     """
-    argv = ["scontrol", "show", "config"]
-    found = _CLUSTER.search(command.run(argv, timeout_s=_LIMIT_S).stdout)
-    if found is None or found[1] != cluster:
-        raise CommandError(argv, 0, f"this is not cluster {cluster}")
+    if (name := cluster()) != wanted:
+        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {wanted}")
     return states(jobs)
+
+
+def cluster() -> str:
+    """The name of the cluster whose Slurm this is.
+
+    Raises:
+        CommandError: there is no Slurm, or it does not say.
+    """
+    said = command.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
+    if (found := _CLUSTER.search(said)) is None:
+        raise CommandError(list(_ASK_CONFIG), 0, "it says no ClusterName")
+    return found[1]

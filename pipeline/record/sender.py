@@ -7,6 +7,7 @@ sampler. The orchestrator asks it to send only between windows, and waits until 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -26,6 +27,7 @@ from pipeline.base.errors import TrackingError
 if TYPE_CHECKING:
     from pipeline.observe.progress import Ran
     from pipeline.record.original import FinishedGroup, Original
+    from pipeline.record.store.submitted import Submitted
 
 _LIMIT_S = 300.0
 _END_LIMIT_S = 30.0
@@ -156,6 +158,14 @@ class Sender:
         """
         request = {"op": "close_lost", "experiment": experiment, "plan": plan, "unit": unit}
         return [str(name) for name in self._call(request)["groups"]]
+
+    def submitted(self, experiment: str, new: Submitted) -> None:
+        """Have the job arrays noted that Slurm was given for an experiment of the store that is open.
+
+        Raises:
+            TrackingError: the store cannot be written.
+        """
+        self._call({"op": "submitted", "experiment": experiment, "new": dataclasses.asdict(new)})
 
     def groups_that_ran(self, store: str) -> list[Ran]:
         """The newest groups that ended well in the store in a folder or at a URI.

@@ -32,6 +32,7 @@ from pipeline.plan.schema import UnitOf
 from pipeline.record import provenance
 from pipeline.record.store import content
 from pipeline.record.store.overview import Overview, overview
+from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.unit_states import DONE
 from pipeline.scale import workers
 from pipeline.scale.options import SlurmOptions
@@ -110,6 +111,7 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
         )
     status = f"{outcome.python()} -m pipeline.tracking status --experiment {experiment} --uri {uri}"
     words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
+    _note(asked, len(all_units), list(jobs))
     if not options.wait:
         return 0
     try:
@@ -121,6 +123,17 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     if found is not None:
         words.say(found.as_text(time.time()))
     return 0 if found is not None and found.is_done else 1
+
+
+def _note(asked: Asked, num_units: int, arrays: list[str]) -> None:
+    """Have the store know the arrays, so that an overview shows tasks that wait."""
+    typed = provenance.command_line()
+    assert asked.sender is not None
+    try:
+        new = Submitted(command_line=typed, num_units=num_units, cluster=squeue.cluster(), arrays=arrays)
+        asked.sender.submitted(asked.config.tracking.experiment, new)
+    except (CommandError, TrackingError) as error:
+        words.say(f"warning: tasks that wait will not be seen by pipeline.tracking status: {error}")
 
 
 def gres_of(options: SlurmOptions) -> Sequence[str | None]:

@@ -18,7 +18,7 @@ from pipeline.base import squeue
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.record.store.overview import overview
-from pipeline.record.store.unit_states import RUNNING, WAITING
+from pipeline.record.store.unit_states import NOT_BEGUN, RUNNING, WAITING
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state import StateFile
 from tests import forks, slurm_cluster
@@ -181,6 +181,21 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
+def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm):
+    slurm.tell("scontrol", "update", "partitionname=test", "state=down")
+    try:
+        process = start("repeats=2", "hydra.launcher.wait=false")
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        (job,) = re.findall(r"as job array (\d+)", err)
+        seen = overview(server, tmp_path.name, squeue.states_on)
+        assert [(unit.state, unit.reason) for unit in seen.units] == [(WAITING, "PartitionDown")] * 2
+        slurm.tell("scancel", job)
+        wait_for(lambda: overview(server, tmp_path.name, squeue.states_on).units[0].state == NOT_BEGUN, 60)
+    finally:
+        slurm.tell("scontrol", "update", "partitionname=test", "state=up")
+
+
 def test_a_task_of_which_no_process_is_left_is_lost_until_its_unit_is_run_again(start, tmp_path, server, slurm):
     process = start("repeats=1")
     array = Array(process, slurm, tmp_path, server)
@@ -196,7 +211,7 @@ def test_a_task_of_which_no_process_is_left_is_lost_until_its_unit_is_run_again(
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert "units: 1 lost; 0 of 2 groups have a result" in err
-    how = r"^to run what is left, if no other job array of it waits: .* repeats=1 resume=true$"
+    how = r"^to run what is left: .* repeats=1 resume=true$"
     assert re.search(how, err, re.MULTILINE), err
     process = start("repeats=1", "resume=true")
     _, err = process.communicate(timeout=300)

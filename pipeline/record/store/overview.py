@@ -18,8 +18,9 @@ from pipeline.base.tags import Tag
 from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
-from pipeline.record.store import content, told, unit_states
+from pipeline.record.store import content, submitted, told, unit_states
 from pipeline.record.store.local import is_server
+from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.told import Told
 from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
 
@@ -43,6 +44,7 @@ class Overview:
             several models the longest. `None` if no group has ended of a model that lacks some, 0 if none is missing.
         num_unsent: groups of the experiment in the spool of the store's folder that were not sent.
         command: that began the newest of its groups: the launcher's, where one did.
+        is_asked: whether Slurm was asked for its tasks.
         unasked: why Slurm said nothing of the tasks that ran its groups; empty if it did, or none ran any.
     """
 
@@ -53,6 +55,7 @@ class Overview:
     seconds_left: float | None
     num_unsent: int
     command: str
+    is_asked: bool
     unasked: str
 
     @property
@@ -85,8 +88,23 @@ class Overview:
             said.append(f"as the store says, without Slurm's queue: {self.unasked}")
         if not self.is_done and self.command:
             goes_on = states[RUNNING] or states[WAITING]
-            said.append(f"begun by: {self.command}" if goes_on else _how_to_resume(self.command))
+            said.append(f"begun by: {self.command}" if goes_on else self._how_to_resume())
         return "\n".join(said)
+
+    def _how_to_resume(self) -> str:
+        """What to type to go on."""
+        typed = content.words_of(self.command)
+        if typed is None:
+            return f"begun by: {self.command}"
+        ours, theirs = user_command.divided(typed)
+        whole = [word for word in ours if not user_command.sets(word, ["unit"])]
+        conditions = ["with each K that is not done"] if whole != ours else []
+        if "hydra/launcher=slurm" in ours and not self.is_asked:
+            conditions.append("if no job array of it waits")
+        if secrets.HIDDEN in self.command:
+            conditions.append(f"with your own values for {secrets.HIDDEN}")
+        command = outcome.command_to_resume([*whole, *(["unit=K"] if whole != ours else []), *theirs])
+        return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 
 def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
@@ -99,12 +117,16 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     """
     spooled = {} if is_server(where) else _spooled(Path(where), experiment)
     of_models = _of_models(where, experiment, spooled)
-    if not of_models:
+    given = submitted.of(str(where), experiment) if is_server(where) and queue is not None else None
+    if not of_models and given is None:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
-    queued = Queued.of([*itertools.chain(*of_models)], queue)
-    newest, parts = _parts(of_models, queued)
+    newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None) or _not_begun(given)
+    if given is not None and given.study != submitted.study_of(newest.facts.get("command_line", "")):
+        given = None
+    queued = Queued.of([*itertools.chain(*of_models)], queue, given)
+    parts = _parts(of_models or [[]], newest, queued)
     if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
-        newest, parts = _parts(_of_models(where, experiment, spooled), queued)
+        parts = _parts(_of_models(where, experiment, spooled), newest, queued)
     left_s = [seconds for _, seconds in parts if seconds is not None]
     return Overview(
         experiment=experiment,
@@ -114,6 +136,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
         seconds_left=max(left_s) if len(left_s) == len(parts) else None,
         num_unsent=len(spooled),
         command=newest.facts.get("command_line", ""),
+        is_asked=bool(queued.arrays),
         unasked=queued.unasked,
     )
 
@@ -179,14 +202,20 @@ def _is_of_beside(facts: Mapping[str, str]) -> bool:
 
 def _study_of(facts: Mapping[str, str]) -> str:
     """What the plans of one study have in common."""
-    if _is_of_beside(facts):
-        return outcome.command_to_resume(content.words_of(facts["command_line"]))
-    return facts.get("plan_any_gpu", facts["plan"])
+    return (
+        submitted.study_of(facts["command_line"]) if _is_of_beside(facts) else facts.get("plan_any_gpu", facts["plan"])
+    )
 
 
-def _parts(of_models: Sequence[Sequence[Told]], queued: Queued) -> tuple[Told, list[tuple[list[Unit], float | None]]]:
-    """The newest group, and by GPU model the units and the seconds left."""
-    newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms)
+def _not_begun(given: Submitted | None) -> Told:
+    """What a group would say of a study of which none has begun."""
+    assert given is not None
+    facts = {"plan": "", "plan_units": sizes_in_words([0] * given.num_units), "command_line": given.command_line}
+    return Told(name="", status="", start_ms=0, end_ms=None, facts=facts)
+
+
+def _parts(of_models: Sequence[Sequence[Told]], newest: Told, queued: Queued) -> list[tuple[list[Unit], float | None]]:
+    """By GPU model the units, and the seconds left."""
     sizes = sizes_of(newest.facts["plan_units"])
     parts = []
     for runs in of_models:
@@ -196,7 +225,7 @@ def _parts(of_models: Sequence[Sequence[Told]], queued: Queued) -> tuple[Told, l
             how = "in company" if runs[0].facts["beside"] != "0" else "alone"
             units = [dataclasses.replace(unit, model=f"{unit.model} {how}") for unit in units]
         parts.append((units, left_s))
-    return newest, parts
+    return parts
 
 
 def _as_spooled(run: Told, record: RunRecord | None) -> Told:
@@ -210,22 +239,6 @@ def _as_spooled(run: Told, record: RunRecord | None) -> Told:
 def _shown_with(unit: Unit) -> tuple[str, str, str, int]:
     """Neighbours for which this is equal have one line: units of one model that were not begun, and wait alike."""
     return unit.model, unit.state, unit.reason, 0 if unit.last_ms is None else unit.number
-
-
-def _how_to_resume(recorded: str) -> str:
-    """What to type to go on, from the command line that began a study."""
-    typed = content.words_of(recorded)
-    if typed is None:
-        return f"begun by: {recorded}"
-    ours, theirs = user_command.divided(typed)
-    whole = [word for word in ours if not user_command.sets(word, ["unit"])]
-    conditions = ["with each K that is not done"] if whole != ours else []
-    if "hydra/launcher=slurm" in ours:  # one of which no task has begun is in no row
-        conditions.append("if no other job array of it waits")
-    if secrets.HIDDEN in recorded:
-        conditions.append(f"with your own values for {secrets.HIDDEN}")
-    command = outcome.command_to_resume([*whole, *(["unit=K"] if whole != ours else []), *theirs])
-    return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 
 def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:

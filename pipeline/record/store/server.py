@@ -11,6 +11,7 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
                                          with "store": FOLDER or URI those of another store, which is only read
     {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N} -> {"ok": true, "groups": [NAME, ...]}: closed
+    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `submitted.Submitted` is noted
     {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.groups_that_ran` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
@@ -36,8 +37,9 @@ from typing import Any
 from pipeline.base import layout, library_internals
 from pipeline.base.errors import CollocationError, TrackingError
 from pipeline.record import group_folder
-from pipeline.record.store import lost, results
+from pipeline.record.store import lost, results, submitted
 from pipeline.record.store.local import Store, open_store, reason_of
+from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
 _NOT_NEEDED = ("numpy", "pandas", "pygments", "scipy")
@@ -99,6 +101,9 @@ class RequestHandler:
                 return {"groups": [dataclasses.asdict(group) for group in finished]}
             case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit)}:
                 return {"groups": lost.close_unit(self._open(self._uri), experiment, plan, unit)}
+            case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
+                submitted.note(self._open(self._uri), experiment, Submitted(**new))
+                return {}
             case {"op": "ran", "store": str(where_it_is)}:
                 return {"groups": [dataclasses.asdict(ran) for ran in results.groups_that_ran(where_it_is)]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:

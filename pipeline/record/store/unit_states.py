@@ -12,6 +12,7 @@ from statistics import fmean
 from pipeline.base import host, squeue
 from pipeline.base.errors import CommandError
 from pipeline.base.records import Result
+from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.told import Told
 
 DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
@@ -55,28 +56,31 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """What Slurm's queue holds of the job arrays of which a task has run a group.
+    """What Slurm's queue holds of the job arrays of a study.
 
     Attributes:
         states: by task.
         arrays: that it was asked for.
+        new: those of which no task has begun a group.
         unasked: why it was not.
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
-    arrays: Collection[str] = ()
+    arrays: Collection[str] = frozenset()
+    new: Collection[str] = frozenset()
     unasked: str = ""
 
     @classmethod
-    def of(cls, runs: Sequence[Told], queue: Queue | None) -> Queued:
-        """Ask for the arrays of these runs; those of the cluster of the newest, if there are several."""
-        tasks = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _task(run))]
+    def of(cls, runs: Sequence[Told], queue: Queue | None, given: Submitted | None = None) -> Queued:
+        """Ask for the arrays of these runs and those that were submitted; of several clusters, on the newest."""
+        begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _task(run))]
+        tasks = [*begun, *((given.cluster, array) for array in given.arrays)] if given else begun
         if queue is None or not tasks:
             return cls()
         cluster = tasks[-1][0]
         arrays = {array for each, array in tasks if each == cluster}
         try:
-            return cls(states=queue(cluster, arrays), arrays=arrays)
+            return cls(states=queue(cluster, arrays), arrays=arrays, new=arrays - {array for _, array in begun})
         except CommandError as error:
             return cls(unasked=str(error))
 
@@ -118,7 +122,7 @@ def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[
     for run in runs:
         by_unit[int(run.facts["plan_unit"])].append(run)
     model = model_of(runs)
-    arrays = {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}
+    arrays = {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}.union(queued.new)
     units = (_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
     return [queued.seen(unit, by_unit[unit.number], arrays) for unit in units]
 

@@ -16,8 +16,9 @@ from pipeline.base import host
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag
-from pipeline.record.store import content, overview, told, unit_states
+from pipeline.record.store import content, overview, submitted, told, unit_states
 from pipeline.record.store.local import open_store
+from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.told import Told
 
 NOW_S = 1000.0
@@ -48,6 +49,18 @@ def seen(monkeypatch, tmp_path):
     def look(*runs: Told, queue: overview.Queue | None = None) -> overview.Overview:
         monkeypatch.setattr(overview.told, "groups", lambda *_: list(runs))
         return overview.overview(tmp_path, "e", queue)
+
+    return look
+
+
+@pytest.fixture
+def seen_of_server(monkeypatch, seen):
+    """The overview of these runs, and of what Slurm was given."""
+
+    def look(given: Submitted, *runs: Told, queue: overview.Queue) -> overview.Overview:
+        monkeypatch.setattr(overview, "is_server", lambda _: True)
+        monkeypatch.setattr(overview.submitted, "of", lambda *_: given)
+        return seen(*runs, queue=queue)
 
     return look
 
@@ -166,6 +179,44 @@ def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> Non
     assert seen(run(1, "a", None), queue=queue).units[0].state == "running" and len(asked) == 1
 
 
+def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm") -> Submitted:
+    return Submitted(command_line=command_line, num_units=3, cluster="c1", arrays=arrays)
+
+
+def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
+    def queue(_: str, arrays: Collection[str]) -> Mapping[str, str]:
+        return {f"{array}_{number}": "PENDING Priority" for array in arrays for number in (2, 3) if array == "9"}
+
+    none_begun = seen_of_server(given("9"), queue=queue)
+    assert [(unit.state, unit.reason, unit.num_groups) for unit in none_begun.units] == [
+        ("not begun", "", 0),
+        ("waiting", "Priority", 0),
+        ("waiting", "Priority", 0),
+    ]
+    assert none_begun.as_text(NOW_S).endswith("begun by: run.py hydra/launcher=slurm")
+    # Submitted again, after the first array has ended.
+    began = [task(1, "a"), task(1, "b"), task(2, "a", "failed")]
+    began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
+    assert "\nto run what is left: " in seen_of_server(given("7"), *began, queue=queue).as_text(NOW_S)
+    again = seen_of_server(given("7", "9", command_line="run.py hydra/launcher=slurm resume=true"), *began, queue=queue)
+    assert [unit.state for unit in again.units[:3]] == ["done", "waiting", "waiting"]
+    other = seen_of_server(given("7", "9", command_line="run.py degree=2 hydra/launcher=slurm"), *began, queue=queue)
+    assert [unit.state for unit in other.units[:3]] == ["done", "incomplete", "not begun"]
+
+
+def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(tmp_path) -> None:
+    store = open_store(tmp_path)
+    for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
+        submitted.note(store, "e", new)
+    found = submitted._of(store, "e")
+    assert found is not None and list(found.arrays) == ["7", "9"]
+    submitted.note(store, "e", given("12", command_line="run.py degree=2 hydra/launcher=slurm"))
+    found = submitted._of(store, "e")
+    assert found is not None and list(found.arrays) == ["12"]
+    store.client.set_experiment_tag(store.experiment_id("e"), submitted.TAG, '{"of": "another version"}')
+    assert submitted._of(store, "e") is submitted._of(store, "absent") is None
+
+
 def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(seen, monkeypatch) -> None:
     def queue(*_: object) -> Mapping[str, str]:
         monkeypatch.setattr(overview.told, "groups", lambda *_: [task(1, "a"), task(1, "b")])
@@ -248,7 +299,7 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
         ),
         (
             "run.py ++unit=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
-            "to run what is left, with each K that is not done, if no other job array of it waits, with your own "
+            "to run what is left, with each K that is not done, if no job array of it waits, with your own "
             "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
         ),
         (f"run.py only='[a{content.CUT}", f"begun by: run.py only='[a{content.CUT}"),

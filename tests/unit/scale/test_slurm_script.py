@@ -16,6 +16,7 @@ from pipeline.base.command import Completed
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.plan.schema import UnitOf
+from pipeline.record.store.submitted import Submitted
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
 
@@ -136,7 +137,7 @@ class Queue:
     asked: ClassVar[list[tuple[str, ...]]]
 
     def __init__(self, num_taken: int) -> None:
-        self.num_taken, self.scripts = num_taken, list[str]()
+        self.num_taken, self.scripts, self.given = num_taken, list[str](), list[Submitted]()
         self.answers = [{"11_1": "RUNNING", "12_1": "PENDING Priority"}, {}]
 
     def __call__(self, *argv: str) -> Completed:
@@ -175,7 +176,9 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             time_limit_s=None,
             dry_run=False,
         )
-        sender = SimpleNamespace(open=lambda *_: None, store=lambda: None)
+        monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")
+        given = queue.given.append
+        sender = SimpleNamespace(open=lambda *_: None, store=lambda: None, submitted=lambda _, new: given(new))
         asked: Any = SimpleNamespace(configs=[config], config=config, sender=sender, root=tmp_path)
         options = SlurmOptions(gres=["gpu:h100:1", "gpu:a100:1"], folder=str(tmp_path / "slurm"))
         return slurm.run(asked, UndoStack(), options), queue
@@ -189,6 +192,7 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
     assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
     assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
     assert queue.asked[-1] == ("squeue", "11", "12")
+    assert [(given.num_units, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
     said = capsys.readouterr().err
     for line in (
         "submitted 1 unit of 1 as job array 12 for gpu:a100:1, output in ",

@@ -1,0 +1,82 @@
+"""The job arrays that Slurm was given for a study, as a tag of its experiment: no row knows one that only waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pipeline import outcome
+from pipeline.base.errors import TrackingError
+from pipeline.base.tags import PREFIX
+from pipeline.record.store.content import words_of
+from pipeline.record.store.existing import open_if_there
+from pipeline.record.store.local import Store, reason_of
+
+TAG = f"{PREFIX}submitted"
+_MOST_ARRAYS = 50  # a tag holds 5,000 characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The arrays of one study, oldest first.
+
+    Attributes:
+        command_line: that began it, as it is recorded.
+        cluster: whose Slurm has them.
+    """
+
+    command_line: str
+    num_units: int
+    cluster: str
+    arrays: Sequence[str]
+
+    @property
+    def study(self) -> str:
+        """What all starts of the study have in common."""
+        return study_of(self.command_line)
+
+
+def study_of(command_line: str) -> str:
+    """A recorded command line as a start that resumes its study; empty if it was too long to be kept."""
+    typed = words_of(command_line)
+    return outcome.command_to_resume(typed) if typed else ""
+
+
+def note(store: Store, experiment: str, new: Submitted) -> None:
+    """Add arrays to those of the same study, or put them in the place of another study's."""
+    from mlflow.exceptions import MlflowException
+
+    known = _of(store, experiment)
+    if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
+        new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
+    try:
+        store.client.set_experiment_tag(store.experiment_id(experiment), TAG, json.dumps(dataclasses.asdict(new)))
+    except MlflowException as error:
+        raise TrackingError(f"the job arrays cannot be noted in {store.uri}: {reason_of(error)}") from error
+
+
+def of(uri: str, experiment: str) -> Submitted | None:
+    """What Slurm was given last for an experiment of a server; `None` if that is unknown.
+
+    Raises:
+        TrackingError: the server cannot be read.
+    """
+    store = open_if_there(uri)
+    return None if store is None else _of(store, experiment)
+
+
+def _of(store: Store, experiment: str) -> Submitted | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = store.client.get_experiment_by_name(experiment)
+    except MlflowException as error:
+        raise TrackingError(f"experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}") from error
+    if found is None or TAG not in found.tags:
+        return None
+    with suppress(ValueError, TypeError):  # of another version
+        return Submitted(**json.loads(found.tags[TAG]))
+    return None
