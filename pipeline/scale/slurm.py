@@ -127,10 +127,12 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
 
 def _note(asked: Asked, num_units: int, arrays: list[str]) -> None:
     """Have the store know the arrays, so that an overview shows tasks that wait."""
-    typed = provenance.command_line()
+    typed, now_ms = provenance.command_line(), int(time.time() * 1000)
     assert asked.sender is not None
     try:
-        new = Submitted(command_line=typed, num_units=num_units, cluster=squeue.cluster(), arrays=arrays)
+        new = Submitted(
+            command_line=typed, num_units=num_units, cluster=squeue.cluster(), arrays=arrays, time_ms=now_ms
+        )
         asked.sender.submitted(asked.config.tracking.experiment, new)
     except (CommandError, TrackingError) as error:
         words.say(f"warning: tasks that wait will not be seen by pipeline.tracking status: {error}")

@@ -113,16 +113,18 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     With `queue`, what Slurm says of the tasks that ran groups of it, or are of their job arrays, counts as well.
 
     Raises:
-        TrackingError: there is no such store or experiment, or no group of it says how many units its plan has.
+        TrackingError: there is no such store or experiment, or nothing in it says how many units a study has.
     """
     spooled = {} if is_server(where) else _spooled(Path(where), experiment)
     of_models = _of_models(where, experiment, spooled)
     given = submitted.of(str(where), experiment) if is_server(where) and queue is not None else None
     if not of_models and given is None:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
-    newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None) or _not_begun(given)
-    if given is not None and given.study != submitted.study_of(newest.facts.get("command_line", "")):
-        given = None
+    newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
+    if given is not None and (newest is None or (given.study != _typed(newest) and given.time_ms > newest.start_ms)):
+        of_models, newest = [], _not_begun(given)
+    assert newest is not None
+    given = given if given is not None and given.study == _typed(newest) else None
     queued = Queued.of([*itertools.chain(*of_models)], queue, given)
     parts = _parts(of_models or [[]], newest, queued)
     if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
@@ -207,9 +209,13 @@ def _study_of(facts: Mapping[str, str]) -> str:
     )
 
 
-def _not_begun(given: Submitted | None) -> Told:
+def _typed(run: Told) -> str:
+    """The command line of the study that a group is of."""
+    return submitted.study_of(run.facts.get("command_line", ""))
+
+
+def _not_begun(given: Submitted) -> Told:
     """What a group would say of a study of which none has begun."""
-    assert given is not None
     facts = {"plan": "", "plan_units": sizes_in_words([0] * given.num_units), "command_line": given.command_line}
     return Told(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
@@ -222,7 +228,7 @@ def _parts(of_models: Sequence[Sequence[Told]], newest: Told, queued: Queued) ->
         units = unit_states.of_plan(sizes, runs, queued)
         left_s = unit_states.seconds_left(units, runs)
         if runs and _is_of_beside(newest.facts):
-            how = "in company" if runs[0].facts["beside"] != "0" else "alone"
+            how = "in company" if runs[0].facts.get("beside", "0") != "0" else "alone"
             units = [dataclasses.replace(unit, model=f"{unit.model} {how}") for unit in units]
         parts.append((units, left_s))
     return parts

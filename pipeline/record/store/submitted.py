@@ -26,12 +26,14 @@ class Submitted:
     Attributes:
         command_line: that began it, as it is recorded.
         cluster: whose Slurm has them.
+        time_ms: when the newest was submitted, since the epoch.
     """
 
     command_line: str
     num_units: int
     cluster: str
     arrays: Sequence[str]
+    time_ms: int
 
     @property
     def study(self) -> str:

@@ -179,8 +179,8 @@ def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> Non
     assert seen(run(1, "a", None), queue=queue).units[0].state == "running" and len(asked) == 1
 
 
-def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm") -> Submitted:
-    return Submitted(command_line=command_line, num_units=3, cluster="c1", arrays=arrays)
+def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submitted:
+    return Submitted(command_line=command_line, num_units=3, cluster="c1", arrays=arrays, time_ms=time_ms)
 
 
 def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
@@ -202,6 +202,8 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
     assert [unit.state for unit in again.units[:3]] == ["done", "waiting", "waiting"]
     other = seen_of_server(given("7", "9", command_line="run.py degree=2 hydra/launcher=slurm"), *began, queue=queue)
     assert [unit.state for unit in other.units[:3]] == ["done", "incomplete", "not begun"]
+    newer = given("9", command_line="run.py degree=2 hydra/launcher=slurm", time_ms=2_000_000)
+    assert [unit.state for unit in seen_of_server(newer, *began, queue=queue).units] == ["not begun", *["waiting"] * 2]
 
 
 def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(tmp_path) -> None:
