@@ -131,6 +131,8 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
     elsewhere = root.parent / "elsewhere.db"
     shutil.copy(root / DATABASE, elsewhere)
     uri = f"sqlite:///{elsewhere}"
+    # MLflow would keep its artifacts in the working folder.
+    MlflowClient(uri).create_experiment(EXPERIMENT, artifact_location=str(root.parent / "artifacts"))
     tagged = of_a_group(record(()))
     late = Amendment(
         experiment=EXPERIMENT, spool_id=tagged.spool_id, metrics={"x": 1.0}, result="ok", reason="", uri=uri
