@@ -525,9 +525,8 @@ class _Study:
             parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = counted(len(self.plan.groups), "group")
-            how = (
-                "" if outcome.typed_for_study else f"; to run them: {outcome.command_to_resume()}"
-            )  # its launcher says it
+            is_worker = outcome.typed_for_study is not None  # then its launcher says how
+            how = "" if is_worker else f"; to run them: {outcome.command_to_resume()}"
             words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:

@@ -20,7 +20,7 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.records import Plan
 from pipeline.observe.group_result import GroupResult
-from pipeline.plan import programs, read
+from pipeline.plan import programs, read, user_command
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
 from pipeline.record.original import Original
@@ -146,7 +146,7 @@ def _given() -> list[str]:
     """The keys of the command line."""
     if not HydraConfig.initialized():
         return []
-    return [word.partition("=")[0].lstrip("+~") for word in HydraConfig.get().overrides.task]
+    return [user_command.key_of(word) for word in HydraConfig.get().overrides.task]
 
 
 def _refuse_others(run_id: str, given: Sequence[str], hidden: Sequence[str]) -> None:

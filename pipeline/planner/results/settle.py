@@ -17,8 +17,8 @@ from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.records import Row, Study
 
 # What a repetition decides itself, or must not inherit.
-_WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 _DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce")
+_WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 
 
 def command(study: Study, advice: Advice) -> str | None:
@@ -65,7 +65,7 @@ def _typed(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] =
         return None
     program, *words = words
     ours, theirs = user_command.divided(words)
-    keys = {word.partition("=")[0] for word in decided}
+    keys = {user_command.key_of(word) for word in decided}
     kept = [
         word
         for word in ours

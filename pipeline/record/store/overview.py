@@ -189,9 +189,10 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
             f"experiment {experiment!r} holds what kept a GPU company, of which nothing is left to run; what that GPU "
             "measured is in the experiment without _company"
         )
+    study = _study_of(newest)
     plans: dict[str, list[Told]] = defaultdict(list)
     for run in planned:
-        if run.facts["plan"] == newest["plan"] or _study_of(run.facts) == _study_of(newest):
+        if run.facts["plan"] == newest["plan"] or _study_of(run.facts) == study:
             plans[run.facts["plan"]].append(run)
     num_others = (2 if is_beside else int(newest.get("plan_models", "1"))) - len(plans)
     return sorted([*plans.values(), *([] for _ in range(num_others))], key=unit_states.model_of)

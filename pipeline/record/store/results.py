@@ -228,18 +228,26 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
 
 
 def _existing(root_or_uri: Path | str, experiment: str) -> Store:
-    from mlflow.exceptions import MlflowException
-
     store = open_if_there(root_or_uri)
     if store is None:
         raise TrackingError(f"there is no store in {root_or_uri}, and so no experiment {experiment!r}")
-    try:
-        is_there = store.client.get_experiment_by_name(experiment) is not None
-    except MlflowException as error:
-        raise TrackingError(f"experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}") from error
-    if not is_there:
+    if find_experiment(store, experiment) is None:
         raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}")
     return store
+
+
+def find_experiment(store: Store, name: str) -> Any | None:
+    """MLflow's experiment of a name; `None` if there is none.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return store.client.get_experiment_by_name(name)
+    except MlflowException as error:
+        raise TrackingError(f"experiment {name!r} cannot be read from {store.uri}: {reason_of(error)}") from error
 
 
 def runs_in(store: Store, experiment: str, role: str) -> list[Any]:

@@ -14,6 +14,7 @@ from pipeline.base.tags import PREFIX
 from pipeline.record.store.content import words_of
 from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import Store, reason_of
+from pipeline.record.store.results import find_experiment
 
 TAG = f"{PREFIX}submitted"
 _MOST_ARRAYS = 50  # a tag holds 5,000 characters
@@ -71,12 +72,7 @@ def of(uri: str, experiment: str) -> Submitted | None:
 
 
 def _of(store: Store, experiment: str) -> Submitted | None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        found = store.client.get_experiment_by_name(experiment)
-    except MlflowException as error:
-        raise TrackingError(f"experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}") from error
+    found = find_experiment(store, experiment)
     if found is None or TAG not in found.tags:
         return None
     with suppress(ValueError, TypeError):  # of another version

@@ -51,7 +51,7 @@ class Unit:
     @property
     def num_found(self) -> int:
         """How many groups have their answer; of the others, those that ended are run again."""
-        return sum(times for result, times in self.results.items() if Result(result).is_finding)
+        return _num_findings(self.results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
         attempts[run.facts.get("gpu_uuid"), run.facts.get("boot_id")].append(run)
     if not attempts:
         return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
-    ended = {origin: _endings(members) for origin, members in attempts.items()}
+    ended = {origin: Counter(_endings(members).values()) for origin, members in attempts.items()}
 
     def rank(origin: tuple[str | None, str | None]) -> tuple[int, int]:
         return _num_findings(ended[origin]), _last_ms(attempts[origin])
@@ -157,7 +157,7 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
         model=model,
         state=state,
         num_groups=size,
-        results=dict(Counter(ended[best].values())),
+        results=dict(ended[best]),
         host=newest.get("host", ""),
         gpu=newest.get("gpu_uuid", ""),
         last_ms=_last_ms(attempts[best]),
@@ -177,8 +177,8 @@ def _endings(members: Sequence[Told]) -> dict[str, str]:
     return found
 
 
-def _num_findings(ended: Mapping[str, str]) -> int:
-    return sum(Result(result).is_finding for result in ended.values())
+def _num_findings(results: Mapping[str, int]) -> int:
+    return sum(times for result, times in results.items() if Result(result).is_finding)
 
 
 def _last_ms(members: Sequence[Told]) -> int:
