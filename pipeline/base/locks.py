@@ -35,6 +35,15 @@ def try_take(descriptor: int, *, is_shared: bool = False) -> bool:
     return True
 
 
+def is_free(path: Path) -> bool:
+    """Whether nobody holds the lock of a file, which is only read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return try_take(descriptor, is_shared=True)
+    finally:
+        os.close(descriptor)
+
+
 def drop(descriptor: int) -> None:
     """Drop the lock before the descriptor is closed."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)

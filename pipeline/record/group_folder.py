@@ -222,8 +222,7 @@ def survey(spool_root: Path) -> Survey:
         try:
             with _claimed(folder) as free:
                 record = read(folder)
-                # An open one of another host, which shares the spool's file system: its lock means nothing here.
-                if free and (record.state == "closed" or record.host == platform.node()):
+                if free and _is_over(record):
                     ready.append((_closed(folder, record).clock.wall_ns, folder))
                 else:
                     busy.append(folder)
@@ -231,6 +230,35 @@ def survey(spool_root: Path) -> Survey:
             log.warning("skipped a spool folder: %s", error)
             unreadable[folder] = str(error)
     return Survey(ready=tuple(folder for _, folder in sorted(ready)), busy=tuple(busy), unreadable=unreadable)
+
+
+def ended(spool_root: Path) -> list[Record]:
+    """The groups that have ended and wait to be sent, those of dead owners as `survey` would close them.
+
+    Changes nothing.
+    """
+    found = []
+    for path in sorted(spool_root.glob(f"*/*/{layout.RECORD}")):
+        folder = path.parent
+        if folder.name.startswith(layout.SENT_PREFIX):
+            continue
+        try:
+            if not locks.is_free(folder / layout.LOCK):  # first, or its owner may close it in between
+                continue
+            if _is_over(record := read(folder)):
+                found.append(record if record.state == "closed" else _interrupted_record(folder, record))
+        except (TrackingError, OSError) as error:
+            if path.exists():  # else it was sent meanwhile
+                log.warning("not counted: %s", error)
+    return found
+
+
+def _is_over(record: Record) -> bool:
+    """Whether a group of which nobody holds the lock has ended. An open one of another host may not have.
+
+    That host shares the file system of the spool, and its locks mean nothing here.
+    """
+    return record.state == "closed" or record.host == platform.node()
 
 
 def _child(raw: dict[str, Any]) -> ChildRecord:
@@ -261,6 +289,13 @@ def _closed(folder: Path, record: Record) -> Record:
     if ended:
         what = "1 process" if ended == 1 else f"{ended} processes"
         log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
+    record = _interrupted_record(folder, record)
+    write(folder, record)
+    return record
+
+
+def _interrupted_record(folder: Path, record: Record) -> Record:
+    """An open record, closed at the last sign of life of what it is of."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(
@@ -271,9 +306,7 @@ def _closed(folder: Path, record: Record) -> Record:
     )
     ends = (alive_ns, _last_instant(folder / layout.SAMPLES), *(child.end_ns for child in children))
     parent = _interrupted(record.parent, max(end for end in ends if end is not None))
-    record = dataclasses.replace(record, state="closed", parent=parent, children=children)
-    write(folder, record)
-    return record
+    return dataclasses.replace(record, state="closed", parent=parent, children=children)
 
 
 def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,13 +159,8 @@ def sizes_of(text: str) -> list[int]:
 
 def _spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
     """By spool id, the ended groups of an experiment that were not sent: the store says that they run, or nothing."""
-    found = {}
-    for folder in group_folder.survey(root / layout.SPOOL).ready:
-        with suppress(TrackingError):  # sent meanwhile
-            record = group_folder.read(folder)
-            if record.experiment == experiment:
-                found[record.spool_id] = record.parent
-    return found
+    ended = group_folder.ended(root / layout.SPOOL)
+    return {record.spool_id: record.parent for record in ended if record.experiment == experiment}
 
 
 def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[Told]]:

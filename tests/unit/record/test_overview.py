@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -245,15 +244,13 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
 
 
 def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(seen, monkeypatch, tmp_path) -> None:
-    def read(folder: Path) -> SimpleNamespace:
-        name, result = folder.name, Result(folder.suffix[1:])
+    def record(name: str, result: Result, experiment: str = "e") -> SimpleNamespace:
         parent = SimpleNamespace(status=result.mlflow_status, tags={Tag.RESULT: result})
-        return SimpleNamespace(spool_id=name, experiment="e" if "other" not in name else "other", parent=parent)
+        return SimpleNamespace(spool_id=name, experiment=experiment, parent=parent)
 
-    ready = [Path("s1.interrupted"), Path("s2.ok"), Path("other.ok")]
-    monkeypatch.setattr(overview.group_folder, "survey", lambda _: SimpleNamespace(ready=ready))
-    monkeypatch.setattr(overview.group_folder, "read", read)
-    waiting = [run(number, "a", None, spool_id=f.name, plan_units="1x3") for number, f in enumerate(ready, start=1)]
+    ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
+    monkeypatch.setattr(overview.group_folder, "ended", lambda _: ended)
+    waiting = [run(number, "a", None, spool_id=f"s{number}", plan_units="1x3") for number in (1, 2, 3)]
     found = seen(*waiting)
     assert [(unit.state, dict(unit.results)) for unit in found.units] == [
         ("incomplete", {"interrupted": 1}),
@@ -261,7 +258,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
         ("running", {}),
     ]
     assert found.num_unsent == 2
-    assert not seen(run(1, "a", None, spool_id="s2.ok", plan_units="1x1")).is_done
+    assert not seen(run(1, "a", None, spool_id="s2", plan_units="1x1")).is_done
 
 
 def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:

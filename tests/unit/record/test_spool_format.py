@@ -67,6 +67,29 @@ def test_recover_leaves_the_living_alone_and_takes_the_oldest_first(tmp_path: Pa
     assert not (tmp_path / "spool" / "study" / ".sent-0000-z").exists()
 
 
+def test_what_has_ended_is_told_without_a_change(tmp_path: Path) -> None:
+    running = record((child(0, status="RUNNING", end_ns=None),), state="open")
+    dead, living, elsewhere, done = (
+        make_spool(tmp_path, written, name)
+        for name, written in (
+            ("0001-dead", running),
+            ("0002-living", replace(running, spool_id="living")),
+            ("0003-elsewhere", replace(running, spool_id="elsewhere", host="another")),
+            ("0004-done", replace(record((child(0),)), spool_id="done")),
+        )
+    )
+    (sent := tmp_path / "spool" / "study" / ".sent-0000-z").mkdir()
+    (sent / "record.json").write_text("{}")
+    before = {path: path.read_bytes() for path in (tmp_path / "spool").rglob("*") if path.is_file()}
+    with (living / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first, second = group_folder.ended(tmp_path / "spool")
+    assert {path: path.read_bytes() for path in (tmp_path / "spool").rglob("*") if path.is_file()} == before
+    assert (second, elsewhere.is_dir()) == (group_folder.read(done), True)
+    group_folder.survey(tmp_path / "spool")
+    assert first == group_folder.read(dead)
+
+
 def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
     folder = make_spool(tmp_path, record((child(0),)))
     raw = json.loads((folder / "record.json").read_text()) | {"version": 1}
