@@ -8,7 +8,7 @@ import logging
 import operator
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +138,7 @@ class Asked:
         reproduction: the group to run again, if it is only that.
         differences: what was said of how that group differs from the original.
         gpus: UUIDs of the GPUs on which a launcher runs units; none where the study runs on that of its plan.
+        planned: digests of the groups of all plans, where a launcher measures a study as several.
     """
 
     configs: Sequence[Config]
@@ -148,6 +149,7 @@ class Asked:
     reproduction: Reproduction | None
     differences: str = ""
     gpus: Sequence[str] = ()
+    planned: Collection[str] = ()
 
     @property
     def config(self) -> Config:
@@ -284,9 +286,9 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     finished = sender.finished(plan.experiment, store if asked.config.dry_run else None)
     groups, known = _remaining(asked, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
-    # What the same study found on other GPU models belongs beside it, where it was asked for.
-    is_of_one_model = asked.config.gpu.models == 1
-    others = [each for each in finished if is_of_one_model or each.plan_any_gpu != plan.any_gpu_digest]
+    # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
+    of_models = {plan.any_gpu_digest} if asked.config.gpu.models > 1 else set()
+    others = [each for each in finished if each.digest not in asked.planned and each.plan_any_gpu not in of_models]
     for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
         words.say(line)
     return groups, known

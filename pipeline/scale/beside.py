@@ -57,7 +57,16 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
         return 0
     stamp = time.strftime("%Y%m%dT%H%M%S")
     plans = asked.root / layout.PLANS
-    legs = [_leg(asked, devices[0], beside, str(plans / f"{stamp}-{beside}.json")) for beside in company]
+    files = {beside: str(plans / f"{stamp}-{beside}.json") for beside in company}
+    planned = {}
+    for beside, file in files.items():
+        _set(asked, devices[0], beside, file)
+        planned[beside] = study.planned(asked)
+    asked.planned = {group.digest for _, plan in planned.values() for group in plan.groups}
+    legs = []
+    for beside, (inventory, plan) in planned.items():
+        groups, _ = study.open_store(asked, plan, inventory)
+        legs.append(Leg(beside=beside, plan=plan, plan_file=files[beside], numbers=tuple(units.of(groups))))
     fleet = Pairs(asked, devices, legs, template)
     fleet.say_what_is_to_run()
     try:
@@ -73,14 +82,6 @@ def _shown(asked: Asked, leg: Leg) -> bool:
     how = f"in company of {counted(leg.beside, 'GPU')}" if leg.beside else "alone"
     sys.stdout.write(f"\nthe GPU {how}:\n")
     return study.show_all(asked, leg.plan)
-
-
-def _leg(asked: Asked, device: Device, beside: int, plan_file: str) -> Leg:
-    _set(asked, device, beside, plan_file)
-    inventory, plan = study.planned(asked)
-    groups, _ = study.open_store(asked, plan, inventory)
-    numbers = tuple(units.of(groups))
-    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=numbers)
 
 
 def _set(asked: Asked, device: Device, beside: int, plan_file: str | None) -> None:
