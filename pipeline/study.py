@@ -287,8 +287,8 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     groups, known = _remaining(asked, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
-    of_models = {plan.any_gpu_digest} if asked.config.gpu.models > 1 else set()
-    others = [each for each in finished if each.digest not in asked.planned and each.plan_any_gpu not in of_models]
+    on_other_models = plan.any_gpu_digest if asked.config.gpu.models > 1 else ""
+    others = [each for each in finished if each.digest not in asked.planned and each.plan_any_gpu != on_other_models]
     for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
         words.say(line)
     return groups, known
@@ -313,12 +313,14 @@ def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Gr
 def show_all(asked: Asked, plan: Plan) -> bool:
     """Show what the store has of a plan that others ran; whether each of its groups has a finding."""
     assert asked.sender is not None
-    left, known = _remaining(asked, plan, asked.sender.finished(plan.experiment, None))
+    finished = asked.sender.finished(plan.experiment, None)
+    left, known = _remaining(asked, plan, finished)
+    rows = [*known, *resume.latest(left, finished)]
     comparison = Comparison()
-    for row in known:
+    for row in rows:
         comparison.add(row)
-    if known:
-        summary.show(plan, [comparison.latest(row) for row in known])
+    if rows:
+        summary.show(plan, [comparison.latest(row) for row in rows])
         summary.show_where(plan.experiment, asked.config.tracking, asked.sender, asked.root)
     if left:
         all_groups = counted(len(plan.groups), "group")

@@ -64,6 +64,12 @@ def remaining(
     return left, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
 
 
+def latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
+    """The row of each of some groups that ended last, whatever its result; none of a group that did not end."""
+    newest = {each.digest: each for each in finished}
+    return [_row(group, newest[group.digest]) for group in groups if group.digest in newest]
+
+
 def unused(plan: Plan, left: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
     """The stored results, newest first, of another plan: with other settings, or of a group that is to be run anew.
 

@@ -65,7 +65,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     asked.planned = {group.digest for _, plan in planned.values() for group in plan.groups}
     legs = []
     for beside, (inventory, plan) in planned.items():
-        groups, _ = study.open_store(asked, plan, inventory)
+        groups, _known = study.open_store(asked, plan, inventory)
         legs.append(Leg(beside=beside, plan=plan, plan_file=files[beside], numbers=tuple(units.of(groups))))
     fleet = Pairs(asked, devices, legs, template)
     fleet.say_what_is_to_run()

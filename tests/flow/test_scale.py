@@ -155,6 +155,16 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
     assert re.findall("^resume: .*", err, re.MULTILINE) == ["resume: 2 of 4 groups are finished"] * 2
 
 
+def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):
+    (script := tmp_path / "fails.py").write_text("import sys; sys.exit('no such dataset')\n")
+    process = start("hydra/launcher=gpus", "workload=script", f"workload.script={script}", "degree=2", "repeats=2")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
+    assert re.findall(r"^(\S+) +2  failed ", out, re.MULTILINE) == ["serial-1x-fails", "naive-2x-fails"]
+    assert "ended with status 1: no such dataset\n" in out
+    assert "4 of 4 groups without a result; to run what is left: " in err
+
+
 def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
     process = start("hydra/launcher=gpus", "window.seconds=60")
     waiting = {1, 2}
