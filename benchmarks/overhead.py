@@ -115,8 +115,8 @@ def scripts(folder: Path, options: argparse.Namespace) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for name, rows in figures.items():
-        added_s, before_s, after_s, cpu_s = zip(*rows, strict=True)
-        others = (f"{statistics.median(each):.2f}" for each in (before_s, after_s, cpu_s))
+        added_s, *others_s = zip(*rows, strict=True)
+        others = (f"{statistics.median(each):.2f}" for each in others_s)
         lines.append(f"| {name} | {_spread(added_s)} | {' | '.join(others)} |")
     pairs = zip(figures["orchestrator"], figures["shell loop"], strict=True)
     ratios = [mine[0] / theirs[0] for mine, theirs in pairs]

@@ -132,8 +132,8 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         (folder / FIELDS).write_text(fields, encoding="utf-8")
     with closing(sqlite3.connect(root / DATABASE)) as connection, connection:
         connection.executemany(f"INSERT INTO runs ({_RUN_COLUMNS}) VALUES ({','.join('?' * 13)})", runs)
-        for table in ("tags", "params"):
-            connection.executemany(f"INSERT INTO {table} (key, value, run_uuid) VALUES (?, ?, ?)", content[table])
+        for name in ("tags", "params"):
+            connection.executemany(f"INSERT INTO {name} (key, value, run_uuid) VALUES (?, ?, ?)", content[name])
         connection.executemany(
             "INSERT INTO latest_metrics (key, value, timestamp, step, is_nan, run_uuid) VALUES (?, ?, ?, ?, ?, ?)",
             content["latest_metrics"],

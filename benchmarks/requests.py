@@ -27,7 +27,7 @@ from typing import NamedTuple
 from pipeline.launch import requests
 from pipeline.observe import latency
 from workloads import client
-from workloads.serving.arrivals import Answer, AnyRequest, OpenLoop
+from workloads.serving.arrivals import Answer, AnyRequest, ClosedLoop, OpenLoop
 from workloads.serving.server import Batching, Server
 
 MILLION = 1_000_000
@@ -215,7 +215,7 @@ def closed(options: argparse.Namespace) -> None:
     model, inputs = infer.build_model(args, device), infer.make_inputs(args, device)
     with _folder() as folder:
         job = Job(folder)
-        arrivals = infer.ClosedLoop(job, 1, 0)
+        arrivals = ClosedLoop(job, 1, 0)
         answers = infer.build_answers(args, job, model, inputs, device)
         server = Server(job, arrivals, answers, Batching())
         arrivals.begin(time.monotonic_ns())

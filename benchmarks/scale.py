@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -82,7 +83,12 @@ def status(folder: Path) -> list[str]:
         kept = ", ".join(set(columns) - {"run_uuid", "name", "status", "start_time", "end_time"})
         for number in range(UNITS * size):
             unit, group = divmod(number, size)
-            told = {Tag.ROLE: GROUP, Tag.BLOCK: unit + 1, Tag.PLAN_UNIT: unit + 1, Tag.DIGEST: f"{unit}-{group}"}
+            told: dict[str, object] = {
+                Tag.ROLE: GROUP,
+                Tag.BLOCK: unit + 1,
+                Tag.PLAN_UNIT: unit + 1,
+                Tag.DIGEST: f"{unit}-{group}",
+            }
             told |= {Tag.RESULT: "ok", fact_tag("plan"): "p", fact_tag("plan_units"): f"{size}x{UNITS}", **tags}
             database.execute(
                 f"INSERT INTO runs (run_uuid, name, status, start_time, end_time, {kept}) "
@@ -255,6 +261,7 @@ def main() -> None:
     options = parser.parse_args()
     if (options.uri is None) == (options.what == "sending"):
         parser.error("--uri belongs to sending")
+    measures: dict[str, Callable[[Path], list[str]]]
     measures = {"gpus": gpus, "status": status, "plan": plan, "sending": partial(sending, uri=options.uri)}
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write("\n".join(measures[options.what](Path(folder))) + "\n")
