@@ -19,8 +19,9 @@ from typing import Self
 from pipeline import recording
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.factory import Spec
 from pipeline.base.paths import expanded
-from pipeline.base.records import REPLAY, Device, Plan, Result, Slot, Spec
+from pipeline.base.records import REPLAY, Device, Plan, Result, Slot
 from pipeline.clean import held_folder
 from pipeline.launch.state import JobState
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind

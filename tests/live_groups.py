@@ -7,7 +7,8 @@ import json
 import time
 from pathlib import Path
 
-from pipeline.base.records import Group, ListenerSpec, Required, Slot, Spec
+from pipeline.base.factory import Spec
+from pipeline.base.records import Group, ListenerSpec, Required, Slot
 from pipeline.base.samples import Sample
 from pipeline.observe.observation import Watched
 from tests.conftest import GPU

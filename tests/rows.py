@@ -12,7 +12,8 @@ from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
-from pipeline.base.records import GpuSettings, Group, Job, Limits, Spec, Window, WindowKind, Workload
+from pipeline.base.factory import Spec
+from pipeline.base.records import GpuSettings, Group, Job, Limits, Window, WindowKind, Workload
 from pipeline.launch.state import Ended, JobState, Said, Started
 from pipeline.observe.fields import Fields
 from tests.conftest import GPU

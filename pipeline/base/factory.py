@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.records import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A class to build later: its dotted path and keyword arguments."""
+
+    target: str
+    options: tuple[tuple[str, object], ...] = ()
 
 
 def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:

@@ -7,9 +7,10 @@ import os
 import platform
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.base.records import Device
+if TYPE_CHECKING:
+    from pipeline.base.records import Device
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 CPU_PREFIX = "CPU-"
@@ -92,6 +93,8 @@ def boot_id() -> str:
 
 def cpu_device() -> Device:
     """The CPUs of this machine as a device."""
+    from pipeline.base.records import Device  # which the simulated programs have no need of, and takes long to import
+
     return Device(kind="cpu", uuid=f"{CPU_PREFIX}{platform.node()}", name=cpu_model())
 
 

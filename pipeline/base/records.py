@@ -12,8 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.base.factory import Spec
 from pipeline.base.modes import is_program
 from pipeline.base.units import SAMPLES
+
+_NO_PROFILER = Spec(target="pipeline.launch.profilers.none.NoProfiler")
 
 
 class Result(enum.StrEnum):
@@ -73,14 +76,6 @@ EnvTool = enum.Enum("EnvTool", "rattler conda mamba micromamba", start=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """A class to build later: its dotted path and keyword arguments."""
-
-    target: str
-    options: tuple[tuple[str, object], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSpec:
     """One configured listener."""
 
@@ -95,7 +90,7 @@ class ProfilerSpec:
     """What is put before the command of each job; nothing, by default."""
 
     name: str = "none"
-    build: Spec = Spec(target="pipeline.launch.profilers.none.NoProfiler")
+    build: Spec = _NO_PROFILER
 
     @property
     def is_none(self) -> bool:

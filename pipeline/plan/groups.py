@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.base import factory, library_internals, naming, placeholders, secrets, units
 from pipeline.base.errors import ConfigError
+from pipeline.base.factory import Spec
 from pipeline.base.protocols import Profiler
 from pipeline.base.records import (
     DEVICE,
@@ -27,7 +28,6 @@ from pipeline.base.records import (
     ProfilerSpec,
     Required,
     Resume,
-    Spec,
     Window,
     WindowKind,
     Workload,

@@ -13,9 +13,10 @@ from pathlib import Path
 from pipeline import outcome
 from pipeline.base import git, host, secrets
 from pipeline.base.errors import CommandError
+from pipeline.base.factory import Spec
 from pipeline.base.host import boot_id
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter, Spec, Workload
+from pipeline.base.records import Interpreter, Workload
 from pipeline.base.tags import Tag
 from pipeline.base.words import without_secrets
 

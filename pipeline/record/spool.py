@@ -18,8 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from pipeline.base import layout, locks, secrets
 from pipeline.base.errors import TrackingError
+from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Spec, Window, WindowKind
+from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.words import without_secrets
 from pipeline.clean import leftovers

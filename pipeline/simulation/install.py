@@ -50,7 +50,7 @@ def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     programs = {}
     for name, module in _PROGRAMS.items():
-        argv = [sys.executable, "-E", "-s", "-P", "-c", _START.format(project=str(PROJECT_DIR), module=module)]
+        argv = [sys.executable, "-E", "-s", "-S", "-P", "-c", _START.format(project=str(PROJECT_DIR), module=module)]
         programs[name] = folder / name
         control.write_executable(
             programs[name], f"exec {shlex.join([*argv, '--state-file', str(state_file.absolute())])}"

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.errors import LaunchError
-from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Spec, Window, WindowKind, Workload
+from pipeline.base.factory import Spec
+from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind, Workload
 from pipeline.base.tags import Tag
 from pipeline.clean import processes
 from pipeline.launch import jobs

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.factory import Spec
 from pipeline.base.paths import expanded
-from pipeline.base.records import Device, Spec
+from pipeline.base.records import Device
 from pipeline.gpu.selftest.steps import IDLE, Load
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import occupied

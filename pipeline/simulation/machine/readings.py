@@ -17,7 +17,7 @@ import time
 from typing import Protocol
 
 from pipeline.base import factory
-from pipeline.base.records import Spec
+from pipeline.base.factory import Spec
 from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.state import Gpu, GpuInstance, State
 

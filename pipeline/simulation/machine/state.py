@@ -19,8 +19,8 @@ from typing import Any
 
 from pipeline.base import factory, mig_table, regular_files
 from pipeline.base.errors import ConfigError
+from pipeline.base.factory import Spec
 from pipeline.base.host import read_process
-from pipeline.base.records import Spec
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 

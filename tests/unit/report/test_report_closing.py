@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from pipeline.base.records import Result, Spec
+from pipeline.base.factory import Spec
+from pipeline.base.records import Result
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.closing import closing
 from tests.rows import group

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from pipeline.base.records import Spec
+from pipeline.base.factory import Spec
 from pipeline.prepare.device import nvml
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed
