@@ -1,8 +1,12 @@
-"""The figures of jobs that ran together, normalised by what each did alone: for the live table and the report."""
+"""The figures of jobs that ran together, normalised by what each did alone, and which values count as independent.
+
+For the table that a study ends with, and for its report.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -106,3 +110,21 @@ def _of_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
         if known and len(known) == len(served):
             found[name] = max(known)
     return found
+
+
+def independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
+    """Values of blocks as values that are independent: each block of one GPU, of several GPUs the median of each.
+
+    Blocks of several GPUs are no draws of one distribution: an interval over all of them is too narrow.
+    `tests/unit/report/test_report_statistics.py` shows by how much.
+
+    Args:
+        by_block: a value of each block, in the order of blocks.
+        gpus: on which GPU each block ran; of one that is not named, the same.
+    """
+    of_each: dict[str, list[float]] = defaultdict(list)
+    for block, value in by_block.items():
+        of_each[gpus.get(block, "")].append(value)
+    if len(of_each) == 1:
+        return list(by_block.values())
+    return [statistics.median(values) for values in of_each.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pipeline.base.records import Group, Job, Result
+from pipeline.base.tags import Tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,11 @@ class GroupResult:
     tags: dict[str, str] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     spool_id: str | None = None
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The device that it ran on; of a group that an earlier start ran, another one than planned, perhaps."""
+        return self.tags.get(Tag.GPU_UUID, self.group.device.uuid)
 
     @property
     def measured(self) -> tuple[JobResult, ...]:

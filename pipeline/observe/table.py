@@ -54,7 +54,8 @@ def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is
 def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] = ()) -> str:
     """The groups as an aligned text table, one line each, the case by case; what there is to know of them below.
 
-    Figures are medians over the blocks. A column without any value is left out, a missing value is `-`.
+    Figures are medians over the blocks; of several GPUs, each counts once. A column without any value is left out, a
+    missing value is `-`.
 
     Args:
         rows: one of each group and block.
@@ -106,10 +107,12 @@ def _place(group: Group) -> tuple[object, ...]:
 
 
 def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
-    """The median of a figure over the blocks that ended well, or else over those that have it."""
+    """The median of a figure over the blocks that ended well, or else over those that have it; "-" if none has."""
     having = [row for row in found if key in row.metrics]
-    used = [row for row in having if row.result is Result.OK] or having
-    return form(statistics.median(row.metrics[key] for row in used)) if used else "-"
+    used = dict(enumerate([row for row in having if row.result is Result.OK] or having))
+    values = {number: row.metrics[key] for number, row in used.items()}
+    gpus = {number: row.gpu_uuid for number, row in used.items()}
+    return form(statistics.median(normalise.independent(values, gpus))) if used else "-"
 
 
 def _results(found: Sequence[GroupResult]) -> str:
@@ -133,8 +136,8 @@ def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> li
                 into[text].append(found[0].group.name + blocks)
     notes = []
     if is_of_blocks:
-        num_gpus = len({row.tags.get(Tag.GPU_UUID) for found in groups for row in found})
-        each_once = f" of {num_gpus} GPUs; a sentence below counts each GPU once" if num_gpus > 1 else ""
+        num_gpus = len({row.gpu_uuid for found in groups for row in found})
+        each_once = f"; of the {num_gpus} GPUs each counts once" if num_gpus > 1 else ""
         notes.append(f"figures are medians over the blocks{each_once}")
     notes += [f"* {_listed(names)}: {text}" for text, names in flags.items()]
     notes += [f"{_listed(names)}: {text}" for text, names in reasons.items()]

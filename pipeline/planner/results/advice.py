@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pipeline.base import services, units
 from pipeline.base.modes import SERIAL
-from pipeline.base.normalise import SLOWDOWN, SPEEDUP
+from pipeline.base.normalise import SLOWDOWN, SPEEDUP, independent
 from pipeline.base.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios, speed_ratios
@@ -26,7 +26,6 @@ from pipeline.report.evaluate.statistics import (
     Test,
     blocks_needed,
     corrected,
-    independent,
     paired,
 )
 from pipeline.report.evaluate.verdicts import Decision, Verdict, decided

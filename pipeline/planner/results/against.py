@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pipeline.base import services, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.mig_table import model_called
+from pipeline.base.normalise import independent
 from pipeline.base.records import Result
 from pipeline.planner import profile
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.export.experiment import Group, groups_of, rates_per_s
 from pipeline.planner.profile import Profile
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
-from pipeline.report.evaluate.statistics import Estimate, estimate, independent
+from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.page.table_format import Table, with_interval
 from pipeline.report.read.records import JobRow, Row, Study
 

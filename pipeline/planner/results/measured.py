@@ -18,12 +18,13 @@ from pipeline.base.host import CPU_PREFIX
 from pipeline.base.mig_table import model_called
 from pipeline.base.modes import PARTITION, PERCENTAGE, PROFILE
 from pipeline.base.naming import own_params
+from pipeline.base.normalise import independent
 from pipeline.base.records import Result
 from pipeline.planner import profile
 from pipeline.planner.profile import Profile
 from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
-from pipeline.report.evaluate.statistics import estimate, independent
+from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row, Study
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.base import units
 from pipeline.base.modes import SERIAL, Mode
-from pipeline.base.normalise import SPEEDUP
+from pipeline.base.normalise import SPEEDUP, independent
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.words import natural
 from pipeline.report.evaluate import quantities
@@ -24,7 +24,7 @@ from pipeline.report.evaluate.metrics import (
     counted_in,
     sampled,
 )
-from pipeline.report.evaluate.statistics import Estimate, estimate, independent
+from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.read import labels
 from pipeline.report.read.records import Row, Study
 

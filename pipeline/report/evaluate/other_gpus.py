@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.base import units
+from pipeline.base.normalise import independent
 from pipeline.base.records import BESIDE, Result, WindowKind
 from pipeline.report.evaluate.cells import Case, cases_of
-from pipeline.report.evaluate.statistics import Estimate, estimate, independent
+from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.evaluate.wording import interval_in_words, jobs_in_words
 from pipeline.report.read.records import Row, Study
 

@@ -1,15 +1,14 @@
 """Estimates and tests. A repeat is a complete block with its own baseline, so comparisons are paired within blocks.
 
 Intervals are t intervals: with the three to ten blocks of a study, a bootstrap of the mean covers far less than 95 %.
-Blocks of one GPU resemble each other, so over several GPUs each GPU is one value (`independent`).
+Blocks of one GPU resemble each other, so over several GPUs each GPU is one value (`normalise.independent`).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -69,24 +68,6 @@ class Test:
     p_equal: float | None
     mean: float
     deviation: float | None
-
-
-def independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
-    """Values of blocks as values that are independent: each block of one GPU, of several GPUs the median of each.
-
-    Blocks of several GPUs are no draws of one distribution: an interval over all of them is too narrow.
-    `tests/unit/report/test_report_statistics.py` shows by how much.
-
-    Args:
-        by_block: a value of each block, in the order of blocks.
-        gpus: on which GPU each block ran; of one that is not named, the same.
-    """
-    of_each: dict[str, list[float]] = defaultdict(list)
-    for block, value in by_block.items():
-        of_each[gpus.get(block, "")].append(value)
-    if len(of_each) == 1:
-        return list(by_block.values())
-    return [statistics.median(values) for values in of_each.values()]
 
 
 def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.base.modes import MPS, NAIVE, SERIAL
-from pipeline.base.normalise import SPEEDUP
+from pipeline.base.normalise import SPEEDUP, independent
 from pipeline.base.words import counted
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, by_place, speed_ratios
@@ -30,7 +30,6 @@ from pipeline.report.evaluate.statistics import (
     Test,
     blocks_needed,
     corrected,
-    independent,
     paired,
 )
 from pipeline.report.evaluate.wording import finding_in_words, jobs_in_words, listed, on_gpus, times_in_words

@@ -7,10 +7,11 @@ from collections import defaultdict
 
 from pipeline.base import mig_names
 from pipeline.base.modes import PROFILE
+from pipeline.base.normalise import independent
 from pipeline.base.records import Result
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.metrics import ACTIVITY, INSTANCE_MEMORY, METRICS, Scale
-from pipeline.report.evaluate.statistics import estimate, independent
+from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.page.table_format import Table, Values, with_interval
 from pipeline.report.read.records import Study
 

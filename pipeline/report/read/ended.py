@@ -38,7 +38,7 @@ def _row(ended: GroupResult) -> Row:
         params={},
         window=group.window.kind,
         device=group.device.name,
-        gpu_uuid=ended.tags.get(Tag.GPU_UUID, group.device.uuid),  # of a resumed block, another one perhaps
+        gpu_uuid=ended.gpu_uuid,
         boot_id="",
         is_simulated=group.device.is_simulated,
         start_ms=group.number,

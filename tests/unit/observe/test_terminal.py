@@ -8,6 +8,7 @@ import re
 
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Sample, Summary
+from pipeline.base.tags import Tag
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
@@ -63,6 +64,23 @@ def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case()
         ["figures are medians over the blocks"],
         ["naive-a+a+a (1 of 3 blocks): lost"],
     ]
+
+
+def test_each_gpu_counts_once():
+    def row(block, rate, **tags):
+        told = {"throughput_total_samples_per_s": rate}
+        return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=told, tags=tags)
+
+    here = group("a").device.uuid
+    resumed = [row(1, 10, **{Tag.GPU_UUID: here}), row(2, 12)]
+    assert table(resumed, FIELDS).splitlines()[1:] == [
+        "naive-a       2  ok           11.0",
+        "figures are medians over the blocks",
+    ]
+    others = [row(block, 20, **{Tag.GPU_UUID: "GPU-other"}) for block in (3, 4, 5)]
+    first, note = table([*resumed, *others], FIELDS).splitlines()[1:]
+    assert first.split() == ["naive-a", "5", "ok", "15.5"]
+    assert note == "figures are medians over the blocks; of the 2 GPUs each counts once"
 
 
 def test_programs_that_differ_in_a_flag_are_cases_of_their_own():

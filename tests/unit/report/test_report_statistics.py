@@ -12,11 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.base.modes import MIG, MPS, NAIVE, SERIAL
+from pipeline.base.normalise import independent
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import SPEEDUP, Scale
-from pipeline.report.evaluate.statistics import corrected, estimate, independent, p_values, paired
+from pipeline.report.evaluate.statistics import corrected, estimate, p_values, paired
 from pipeline.report.evaluate.verdicts import Decision, Verdict, decided, verdicts
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
