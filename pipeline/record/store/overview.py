@@ -25,7 +25,7 @@ from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITI
 
 _FACTS = (
     *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result", "spool_id"),
-    *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task", "unit", "beside"),
+    *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated"),
 )
 _BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
@@ -41,6 +41,7 @@ class Overview:
         num_models: GPU models that it is measured on.
         seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; of
             several models the longest. `None` if no group has ended of a model that lacks some, 0 if none is missing.
+        simulated: the GPU models that are simulated.
         num_unsent: groups of the experiment in the spool of the store's folder that were not sent.
         command: that began the newest of its groups: the launcher's, where one did.
         is_asked: whether Slurm was asked for its tasks.
@@ -52,6 +53,7 @@ class Overview:
     num_models: int
     units: Sequence[Unit]
     seconds_left: float | None
+    simulated: Sequence[str]
     num_unsent: int
     command: str
     is_asked: bool
@@ -81,6 +83,8 @@ class Overview:
             *words.aligned(lines, range(len(lines[0]))),
             f"units: {counts}; {num_found} of {total} groups have a result{left}",
         ]
+        if self.simulated:
+            said.append(f"simulated: {', '.join(self.simulated)}")
         if self.num_unsent:
             said.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
         if self.unasked:
@@ -135,6 +139,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
         num_models=len(parts),
         units=[unit for units, _ in parts for unit in units],
         seconds_left=max(left_s) if len(left_s) == len(parts) else None,
+        simulated=sorted({run.facts["device"] for run in itertools.chain(*of_models) if "simulated" in run.facts}),
         num_unsent=len(spooled),
         command=newest.facts.get("command_line", ""),
         is_asked=bool(queued.arrays),

@@ -243,6 +243,12 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
     assert re.search("^as the store says, without Slurm's queue: .*not cluster c1$", found.as_text(NOW_S), re.MULTILINE)
 
 
+def test_simulated_gpus_are_named(seen) -> None:
+    assert "simulated" not in seen(run(1, "a", device="H100")).as_text(NOW_S)
+    found = seen(run(1, "a", device="H100"), run(1, "b", device="A100", simulated="true"))
+    assert "\nsimulated: A100\n" in found.as_text(NOW_S)
+
+
 def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(seen, monkeypatch, tmp_path) -> None:
     def record(name: str, result: Result, experiment: str = "e") -> SimpleNamespace:
         parent = SimpleNamespace(status=result.mlflow_status, tags={Tag.RESULT: result})
