@@ -87,8 +87,9 @@ def run(group: Group, shared: Shared) -> GroupResult:
             execution.go()
         except Interrupted as error:
             interrupted = error
-        row = dataclasses.replace(execution.judged(interrupted is not None), spool_id=record.spool_id)
-        record.close(row)
+        with interrupts.held():  # what was measured is kept
+            row = dataclasses.replace(execution.judged(interrupted is not None), spool_id=record.spool_id)
+            record.close(row)
     if interrupted is not None:
         raise interrupted
     return row

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -139,6 +139,7 @@ class Asked:
         differences: what was said of how that group differs from the original.
         gpus: UUIDs of the GPUs on which a launcher runs units; none where the study runs on that of its plan.
         planned: digests of the groups of all plans, where a launcher measures a study as several.
+        begin_ms: when it was asked, since the epoch.
     """
 
     configs: Sequence[Config]
@@ -150,6 +151,7 @@ class Asked:
     differences: str = ""
     gpus: Sequence[str] = ()
     planned: Collection[str] = ()
+    begin_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
     @property
     def config(self) -> Config:
@@ -313,7 +315,13 @@ def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Gr
 def show_all(asked: Asked, plan: Plan) -> bool:
     """Show what the store has of a plan that others ran; whether each of its groups has a finding."""
     assert asked.sender is not None
-    finished = asked.sender.finished(plan.experiment, None)
+    try:
+        finished = asked.sender.finished(plan.experiment, None)
+    except TrackingError as error:
+        words.say(f"error: {error}; what was measured waits in the spool; to go on: {outcome.command_to_resume()}")
+        return False
+    if asked.config.resume == Resume.NO:
+        finished = [each for each in finished if each.start_ms >= asked.begin_ms]
     left, known = _remaining(asked, plan, finished)
     rows = [*known, *resume.latest(left, finished)]
     comparison = Comparison()

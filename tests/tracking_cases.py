@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import uuid
@@ -100,6 +101,14 @@ def record(children: tuple[ChildRecord, ...], number: int = 1, **changes: Any) -
         "state": "closed",
     }
     return Record(**fields | changes)
+
+
+def as_running(ended: Record) -> Record:
+    """The record as it was while its group ran."""
+    of_its_end = ("collocation.result", "mlflow.note.content")
+    tags = {key: value for key, value in ended.parent.tags.items() if key not in of_its_end}
+    parent = dataclasses.replace(ended.parent, status="RUNNING", end_ns=None, metrics={}, tags=tags)
+    return dataclasses.replace(ended, state="open", parent=parent)
 
 
 def by_name(tracking: Any) -> dict[str, Any]:

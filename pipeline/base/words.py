@@ -50,7 +50,7 @@ def say(text: str) -> None:
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:  # a pipe without a reader, a terminal that was closed
         nobody = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nobody, sys.stderr.fileno())
         os.close(nobody)

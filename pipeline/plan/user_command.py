@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from pipeline.base.errors import ConfigError
 
 _SEPARATOR = "--"
+_PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _SWEEP = ("-m", "--multirun")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
@@ -56,8 +57,8 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
     script, args = program_of(theirs[1:], "what stands after --")
     values = [
         "workload=script",
-        f"workload.script={_quoted(script)}",
-        f"workload.args=[{','.join(map(_quoted, args))}]",
+        f"workload.script={quoted(script)}",
+        f"workload.args=[{','.join(map(quoted, args))}]",
     ]
     # Hydra takes overrides only where they all stand together.
     place = next((place for place, word in enumerate(ours) if "=" in word and not word.startswith("-")), 0)
@@ -99,7 +100,14 @@ def name_of(script: str, args: Sequence[str]) -> str:
     return Path(files[0]).stem if files else Path(script).name
 
 
-def _quoted(word: str) -> str:
+def override(key: str, value: object) -> str:
+    """An override in Hydra's grammar that gives a key exactly this value; of `None`, null."""
+    if value is None:
+        return f"{key}=null"
+    return f"{key}={value if _PLAIN.fullmatch(str(value)) else quoted(str(value))}"
+
+
+def quoted(word: str) -> str:
     """The word in Hydra's grammar, where it means exactly itself, and holds no interpolation."""
     return str(QuotedString(plain(word), Quote.single).with_quotes())
 

@@ -10,9 +10,10 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,9 @@ from pipeline.observe import endings
 
 VERSION = 4
 TAIL_BYTES = 1 << 16
+_ID = re.compile(r"[\w-]+")
+_CLOCK_ERROR_NS = 10**9
+_TRIES = 100
 _ABANDONED_S = 3600.0
 
 log = logging.getLogger(__name__)
@@ -104,7 +108,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a spool holds. `ready` is oldest first; `busy` has a living owner; `unreadable` maps a folder to why."""
+    """What a spool holds. `ready` is oldest first; `busy` has an owner that lives, or did on another host.
+
+    `unreadable` maps a folder to why.
+    """
 
     ready: tuple[Path, ...]
     busy: tuple[Path, ...]
@@ -152,6 +159,8 @@ def read(folder: Path) -> Record:
                 f"{folder / layout.RECORD} has version {version}; this program reads version {VERSION}: "
                 "send it with the release that wrote it, or remove the folder"
             )
+        if not _ID.fullmatch(raw["spool_id"]):  # it names a folder that is removed
+            raise TrackingError(f"{folder / layout.RECORD} is not one of ours: spool_id {raw['spool_id']!r}")
         return Record(
             **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri", "host")},
             clock=Clock(**raw["clock"]),
@@ -165,13 +174,26 @@ def read(folder: Path) -> Record:
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
     """Keep an amendment until the store has it, with the figures of one that still waits; gives its file."""
     folder = spool_root / layout.AMENDMENTS
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{amendment.spool_id}.json"
-    with locks.folder_held(folder):
-        with suppress(TrackingError):
-            amendment = dataclasses.replace(amendment, metrics=read_amendment(file).metrics | amendment.metrics)
-        write_json(file, amendment)
+
+    def add() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locks.folder_held(folder):
+            known: dict[str, float] = {}
+            with suppress(TrackingError):
+                known = read_amendment(file).metrics
+            write_json(file, dataclasses.replace(amendment, metrics=known | amendment.metrics))
+
+    below_spool(add)
     return file
+
+
+def below_spool(make: Callable[[], None]) -> None:
+    """Make something in a folder below the spool, which whoever has sent the last of it removes, perhaps just now."""
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError, FileExistsError):
+            return make()
+    return make()
 
 
 def remove_amendment(file: Path, sent: Amendment) -> None:
@@ -204,18 +226,18 @@ def survey(spool_root: Path) -> Survey:
     Folders whose owner lives, or is on another host, are left alone; those that cannot be read are named in the log.
     What a disk that was full left without a record holds nothing to send, and goes.
     """
-    for lock in sorted(spool_root.glob(f"*/*/{layout.LOCK}")):
+    for folder in _folders_with(layout.LOCK, spool_root):
         with suppress(OSError):
-            is_old = time.time() - lock.stat().st_mtime > _ABANDONED_S  # a young one may just have been made
-            if is_old and not (lock.parent / layout.RECORD).exists():
-                with _claimed(lock.parent) as free:
+            # A young one may just have been made.
+            is_old = time.time() - (folder / layout.LOCK).stat().st_mtime > _ABANDONED_S
+            if is_old and not (folder / layout.RECORD).exists():
+                with _claimed(folder) as free:
                     if free:
-                        shutil.rmtree(lock.parent, ignore_errors=True)
+                        shutil.rmtree(folder, ignore_errors=True)
     ready: list[tuple[int, Path]] = []
     busy: list[Path] = []
     unreadable: dict[Path, str] = {}
-    for path in sorted(spool_root.glob(f"*/*/{layout.RECORD}")):
-        folder = path.parent
+    for folder in _folders_with(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
             continue
@@ -238,8 +260,7 @@ def ended(spool_root: Path) -> list[Record]:
     Changes nothing.
     """
     found = []
-    for path in sorted(spool_root.glob(f"*/*/{layout.RECORD}")):
-        folder = path.parent
+    for folder in _folders_with(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             continue
         try:
@@ -248,9 +269,15 @@ def ended(spool_root: Path) -> list[Record]:
             if _is_over(record := read(folder)):
                 found.append(record if record.state == "closed" else _interrupted_record(folder, record))
         except (TrackingError, OSError) as error:
-            if path.exists():  # else it was sent meanwhile
+            if folder.exists():  # else it was sent meanwhile
                 log.warning("not counted: %s", error)
     return found
+
+
+def _folders_with(name: str, spool_root: Path) -> list[Path]:
+    """The folders of groups that hold such a file. What a link leads to is none: it may be anybody's."""
+    found = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
+    return [folder for folder in found if not folder.is_symlink() and not folder.parent.is_symlink()]
 
 
 def _is_over(record: Record) -> bool:
@@ -285,7 +312,8 @@ def _closed(folder: Path, record: Record) -> Record:
     """The record of a folder that nobody owns, closed as interrupted if its owner died before it did so."""
     if record.state == "closed":
         return record
-    ended = leftovers.clear(record.spool_id)
+    # Of another user's folder nobody knows that the processes that it names are that user's.
+    ended = leftovers.clear(record.spool_id) if folder.stat().st_uid == os.geteuid() else 0
     if ended:
         what = "1 process" if ended == 1 else f"{ended} processes"
         log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
@@ -299,12 +327,12 @@ def _interrupted_record(folder: Path, record: Record) -> Record:
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(
-        _interrupted(child, _last_instant(folder / child.folder / layout.EVENTS) or alive_ns)
+        _interrupted(child, _last_instant(folder / child.folder / layout.EVENTS, record) or alive_ns)
         if child.status == "RUNNING"
         else child
         for child in record.children
     )
-    ends = (alive_ns, _last_instant(folder / layout.SAMPLES), *(child.end_ns for child in children))
+    ends = (alive_ns, _last_instant(folder / layout.SAMPLES, record), *(child.end_ns for child in children))
     parent = _interrupted(record.parent, max(end for end in ends if end is not None))
     return dataclasses.replace(record, state="closed", parent=parent, children=children)
 
@@ -315,9 +343,13 @@ def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
     return dataclasses.replace(run, status=result.mlflow_status, end_ns=max(end_ns, run.start_ns), tags=tags)
 
 
-def _last_instant(path: Path) -> int | None:
-    """The `t_ns` of the last whole line of a JSON-lines file, if there is one."""
-    for line in reversed(last_lines(path, TAIL_BYTES)):
-        with suppress(ValueError, KeyError, TypeError):
-            return int(json.loads(line)["t_ns"])
+def _last_instant(path: Path, record: Record) -> int | None:
+    """The `t_ns` of the last whole line of a JSON-lines file, if there is one that can be: a job may write anything."""
+    with suppress(OSError):
+        written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns
+        for line in reversed(last_lines(path, TAIL_BYTES)):
+            with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                t_ns = int(json.loads(line)["t_ns"])
+                if record.parent.start_ns <= t_ns <= written_ns + _CLOCK_ERROR_NS:
+                    return t_ns
     return None

@@ -40,6 +40,7 @@ class FinishedGroup:
     tags: dict[str, str] = field(default_factory=dict)
     settings: str | None = None
     plan_any_gpu: str | None = None
+    start_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

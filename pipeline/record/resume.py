@@ -53,9 +53,13 @@ def remaining(
         units.setdefault((group.unit, group.device.uuid), []).append(keys[group.digest])
     done: dict[str, FinishedGroup] = {}
     for (_, gpu_uuid), members in units.items():
-        here = [(each, boot_id) for each in gpus or (gpu_uuid,)]
+        here = [(each, boot_id or None) for each in gpus or (gpu_uuid,)]  # where none is known, a run says nothing
         num_found = Counter(origin for key in members for origin in found.get(key, {}))
-        in_order = sorted(num_found, key=lambda origin: (origin not in here, repr(origin)))
+        began_ms = {
+            origin: max(found[key][origin].start_ms for key in members if origin in found.get(key, {}))
+            for origin in num_found
+        }
+        in_order = sorted(num_found, key=lambda origin: (origin not in here, -began_ms[origin], repr(origin)))
         # A complete unit of any origin counts; of an incomplete one, only what one GPU of these found since the boot.
         complete = (origin for origin in in_order if num_found[origin] == len(members))
         origin = next(complete, max(here, key=lambda origin: num_found[origin]))
@@ -65,7 +69,7 @@ def remaining(
 
 
 def latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
-    """The row of each of some groups that ended last, whatever its result; none of a group that did not end."""
+    """The row of each of some groups that began last and ended, whatever its result; none of a group without one."""
     newest = {each.digest: each for each in finished}
     return [_row(group, newest[group.digest]) for group in groups if group.digest in newest]
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.record.store.submitted import Submitted
 
 _LIMIT_S = 300.0
+_SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes
 _END_LIMIT_S = 30.0
 
 # Command lines that end before anything is sent.
@@ -201,9 +202,9 @@ class Sender:
 
     def rest(self) -> None:
         """Wait until everything that was asked is done, so that the process is idle."""
-        deadline = time.monotonic() + _LIMIT_S
         while self._pending:
-            self._note(self._reply(deadline))
+            limit_s = _SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S
+            self._note(self._reply(time.monotonic() + limit_s))
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         self.rest()

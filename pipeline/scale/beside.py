@@ -9,19 +9,19 @@ from __future__ import annotations
 import selectors
 import signal
 import sys
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline import study
-from pipeline.base import interrupts, layout, words
+from pipeline.base import interrupts, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
-from pipeline.base.records import Device, Plan
+from pipeline.base.records import Device, Plan, Resume
 from pipeline.base.words import counted
 from pipeline.plan import units
+from pipeline.scale import workers
 from pipeline.scale.gpus import Fleet, Worker, free, refuse_taken_ports
 from pipeline.scale.template import Template
 from pipeline.study import Asked
@@ -55,9 +55,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
             _set(asked, devices[0], beside, None)
             study.preview(asked)
         return 0
-    stamp = time.strftime("%Y%m%dT%H%M%S")
-    plans = asked.root / layout.PLANS
-    files = {beside: str(plans / f"{stamp}-{beside}.json") for beside in company}
+    files = {beside: workers.new_plan_file(asked.root) for beside in company}
     planned = {}
     for beside, file in files.items():
         _set(asked, devices[0], beside, file)
@@ -74,7 +72,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     finally:
         with interrupts.held():
             is_whole = [_shown(asked, leg) for leg in legs]
-    return max(fleet.worst, 0 if all(is_whole) else 1)
+    return fleet.status(is_whole=all(is_whole))
 
 
 def _shown(asked: Asked, leg: Leg) -> bool:
@@ -116,8 +114,9 @@ class Pairs(Fleet):
             with interrupts.held():
                 self.step = self.steps.popleft()
                 for device in self.others[: self.step[1].beside]:
-                    decided = {"hydra/launcher": "study", "tracking.experiment": self._experiment}
-                    decided |= {"repeats": str(_REPEATS), "gpu.beside": str(self.step[1].beside)}
+                    decided: dict[str, object] = {"hydra/launcher": "study", "tracking.experiment": self._experiment}
+                    decided |= {"repeats": _REPEATS, "gpu.beside": self.step[1].beside}
+                    decided |= {"resume": Resume.NO, "time_limit_s": None, "plan_file": None}
                     self.start(device, _COMPANY, decided, selector).is_quiet = True
         if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.workers):
             number, leg = self.step
@@ -132,6 +131,7 @@ class Pairs(Fleet):
         """End the company of what was measured. What loses its company is ended too, and the study with it."""
         if worker is self.measured:
             words.say(f"{worker.name} | ended with exit status {status}")
+            self.has_measured = True
             self.worst = max(self.worst, status)
         elif self.is_interrupted:
             self.worst = max(self.worst, status)

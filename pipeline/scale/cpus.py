@@ -11,20 +11,40 @@ from pathlib import Path
 from pipeline.base.records import Device
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
-    """By UUID, the CPUs of each GPU's worker: no CPU has two workers, unless there are fewer CPUs than workers."""
+    """By UUID, the CPUs of each GPU's worker: no core has two workers, unless there are fewer CPUs than workers."""
     ours = frozenset(os.sched_getaffinity(0))
-    sharing: dict[frozenset[int], list[Device]] = defaultdict(list)
+    sharing: list[tuple[frozenset[int], list[Device]]] = []
     for device in devices:
-        sharing[(_near(device) & ours) or ours].append(device)
+        near, members = (_near(device) & ours) or ours, [device]
+        for other in [each for each in sharing if each[0] & near]:  # of a GPU whose node is not known, all
+            sharing.remove(other)
+            near, members = near | other[0], [*other[1], *members]
+        sharing.append((near, members))
     found: dict[str, frozenset[int]] = {}
-    for cpus, members in sharing.items():
-        in_order, each = sorted(cpus), len(cpus) // len(members)
+    for cpus, members in sharing:
+        cores = _cores(cpus)
+        parts = cores if len(cores) >= len(members) else [[cpu] for cpu in sorted(cpus)]
+        each = len(parts) // len(members)
         for number, device in enumerate(members):
-            found[device.uuid] = frozenset(in_order[number * each : (number + 1) * each]) or cpus
+            own = parts[number * each : (number + 1) * each]
+            found[device.uuid] = frozenset(cpu for core in own for cpu in core) or cpus
     return found
+
+
+def _cores(cpus: frozenset[int]) -> list[list[int]]:
+    """The CPUs of each core, which may have several: its hyperthreads, which slow each other down."""
+    cores: dict[int, list[int]] = defaultdict(list)
+    for cpu in sorted(cpus):
+        try:
+            siblings = parsed((_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
+        except OSError:
+            siblings = frozenset({cpu})
+        cores[min(siblings, default=cpu)].append(cpu)
+    return [members for _, members in sorted(cores.items())]
 
 
 @contextmanager

@@ -30,10 +30,12 @@ from pipeline.base.protocols import Exporter
 from pipeline.base.records import Device
 from pipeline.base.tags import Tag
 from pipeline.base.words import counted
+from pipeline.clean.journal import Journal
 from pipeline.plan import plan as planning
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
+from pipeline.record import group_folder
 from pipeline.scale import cpus, workers
 from pipeline.scale.template import Forked, Template
 from pipeline.study import Asked
@@ -105,7 +107,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     finally:
         with interrupts.held():
             is_whole = study.show_all(asked, planning.together([plan for _, plan in plans]))
-    return max(fleet.worst, 0 if is_whole else 1)
+    return fleet.status(is_whole=is_whole)
 
 
 def _listed(devices: Sequence[Device]) -> str:
@@ -116,10 +118,7 @@ def _for_model(asked: Asked, members: Sequence[Device], devices: Sequence[Device
     """The study as it is asked of the GPUs of one model: the plan is that of the first of them."""
     first = members[0]
     model = mig_table.find(first.name).name if first.is_simulated else None
-    stamp = time.strftime("%Y%m%dT%H%M%S")
-    file = f"{stamp}.json" if num_models == 1 else f"{stamp}-{devices.index(first)}.json"
-    beside = len(devices) - 1
-    plan_file = str(asked.root / layout.PLANS / file)
+    beside, plan_file = len(devices) - 1, workers.new_plan_file(asked.root)
     configs = [
         dataclasses.replace(
             config,
@@ -159,6 +158,8 @@ def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Devic
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
         raise ConfigError(f"hydra.launcher.devices={wanted} names {twice[0].name} {twice[0].uuid} twice")
     folder = Path(config.lock_dir)
+    if not asked.config.dry_run:
+        group_folder.survey(asked.root / layout.SPOOL)  # ends what killed orchestrators left: it is no stranger's
     taken = {device: _why_not_free(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
     taken |= {
@@ -185,13 +186,7 @@ def _named(wanted: Any) -> list[str]:
 def _there(asked: Asked) -> Sequence[Device]:
     """Every GPU that a worker could get; of a simulated machine those of the models that are asked for."""
     if asked.simulated is None:
-        granted = os.environ.get("CUDA_VISIBLE_DEVICES")
-        found = nvml.list_devices()
-        if granted is None:
-            return found
-        return [
-            chosen.choose("CUDA_VISIBLE_DEVICES", each.strip(), found) for each in granted.split(",") if each.strip()
-        ]
+        return chosen.all_granted(nvml.list_devices())
     asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in asked.configs}.values()
     selected = [dataclasses.replace(gpu, device=str(index)) for gpu in asked_for for index in range(gpu.count)]
     return [dataclasses.replace(asked.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
@@ -201,6 +196,8 @@ def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     """Who holds or uses a GPU, in words; empty if nobody does."""
     if (holder := lease.holder(device.uuid, folder)) is not None:
         return f"it is held by another study: {holder}"
+    if Journal(folder, device.uuid).steps():
+        return ""  # its worker undoes what a killed orchestrator left on it, and then looks for strangers itself
     try:
         lease.refuse_strangers(device, tolerate)
     except InUseError as error:
@@ -274,6 +271,7 @@ class Fleet:
         self.num_units = sum(len(part.waiting) for part in parts)
         self.idle = deque(device for part in parts for device in part.in_turn())
         self.worst = 0
+        self.was_refused = self.has_measured = False
         self.is_interrupted = False
         self.begin_s = time.monotonic()
         self.workers: list[Worker] = []
@@ -325,8 +323,14 @@ class Fleet:
     def in_the_time_left(self) -> dict[str, object]:
         """What is decided for each worker that measures."""
         left_s = self._time_left_s()
-        limit = {} if left_s is None else {"time_limit_s": f"{left_s:.1f}"}
+        limit = {} if left_s is None else {"time_limit_s": f"{max(0.1, left_s):.1f}"}
         return {"resume": self.asked.config.resume, **limit}
+
+    def status(self, *, is_whole: bool) -> int:
+        """The exit status of the study: what a refused worker was to run, another GPU may have run."""
+        if is_whole:
+            return self.worst
+        return self.worst or (_REFUSED if self.was_refused and not self.has_measured else 1)
 
     def _time_left_s(self) -> float | None:
         limit_s = self.asked.config.time_limit_s
@@ -406,7 +410,10 @@ class Fleet:
         words.say(f"{worker.name} | ended with exit status {status}; {self._progress()}")
         if status == _REFUSED:
             words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
-        self.worst = max(self.worst, status)
+            self.was_refused = True
+        else:
+            self.has_measured = True
+            self.worst = max(self.worst, status)
 
     def _progress(self) -> str:
         """How many units have ended, and how long the others will take."""

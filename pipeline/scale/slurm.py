@@ -14,11 +14,12 @@ import shlex
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import outcome
-from pipeline.base import squeue, words
+from pipeline.base import interrupts, squeue, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
@@ -41,22 +42,23 @@ from pipeline.study import Asked
 _POLL_S = 5.0
 _LIMIT_S = 60.0
 _NO_LIMIT_S = 2**31 - 1
+_ARRAY = "ARRAY_JOB_ID"  # stands where the shell puts the id
 _SCRIPT = """\
 #!/bin/bash
 {directives}
 {setup}
-cd {folder}
+cd {folder} || exit 1
 export {study_variable}={study}
 export {task_variable}="$SLURM_CLUSTER_NAME/$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"
 resume={resume}
-if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then resume=true; fi
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && [ "$resume" = {no} ]; then resume=true; fi
 limit_s={limit_s}
 if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then
     left_s=$((SLURM_JOB_END_TIME - $(date +%s) - {signal_delay_s}))
     if [ "$left_s" -lt "$limit_s" ]; then limit_s=$((left_s > 0 ? left_s : 1)); fi
 fi
 exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_s" \\
-    plan_file={plan_file} {after}
+    {plan_file} {after}
 """
 
 
@@ -96,22 +98,23 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
     asked.sender.store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
-    for each, script in scripts.items():
-        try:
-            job = _submit(script, folder, len(jobs))
-        except ConfigError as error:
-            if not jobs:
-                raise
-            how = "could not be cancelled" if _slurm("scancel", *jobs).status else "was cancelled"
-            raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
-        jobs[job] = f"{each} " if len(gres) > 1 else ""
-        words.say(
-            f"submitted {counted(len(units), 'unit')} of {len(all_units)} as job array {job}"
-            f"{f' for {each}' if len(gres) > 1 else ''}, output in {folder}"
-        )
     status = f"{outcome.python()} -m pipeline.tracking status --experiment {experiment} --uri {uri}"
-    words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
-    _note(asked, len(all_units), list(jobs))
+    with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
+        for each, script in scripts.items():
+            try:
+                job = _submit(script, folder)
+            except ConfigError as error:
+                if not jobs:
+                    raise
+                how = "could not be cancelled" if _slurm("scancel", *jobs).status else "was cancelled"
+                raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
+            jobs[job] = f"{each} " if len(gres) > 1 else ""
+            words.say(
+                f"submitted {counted(len(units), 'unit')} of {len(all_units)} as job array {job}"
+                f"{f' for {each}' if len(gres) > 1 else ''}, output in {folder}"
+            )
+        words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
+        _note(asked, len(all_units), list(jobs))
     if not options.wait:
         return 0
     try:
@@ -182,13 +185,14 @@ def script_of(
         **options.additional_parameters,
     }
     directives = [
-        f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_one_line(key, value)}"
+        f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(_one_line(key, value))}"
         for key, value in given.items()
         if value is not None
     ]
     (program, *ours), theirs = user_command.divided(outcome.command_line())
     ours = [word for word in ours if not user_command.sets(word, ["dry_run"])]
     decided = {"gpu.models": num_models} if num_models > 1 else {}
+    plan_file = user_command.override("plan_file", folder / f"plan-{_ARRAY}.json")
     before = workers.command([sys.executable, str(Path(program).absolute()), *ours], decided)
     return _SCRIPT.format(
         directives="\n".join(directives),
@@ -198,9 +202,10 @@ def script_of(
         task_variable=outcome.TASK,
         study=shlex.quote(shlex.join([program, *ours, *theirs])),
         resume=shlex.quote(resume),
+        no=shlex.quote(Resume.NO),
         limit_s=_NO_LIMIT_S if limit_s is None else math.ceil(limit_s),
         signal_delay_s=options.signal_delay_s,
-        plan_file=f'{shlex.quote(str(folder))}/plan-"$SLURM_ARRAY_JOB_ID".json',
+        plan_file='"$SLURM_ARRAY_JOB_ID"'.join(map(shlex.quote, plan_file.split(_ARRAY))),
         before=shlex.join(before),
         after=shlex.join(theirs),
     )
@@ -220,12 +225,12 @@ def _one_line(key: str, value: object) -> str:
     return str(value)
 
 
-def _submit(script: str, folder: Path, number: int = 0) -> str:
-    """The id of the job array, which is one of several of this number."""
+def _submit(script: str, folder: Path) -> str:
+    """The id of the job array."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"submit-{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}.sh"
-        path.touch(mode=0o600)  # the command line may hold secrets
+        path = folder / f"submit-{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:6]}.sh"
+        path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
         path.write_text(script, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import outcome, study, tracking
 from pipeline.base import forked, library_internals
-from pipeline.plan import command_line
+from pipeline.plan import command_line, user_command
 from pipeline.record import sender
 from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.record.store.server import import_mlflow
@@ -93,11 +93,13 @@ class Template:
         Raises:
             OSError: it cannot be forked.
         """
-        overrides = [f"{key}={value}" for key, value in decided.items() if not key.startswith("hydra")]
-        request = {"argv": list(argv), "overrides": overrides, "cpus": sorted(cpus)}
+        overrides = [user_command.override(key, value) for key, value in decided.items() if not key.startswith("hydra")]
+        request = json.dumps({"argv": list(argv), "overrides": overrides, "cpus": sorted(cpus)}).encode()
+        if len(request) > _MAX_REQUEST_BYTES:
+            raise OSError(f"a command line of {len(request)} bytes is too long to be passed on")
         says, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self._control, [json.dumps(request).encode()], [*outputs, theirs.fileno()])
+            socket.send_fds(self._control, [request], [*outputs, theirs.fileno()])
         return Forked(says)
 
 

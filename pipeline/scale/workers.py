@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from pipeline.base import layout
 from pipeline.base.errors import ConfigError
 from pipeline.plan import user_command
 from pipeline.plan.schema import AUTO_DEVICE, Config
@@ -28,7 +32,12 @@ def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """The words of a command line, with what is decided in the place of what was typed."""
     ours, theirs = user_command.divided(typed)
     kept = [word for word in ours if not user_command.sets(word, (*_DECIDED, *decided))]
-    return [*kept, *(f"{key}={value}" for key, value in decided.items()), *theirs]
+    return [*kept, *(user_command.override(key, value) for key, value in decided.items()), *theirs]
+
+
+def new_plan_file(root: Path) -> str:
+    """Where the workers of this start agree on their plan: no other start has it, not even one in the same second."""
+    return str(root / layout.PLANS / f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:6]}.json")
 
 
 def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:

@@ -48,6 +48,15 @@ def granted() -> tuple[str, str]:
     return "gpu.device", "0"
 
 
+def all_granted(devices: Sequence[Device]) -> Sequence[Device]:
+    """Those of these GPUs that this process may use: all without a grant; ConfigError if there is no such GPU."""
+    for variable in _GRANTS:
+        if (value := os.environ.get(variable)) is not None:
+            names = [name for each in value.split(",") if (name := each.strip()) not in _NOTHING]
+            return [choose(variable, name, devices) for name in names]
+    return devices
+
+
 def with_mig_devices(selector: str, devices: Sequence[Device]) -> Sequence[Device]:
     """What a selector may mean: of a MIG device the MIG devices of these GPUs, else these."""
     if not selector.startswith(nvml.MIG_PREFIX):

@@ -9,6 +9,8 @@ from pipeline.observe import endings
 from pipeline.record.store import results
 from pipeline.record.store.local import Store
 
+_LOST = "its host was lost, or its orchestrator there"
+
 
 def close_unit(store: Store, experiment: str, plan: str, unit: int) -> list[str]:
     """Close what earlier attempts of a unit left running; the names of the groups.
@@ -38,6 +40,7 @@ def _close(store: Store, experiment: str, wanted: dict[str, str], silent_s: floa
     of_jobs = [run for run in jobs if run.data.tags.get(Tag.PARENT_RUN) in lost and run.info.status == "RUNNING"]
     for run in (*of_jobs, *running):
         store.client.set_tag(run.info.run_id, Tag.RESULT, ending.result.value)
-        store.client.set_tag(run.info.run_id, Tag.REASON, "its host was lost, or its orchestrator there")
+        # Not as its reason: a group that lives on after all ends without one, and then says what came of it here.
+        store.client.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{ending.result.value}: {_LOST}")
         store.client.set_terminated(run.info.run_id, ending.result.mlflow_status)
     return [str(run.info.run_name) for run in running]

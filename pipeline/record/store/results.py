@@ -64,6 +64,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 },
                 settings=tags.get(Tag.SETTINGS),
                 plan_any_gpu=tags.get(fact_tag("plan_any_gpu")),
+                start_ms=run.info.start_time,
             )
         )
     return finished

@@ -150,7 +150,7 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
 
     best = max(attempts, key=rank)
     newest = attempts[best][-1].facts
-    running = [run.name for run in attempts[best] if run.status == "RUNNING"]
+    running = [run.name for run in runs if run.status == "RUNNING"]
     state = DONE if _num_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
     return Unit(
         number=number,

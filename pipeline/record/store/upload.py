@@ -133,7 +133,7 @@ def amend(store: Store, file: Path) -> None:
     amendment = group_folder.read_amendment(file)
     wanted = f"tags.`{Tag.SPOOL_ID}` = '{amendment.spool_id}' AND tags.`{Tag.ROLE}` = '{GROUP}'"
     runs = store.client.search_runs([store.experiment_id(amendment.experiment)], wanted, max_results=1)
-    if not runs:
+    if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
     for name, value in amendment.metrics.items():

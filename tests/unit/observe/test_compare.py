@@ -116,6 +116,20 @@ def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(pl
     assert resume.remaining(plan, before, HERE, gpus=both) == (plan.groups, [])
 
 
+def test_of_two_complete_attempts_the_newest_counts(plan):
+    both = [plan.devices[0].uuid, "GPU-other"]
+    old = [dataclasses.replace(entry(group), start_ms=1) for group in plan.groups]
+    new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ms=2) for group in plan.groups]
+    for found in (old + new, new + old):
+        _, known = resume.remaining(plan, found, HERE, gpus=both)
+        assert {row.tags[Tag.GPU_UUID] for row in known} == {"GPU-other"}
+
+
+def test_a_unit_goes_on_where_no_boot_is_known(plan):
+    begun = dataclasses.replace(entry(plan.groups[0]), boot_id=None)
+    assert [group.number for group in resume.remaining(plan, [begun], "")[0]] == [2, 3, 4]
+
+
 def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_the_same_come_first(plan):
     groups = tuple(dataclasses.replace(g, program_digest=f"program-{g.number}") for g in plan.groups)
     plan = dataclasses.replace(plan, groups=groups)

@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.base.tags import Tag, fact_tag
 from pipeline.record import group_folder
-from pipeline.record.store import lost
+from pipeline.record.store import lost, upload
 from pipeline.record.store.local import open_store
-from tests.tracking_cases import make_spool, record
+from tests.tracking_cases import as_running, make_spool, record
 
 pytest_plugins = ["tests.tracking_fixtures"]
 
@@ -38,6 +38,13 @@ def endings(store):
     return {run.info.run_name: (run.info.status, run.data.tags.get(Tag.RESULT)) for run in runs}
 
 
+def described(store):
+    """What each run says of its end, by name."""
+    (experiment,) = [each for each in store.client.search_experiments() if each.name == "e"]
+    runs = store.client.search_runs([experiment.experiment_id])
+    return {run.info.run_name: run.data.tags.get(Tag.DESCRIPTION) for run in runs}
+
+
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
     assert lost.close_unit(store, "e", "p", 1) == ["first"]
     assert endings(store) == {
@@ -47,6 +54,20 @@ def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
     }
     assert lost.close_unit(store, "e", "p", 1) == []
     assert lost.close_unit(store, "e", "another plan", 2) == []
+
+
+def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, store):
+    plain = record((), experiment="e", spool_id="alive")
+    tags = {**plain.parent.tags, Tag.ROLE: "group", Tag.DESCRIPTION: "ok"}
+    ended = dataclasses.replace(plain, parent=dataclasses.replace(plain.parent, tags=tags))
+    folder = make_spool(root, as_running(ended))
+    begun = upload.begin(lambda _: store, folder)
+    name = ended.parent.name
+    assert name in lost.close_silent(store, "e", 3600)
+    assert "host was lost" in described(store)[name]
+    group_folder.write(folder, ended)
+    upload.send(lambda _: store, folder, series_points=10, begun=begun)
+    assert (endings(store)[name][0], described(store)[name]) == ("FINISHED", "ok")
 
 
 def test_what_is_silent_is_closed_when_asked(store):

@@ -90,6 +90,44 @@ def test_what_has_ended_is_told_without_a_change(tmp_path: Path) -> None:
     assert first == group_folder.read(dead)
 
 
+def test_a_spool_that_others_made_removes_and_ends_nothing_of_ours(tmp_path: Path, monkeypatch) -> None:
+    cleared: list[str] = []
+    monkeypatch.setattr(group_folder.leftovers, "clear", lambda spool_id: cleared.append(spool_id) or 0)
+    running = record((), state="open")
+    forged = make_spool(tmp_path, replace(running, spool_id="a/../other"), "0001-forged")
+    theirs = make_spool(tmp_path, replace(running, spool_id="b"), "0002-theirs")
+    monkeypatch.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
+    (elsewhere := tmp_path / "elsewhere" / "folder").mkdir(parents=True)
+    (elsewhere / "lock").touch()
+    os.utime(elsewhere / "lock", (0, 0))
+    (tmp_path / "spool" / "link").symlink_to(elsewhere.parent)
+    found = group_folder.survey(tmp_path / "spool")
+    assert found.ready == (theirs,) and list(found.unreadable) == [forged]
+    assert "is not one of ours: spool_id 'a/../other'" in found.unreadable[forged]
+    assert elsewhere.is_dir() and not cleared
+
+
+@pytest.mark.parametrize("line", ['{"t_ns": Infinity}', '{"t_ns": 1e300}', "[" * 50_000, f'{{"t_ns": {10**30}}}'])
+def test_what_a_killed_job_wrote_last_may_be_anything(tmp_path: Path, line: str) -> None:
+    folder = make_spool(tmp_path, record((child(0, status="RUNNING", end_ns=None),), state="open"))
+    (folder / "jobs" / "0" / "events.jsonl").write_text(f"{line}\n")
+    os.utime(folder / "record.json", ns=(0, CLOCK.wall_ns + 2 * SECOND))
+    assert group_folder.survey(tmp_path / "spool").ready == (folder,)
+    assert group_folder.read(folder).children[0].end_ns == CLOCK.monotonic_ns + 2 * SECOND
+
+
+def test_what_is_made_below_the_spool_survives_whoever_removes_its_empty_folders(tmp_path: Path) -> None:
+    tries = []
+
+    def make() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise FileNotFoundError
+
+    group_folder.below_spool(make)
+    assert len(tries) == 3
+
+
 def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
     folder = make_spool(tmp_path, record((child(0),)))
     raw = json.loads((folder / "record.json").read_text()) | {"version": 1}

@@ -27,6 +27,7 @@ from tests.tracking_cases import (
     EXPERIMENT,
     SECOND,
     START,
+    as_running,
     by_name,
     child,
     content,
@@ -309,6 +310,25 @@ def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> No
     upload.amend(store, late(speedup=1.46))  # the store has it
     run_id = by_name(store.client)["group 1"].info.run_id
     assert [point.value for point in store.client.get_metric_history(run_id, "speedup")] == [1.16, 1.46]
+
+
+def test_an_amendment_waits_for_the_end_of_its_group(root: Path) -> None:
+    store = open_store(root)
+    plain = record(())
+    tags = {**plain.parent.tags, "collocation.role": "group"}
+    ended = dataclasses.replace(plain, parent=dataclasses.replace(plain.parent, tags=tags))
+    folder = make_spool(root, as_running(ended))
+    begun = upload.begin(lambda _: store, folder)
+    told = {"metrics": {"late_ratio": 2.5}, "result": "failed", "reason": "first losses differ"}
+    late = Amendment(experiment=EXPERIMENT, spool_id=ended.spool_id, **told)
+    file = group_folder.write_amendment(root / "spool", late)
+    with pytest.raises(TrackingError, match="not in the store yet"):  # another process finds it first
+        upload.amend(store, file)
+    group_folder.write(folder, ended)
+    upload.send(lambda _: store, folder, series_points=10, begun=begun)
+    upload.amend(store, file)
+    run = by_name(store.client)["group 1"]
+    assert (run.info.status, run.data.tags["collocation.result"]) == ("FAILED", "failed")
 
 
 def test_an_amendment_that_waits_keeps_its_figures_when_more_are_added(root: Path) -> None:

@@ -13,8 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
-from pipeline.base.errors import ConfigError
+from pipeline.base import library_internals
+from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.records import Device
 from pipeline.scale import cpus, gpus, workers
 from tests.conftest import GPU
@@ -29,6 +32,72 @@ def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
         *("run.py", "-m", "degree=1,2", "gpu.count=2", "unit=3", "gpu.device=GPU-1", "resume=true"),
         *("--", "train.py", "unit=1", "--resume=true"),
     ]
+
+
+@pytest.mark.parametrize(
+    "text", ["/tmp/lr=0.1/p.json", "/a,b", "x y", "it's", "${a}", "ä", "plain/1.json", "#1", "(a)"]
+)
+def test_what_is_decided_for_a_worker_reaches_it_whatever_its_letters(text: str) -> None:
+    (word,) = workers.command([], {"plan_file": text})
+    (override,) = OverridesParser.create().parse_overrides([word])
+    config = OmegaConf.create({"plan_file": ""})
+    library_internals.set_values([override], config)
+    assert config.plan_file == text
+
+
+def test_workers_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    devices = [dataclasses.replace(GPU, uuid=f"GPU-{number}") for number in range(4)]
+    for cpu in range(16):  # two hyperthreads a core, n and n + 8; a node with the first and one with the last cores
+        (folder := tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
+    monkeypatch.setattr(cpus, "_CPUS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    near = {"GPU-0": "0-3,8-11", "GPU-1": "0-3,8-11", "GPU-2": "4-7,12-15", "GPU-3": ""}
+    monkeypatch.setattr(cpus, "_near", lambda device: cpus.parsed(near[device.uuid]))
+    found = cpus.divided(devices[:3])
+    assert {uuid: sorted(each) for uuid, each in found.items()} == {
+        "GPU-0": [0, 1, 8, 9],
+        "GPU-1": [2, 3, 10, 11],
+        "GPU-2": [4, 5, 6, 7, 12, 13, 14, 15],
+    }
+    cores = [{cpu % 8 for cpu in each} for each in cpus.divided(devices).values()]
+    assert [len(each) for each in cores] == [2] * 4 and len(set.union(*cores)) == 8
+
+
+def test_gpus_are_those_that_an_allocation_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = devices_of("A", "A", "A")
+    monkeypatch.setattr(gpus.nvml, "list_devices", lambda: there)
+    asked: Any = SimpleNamespace(simulated=None)
+    for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        monkeypatch.delenv(variable, raising=False)
+    assert gpus._there(asked) == there
+    monkeypatch.setenv("SLURM_JOB_GPUS", "1,2")
+    assert gpus._there(asked) == there[1:]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
+    assert gpus._there(asked) == []
+
+
+def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise InUseError("in use", "it", lambda: False)
+
+    monkeypatch.setattr(gpus.lease, "refuse_strangers", refuse)
+    assert gpus._why_not_free(GPU, tmp_path, []) == "in use"
+    monkeypatch.setattr(gpus.Journal, "steps", lambda _: ["a daemon"])
+    assert gpus._why_not_free(GPU, tmp_path, []) == ""
+
+
+def test_a_refused_worker_whose_unit_another_gpu_ran_is_no_failure() -> None:
+    fleet = fleet_of(devices_of("A", "A"), {"A": [1, 2]})
+    nobody: Any = None
+    fleet.start_more(nobody)
+    first, second = fleet.workers
+    for worker, status in ((first, 2), (second, 0)):
+        fleet.workers.remove(worker)
+        fleet.ended(worker, status)
+    assert (fleet.status(is_whole=True), fleet.status(is_whole=False)) == (0, 1)
+    fleet.has_measured = False
+    assert fleet.status(is_whole=False) == 2
 
 
 @dataclasses.dataclass
@@ -213,8 +282,8 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     monkeypatch.setattr(gpus, "_there", lambda _: devices)
     monkeypatch.setattr(gpus, "_why_not_free", lambda *_: "")
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
-    config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
-    asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
+    config = SimpleNamespace(gpu=gpu, unit=None, wait=False, dry_run=False)
+    asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
     assert gpus.free(asked, "all") == devices
     assert gpus.free(asked, "all", of_one_model=True) == [devices[0], devices[2]]
     assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
