@@ -54,8 +54,9 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_of
     own += [path for path, index in in_directory.items() if index == state.job.index]
     in_files = _in_files(own)
     for source, found in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
-        if points := _finite(found.get(rate.metric, ())):
-            return Logged(points=[(t_ns - wall_offset_ns, value) for t_ns, value in points], source=source)
+        if said := found.get(rate.metric):
+            points = [(t_ns - wall_offset_ns, value) for t_ns, value in said]
+            return _rates(points, source, f"workload.metric={rate.metric}")
     came = [
         f"{source}: {_names(found)}"
         for source, found in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
@@ -63,8 +64,8 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_of
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
         came.append(f"nobody knows which job wrote {unknown[0].name}: write to {{output_dir}}")
-    said = "; ".join(came) or "no metric came, through MLflow or in TensorBoard files"
-    return Logged(absence=f"workload.metric={rate.metric} never came; {said}")
+    instead = "; ".join(came) or "no metric came, through MLflow or in TensorBoard files"
+    return Logged(absence=f"workload.metric={rate.metric} never came; {instead}")
 
 
 def _in_output(state: JobState, log: Events, pattern: str) -> Logged:
@@ -75,8 +76,8 @@ def _in_output(state: JobState, log: Events, pattern: str) -> Logged:
         (layout.STDERR, [(t_ns, size) for t_ns, _, size in log.written]),
     ):
         found += output.points(state.folder / name, pattern, sizes, end_ns)
-    if points := _finite(found):
-        return Logged(points=points, source="its output")
+    if found:
+        return _rates(found, "its output", f"workload.metric_pattern={pattern}")
     lines = [line.decode(errors="replace").strip() for line in last_lines(state.folder / layout.STDOUT)]
     last = next((f"the last one is: {line[:200]}" for line in reversed(lines) if line), "it wrote none")
     return Logged(absence=f"workload.metric_pattern={pattern} matched no line of its output with a number; {last}")
@@ -99,8 +100,18 @@ def _in_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def _finite(points: Points) -> list[tuple[int, float]]:
-    return sorted(point for point in points if math.isfinite(point[1]))
+def _rates(came: Points, source: str, what: str) -> Logged:
+    """What came as rates; in words what is wrong if it cannot be any."""
+    points = sorted(point for point in came if math.isfinite(point[1]))
+    values = [value for _, value in points]
+    if not values:
+        return Logged(absence=f"{what} gave no finite number, but {came[-1][1]:g}")
+    if min(values) < 0 or max(values) == 0:
+        wrong = min(values)
+        return Logged(absence=f"{what} gave {wrong:g}, and a rate is above 0")
+    if left_out := len(came) - len(points):
+        source += f" (without {left_out} of {len(came)} values, which are not finite)"
+    return Logged(points=points, source=source)
 
 
 def _names(found: Mapping[str, object]) -> str:

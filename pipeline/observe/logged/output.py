@@ -12,10 +12,16 @@ from pathlib import Path
 from pipeline.base import regular_files
 
 _LINE = re.compile(rb"[^\r\n]+")  # a progress bar writes over its line
+_NUMBER = re.compile(
+    r"(?:(?<![\w.,])[+-])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d*|\.\d+)?(?:(?<=[\d.])[eE][+-]?\d+)?"
+)
 
 
 def points(path: Path, pattern: str, written: Sequence[tuple[int, int]], end_ns: int) -> Iterator[tuple[int, float]]:
     """`(instant, number)` of every line that matches and has a number in the group of the pattern.
+
+    A group that the pattern does not bound takes in the whole number that it is a part of: of `([0-9.]+) samples/s` and
+    `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`.
 
     Args:
         path: of the output.
@@ -27,7 +33,7 @@ def points(path: Path, pattern: str, written: Sequence[tuple[int, int]], end_ns:
     wanted = re.compile(pattern)
     for line, end in _lines(path):
         found = wanted.search(line)
-        number = _number(found[1]) if found else None
+        number = _number(_whole(found)) if found else None
         if number is not None:
             at = bisect_left(sizes, end)
             yield (written[at][0] if at < len(written) else end_ns), number
@@ -46,8 +52,19 @@ def _lines(path: Path) -> Iterator[tuple[str, int]]:
         return
 
 
-def _number(text: str | None) -> float | None:
+def _whole(found: re.Match[str]) -> str:
+    """What the group has matched, or the number of which that is a part that the pattern itself does not cut out."""
+    begin, end = found.span(1)
+    lowest = 0 if found.start() == begin else begin
+    highest = len(found.string) if found.end() == end else end
+    for number in _NUMBER.finditer(found.string):
+        if lowest <= number.start() <= begin and end <= number.end() <= highest:
+            return number[0]
+    return found[1] or ""
+
+
+def _number(text: str) -> float | None:
     try:
-        return float((text or "").replace(",", ""))
+        return float(text.replace(",", ""))
     except ValueError:
         return None

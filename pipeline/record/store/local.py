@@ -63,11 +63,13 @@ class Store:
 
     Attributes:
         root: the folder; `None` for a server.
+        inode: of the database as it was opened; `None` for a server.
     """
 
     client: MlflowClient
     uri: str
     root: Path | None
+    inode: int | None = None
     _experiments: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
     def experiment_id(self, name: str, counted: Collection[str] = ()) -> str:
@@ -93,7 +95,16 @@ class Store:
         return self._experiments[name][0]
 
     def sync(self) -> None:
-        """Wait until the disk of the local store has every row: only then may the spool's copy of them go."""
+        """Wait until the disk of the local store has every row: only then may the spool's copy of them go.
+
+        Raises:
+            TrackingError: the database was removed or replaced since it was opened: what was written is nowhere.
+        """
+        if self.root is not None and self.inode is not None and self.inode != _inode_of(self.root / DATABASE):
+            raise TrackingError(
+                f"{self.root / DATABASE} was removed or replaced while the study ran; what is measured waits in the "
+                "spool until the next start"
+            )
         # sqlite has locks on the database, which a process that opens and closes it as a file would lose; on this none.
         ahead = None if self.root is None else self.root / f"{DATABASE}-wal"
         if ahead is not None and ahead.exists():
@@ -167,7 +178,14 @@ def open_store(root: Path, uri: str | None = None) -> Store:
             f"could not open the tracking store in {root}: {reason_of(error)}; if that is no store of MLflow's that "
             "you may write, choose another folder with tracking.root, or --root"
         ) from error
-    return Store(client=client, uri=local_uri, root=root)
+    return Store(client=client, uri=local_uri, root=root, inode=_inode_of(root / DATABASE))
+
+
+def _inode_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def is_server(root_or_uri: Path | str) -> bool:

@@ -336,7 +336,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     known = _known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:
-        ids = {"uri": store.uri, "experiment_id": experiment_id, "runs": known}
+        ids = {"uri": store.uri, "inode": store.inode, "experiment_id": experiment_id, "runs": known}
         group_folder.write_json(folder / layout.RUN_IDS, ids)
 
     if not known:
@@ -366,7 +366,7 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
         return {}
     try:
         ids = json.loads(path.read_text(encoding="utf-8"))
-        if ids["uri"] == store.uri and len(ids["runs"]) == 1 + len(record.children):
+        if (ids["uri"], ids["inode"]) == (store.uri, store.inode) and len(ids["runs"]) == 1 + len(record.children):
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # damaged, or a sender was killed while it created them: MLflow knows which exist

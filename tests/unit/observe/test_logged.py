@@ -95,6 +95,44 @@ def test_numbers_in_the_output_have_the_time_at_which_it_had_grown_so_far(tmp_pa
     assert [point for point in points if point[1] == point[1]] == [(S, 10), (2 * S, 1020.5), (9 * S, 30)]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "line", "number"),
+    [
+        ("([0-9.]+) it/s", "1,050.0 it/s", 1050),
+        ("([0-9.]+) it/s", "at 1.2e+04 it/s", 12000),
+        ("([0-9.]+) it/s", "loss=0.5,1050.0 it/s", 1050),
+        ("([0-9.]+) it/s", "-5 it/s", -5),
+        ("([0-9.]+) it", "step-5 it", 5),
+        ("rate ([0-9]+)", "rate 1,050.5", 1050.5),
+        (",([0-9]+) it/s", "12,105 it/s", 105),  # the pattern says where it begins
+        ("([0-9]+)[.]5", "rate 1050.5", 1050),
+        ("([0-9.]+) it/s", "version 1.2.3 it/s", None),
+    ],
+)
+def test_a_number_is_read_as_a_whole(tmp_path, pattern, line, number):
+    (log := tmp_path / "stdout.log").write_text(f"{line}\n")
+    assert [value for _, value in output.points(log, pattern, [], S)] == ([] if number is None else [number])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [((5.0, -5.0), "gave -5, and a rate is above 0"), ((0.0, 0.0), "gave 0, and"), (("nan",), "nan")],
+)
+def test_what_can_be_no_rate_fails_the_row(tmp_path, values, words):
+    alone, states = of_scripts(tmp_path, METRIC)
+    log_through_mlflow(states[0].folder, METRIC.metric, list(enumerate(values, start=1)))
+    row = judge(alone, states)
+    assert row.result is Result.FAILED and words in row.reason
+    assert "throughput_total_samples_per_s" not in row.metrics
+
+
+def test_values_that_are_not_finite_are_counted(tmp_path):
+    alone, states = of_scripts(tmp_path, METRIC)
+    log_through_mlflow(states[0].folder, METRIC.metric, [(1, 4.0), (2, "nan"), (3, "inf"), (4, 4.0)])
+    (job,) = judge(alone, states).jobs
+    assert job.params["throughput_from"] == "MLflow (without 2 of 4 values, which are not finite), 2 values"
+
+
 def test_a_pattern_is_looked_for_in_both_outputs(tmp_path):
     alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9]+) it/s"))
     (states[0].folder / "stdout.log").write_text("starting\n")

@@ -148,6 +148,21 @@ def test_the_spool_keeps_a_group_until_the_disk_has_its_rows(root: Path, monkeyp
     assert not folder.exists()
 
 
+def test_a_group_whose_store_was_removed_stays_in_the_spool(root: Path) -> None:
+    store = open_store(root)
+    first, second = (make_spool(root, record((), number), f"000{number}") for number in (1, 2))
+    upload.send(lambda _: store, first, series_points=10)
+    for file in root.glob(f"{DATABASE}*"):
+        file.unlink()
+    with pytest.raises(TrackingError, match="was removed or replaced while the study ran"):
+        upload.send(lambda _: store, second, series_points=10)
+    assert second.is_dir() and not first.exists()
+    store.client._tracking_client.store.engine.dispose()  # which ends with the process, as in life
+    new = open_store(root)
+    upload.send(lambda _: new, second, series_points=10)
+    assert set(by_name(new.client)) == {"group 2"}
+
+
 def test_each_run_gets_the_samples_that_concern_it(root: Path) -> None:
     import pandas as pd
 
