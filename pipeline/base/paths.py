@@ -38,9 +38,12 @@ def is_file(path: Path) -> bool:
 
 def find_file(key: str, given: str) -> Path:
     """A file that a key gives, from the working directory or the project's own folder; ConfigError if in neither."""
-    folders = dict.fromkeys((Path.cwd(), PROJECT_DIR))
-    for folder in folders:
-        path = (folder / expanded(key, given)).resolve()
-        if is_file(path):
+    name = expanded(key, given)
+    places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys((Path.cwd(), PROJECT_DIR))]
+    for place in places:
+        if is_file(path := place.resolve()):
             return path
-    raise ConfigError(f"{key}={given}: there is no such file in {' or '.join(map(str, folders))}")
+    if given and (folders := [place for place in places if place.is_dir()]):
+        raise ConfigError(f"{key}={given}: {folders[0]} is a folder, and a file is needed; name one in it")
+    where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
+    raise ConfigError(f"{key}={given}: there is no such file{where}; check the name")

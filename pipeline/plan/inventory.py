@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -115,12 +116,23 @@ def _find_script(script: str, interpreter: Interpreter | None) -> Code:
     if script and interpreter is not None and Path(script).name == script and not _is_file(script):
         return Code(Path(script), _digest_of_program(script, interpreter))
     path = find_file("workload.script", script)
+    if not os.access(path, os.X_OK) and _is_of_another_interpreter(path):
+        raise ConfigError(f"workload.script={script}: {path} may not be executed, and is no Python; chmod +x {path}")
     try:
         return code_of(path, PROJECT_DIR)
     except SyntaxError as error:
         raise ConfigError(f"workload.script={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:
         raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
+
+
+def _is_of_another_interpreter(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return False
+    return first.startswith(b"#!") and b"python" not in first
 
 
 def _is_file(script: str) -> bool:

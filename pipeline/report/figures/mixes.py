@@ -1,4 +1,4 @@
-"""Total time of the mixes against one job after another."""
+"""Time of the mixes against one job after another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.modes import SERIAL
 from pipeline.base.normalise import SPEEDUP
+from pipeline.base.records import WindowKind
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
@@ -25,7 +26,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     if mixes:
         yield Sketch(
             name="mixes-total-time",
-            title="Total time of the mixes",
+            title="Time of the mixes",
             caption=f"{_caption(mixes)} {BARS_CAPTION}",
             section="Mixes",
             paint=partial(_paint, mixes),
@@ -33,7 +34,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _caption(cells: Sequence[Cell]) -> str:
-    if any(TOTAL_TIME in cell.estimates for cell in cells):
+    if all(cell.window is WindowKind.WORK for cell in cells):
         return "Total time of the mix over its total time one after another, in the same block; below 1 is a gain."
     return "Time for the same work over its time one after another (the inverse of the speed-up); below 1 is a gain."
 

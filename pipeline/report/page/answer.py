@@ -83,9 +83,10 @@ def _of_mig(cells: Sequence[Cell]) -> str:
 
 def setup(study: Study) -> list[str]:
     """What all programs have in common, and the GPUs of the blocks where there are several; a sentence an entry."""
-    programs = labels.of_all(own_params(job.params) for row in study.rows for job in row.jobs)
-    common = [next(iter(values)) for values in programs.values() if len(values) == 1]
-    said = [f"All jobs: {', '.join(common)}."] if common else []
+    every = [own_params(job.params) for row in study.rows for job in row.jobs]
+    common = [next(iter(values)) for values in labels.of_all(every).values() if len(values) == 1]
+    whose = "All jobs" if all(map(labels.tells, every)) else "All jobs but scripts of your own"
+    said = [f"{whose}: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)
     for block in study.blocks:
         blocks[f"{block.device} {_short(block.gpu_uuid)}".strip()].append(block.number)

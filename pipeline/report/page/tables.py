@@ -162,15 +162,18 @@ def ending_table(cells: Sequence[Cell]) -> Table:
 def drift_table(study: Study) -> Table:
     """How the baselines changed from block to block: what the machine did while the study ran."""
     cases = cases_of(study)
-    by_label: dict[tuple[str, str], dict[int, float]] = {}
+    by_label: dict[tuple[str, str, str], dict[int, float]] = {}
+    has_several = len({block.gpu_uuid for block in study.blocks}) > 1
     for row in study.rows:
         if (baseline := _baseline(row)) is not None:
             unit, value = baseline
             case = cases[row.run_id]
             label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
-            by_label.setdefault((label, unit), {})[row.block] = value
+            gpu = row.gpu_uuid if has_several else ""  # what differs between GPUs is no drift
+            by_label.setdefault((label, gpu, unit), {})[row.block] = value
     rows: list[Values] = []
-    for (label, unit), by_block in sorted(by_label.items()):
+    for (name, gpu, unit), by_block in sorted(by_label.items()):
+        label = f"{name} on {gpu[:12]}" if gpu else name
         values = [value for _, value in sorted(by_block.items())]
         if len(values) > 1:
             change = 100 * (values[-1] / values[0] - 1)

@@ -63,6 +63,11 @@ def of_all(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
     return found
 
 
+def tells(params: Mapping[str, str]) -> bool:
+    """Whether a program has any of these params: one of the user's own has none."""
+    return not _WORDS.keys().isdisjoint(params)
+
+
 def params_in_words(params: Mapping[str, str], varying: Container[str]) -> str:
     """Those of a workload's params that differ within the study: `bf16, CUDA graph`; empty if none does."""
     said = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]

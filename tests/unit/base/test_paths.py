@@ -10,10 +10,17 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded, find_file, is_file
 
 
-@pytest.mark.parametrize("given", ["absent", "."])
-def test_what_is_no_file_is_refused(given):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("absent", "=absent: there is no such file in /"),
+        ("/absent/x", "=/absent/x: there is no such file; check the name"),
+        (".", " is a folder, and a file is needed"),
+    ],
+)
+def test_what_is_no_file_is_refused(given, words):
     assert not is_file(Path(given))
-    with pytest.raises(ConfigError, match="there is no such file in"):
+    with pytest.raises(ConfigError, match=words):
         find_file("workload.script", given)
 
 

@@ -264,7 +264,7 @@ def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monk
         with pytest.raises(ConfigError) as refused:
             make_plan(overrides)
         assert f"=absent{'.py' if 'workload=script' in overrides else ''}: there is no such file" in str(refused.value)
-        assert str(refused.value).endswith(f" in {PROJECT_DIR}")
+        assert str(refused.value).endswith(f" in {PROJECT_DIR}; check the name")
 
 
 def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):

@@ -223,6 +223,20 @@ def test_a_baseline_without_samples_has_no_drift() -> None:
     assert row[2:5] == (2, 2, 3)
 
 
+def test_each_gpu_has_a_drift_of_its_own() -> None:
+    gpus = ("GPU-11111111-a", "GPU-22222222-a", "GPU-11111111-a", "GPU-22222222-a")
+    rates = (100.0, 300.0, 101.0, 306.0)
+    rows = [
+        copies("serial", 1, rate, block, gpu_uuid=gpu, boot_id=gpu)
+        for block, (rate, gpu) in enumerate(zip(rates, gpus, strict=True), start=1)
+    ]
+    found = report_tables.drift_table(study(*rows)).rows
+    assert [(str(row[0]).rpartition(" on ")[2], row[5]) for row in found] == [
+        ("GPU-11111111", pytest.approx(1.0)),
+        ("GPU-22222222", pytest.approx(2.0)),
+    ]
+
+
 def test_drift_is_first_against_last() -> None:
     rows = [copies("serial", 1, rate, block) for block, rate in enumerate((100.0, 101.0, 110.0), start=1)]
     (row,) = report_tables.drift_table(study(*rows)).rows
