@@ -64,7 +64,8 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_of
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
         came.append(f"nobody knows which job wrote {unknown[0].name}: write to {{output_dir}}")
-    instead = "; ".join(came) or "no metric came, through MLflow or in TensorBoard files"
+    nothing = "no metric came, through MLflow (a program that calls mlflow.set_tracking_uri logs elsewhere) or in files"
+    instead = "; ".join(came) or f"{nothing} of TensorBoard"
     return Logged(absence=f"workload.metric={rate.metric} never came; {instead}")
 
 
