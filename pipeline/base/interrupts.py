@@ -43,6 +43,7 @@ def install() -> None:
     catches `Interrupted`, the process ends with its exit status and without a traceback.
     """
     sys.excepthook = _leave
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the starter, nobody would know how children ended
     for signum in _SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _receive)
