@@ -55,6 +55,7 @@ _GROUPS = {
     "+rehearse": "any study in seconds",
 }
 _NOT_SHOWN = {"schema"}
+_OF_A_SIZE = re.compile(r"^sizes(\.\w+)?(?=\.|$)")  # a workload of a mix, with the same keys
 
 
 def exit_if_asked(arguments: Sequence[str]) -> None:
@@ -62,7 +63,7 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
     ours = list(itertools.takewhile(lambda one: one != "--", arguments))
     if "--help-keys" in ours:
         prefix = next((one for one in ours[ours.index("--help-keys") + 1 :] if not one.startswith("-")), "")
-        if (text := keys(prefix)) is None:
+        if (text := keys(_OF_A_SIZE.sub("workload", prefix))) is None:
             words.say(f"error: --help-keys {prefix}: no key begins like that; python run.py --help-keys prints all")
             sys.exit(2)
     elif {"--help", "-h"} & set(ours):

@@ -407,7 +407,8 @@ class Fleet:
             self.idle.append(worker.device)
         if status == 0:
             part.took_s.append(time.monotonic() - worker.begin_s)
-        words.say(f"{worker.name} | ended with exit status {status}; {self._progress()}")
+        progress = "" if self.is_interrupted else f"; {self._progress()}"
+        words.say(f"{worker.name} | ended with exit status {status}{progress}")
         if status == _REFUSED:
             words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
             self.was_refused = True

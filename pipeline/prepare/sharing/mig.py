@@ -126,12 +126,12 @@ class Mig:
             return ()
         gpu = profiles.read_gpu(group.device)
         layout, said = self._layout_on(gpu, group), []
+        asked = ",".join(name for _, name in layout.devices)
         if any(instance.parts for instance in layout.instances):
-            asked = ",".join(name for _, name in layout.devices)
             made = ", ".join(map(str, layout.instances))
             said.append(f"[{asked}] is made as {made}: compute instances share the memory of their GPU instance")
         if unused := compute.idle_slices(gpu, layout):
-            said.append(f"unused compute slices of {gpu.name}: {unused} of {gpu.compute_slices}")
+            said.append(f"[{asked}] leaves {unused} of {gpu.compute_slices} compute slices of {gpu.name} unused")
         return tuple(said)
 
     def privileged(self, group: Group) -> Commands:
