@@ -117,10 +117,16 @@ def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]
 
 def _results(found: Sequence[GroupResult]) -> str:
     results = Counter(row.result for row in found)
-    flag = "*" if any(Tag.FLAG in row.tags for row in found) else ""
+    flag = "*" if any(map(_doubt, found)) else ""
     if len(results) == 1:
         return found[0].result.value + flag
     return ", ".join(f"{results[result]} {result.value}" for result in Result if results[result]) + flag
+
+
+def _doubt(row: GroupResult) -> str:
+    """What is doubtful about a row, in words; empty for nothing."""
+    beyond = normalise.is_beyond_ideal(row.metrics, len(row.group.measured))
+    return "; ".join(filter(None, (row.tags.get(Tag.FLAG), normalise.BEYOND_IDEAL if beyond else "")))
 
 
 def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> list[str]:
@@ -128,7 +134,7 @@ def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> li
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
     for found in groups:
-        of_flags = Counter(row.tags[Tag.FLAG] for row in found if Tag.FLAG in row.tags)
+        of_flags = Counter(doubt for row in found if (doubt := _doubt(row)))
         of_reasons = Counter(row.reason for row in found if row.result is not Result.OK and row.reason)
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+from pipeline.base.normalise import BEYOND_IDEAL, SPEEDUP, is_beyond_ideal
 from pipeline.base.records import Result
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
@@ -42,6 +43,11 @@ def doubts(study: Study) -> list[str]:
     ]
     still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.stalled]
     said += _mixed_packages(study)
+    beyond: dict[str, list[str]] = defaultdict(list)
+    for row in study.rows:
+        if row.result is Result.OK and is_beyond_ideal(row.metrics, row.degree):
+            beyond[row.name].append(f"{row.metrics[SPEEDUP]:.2f} times in block {row.block}")
+    said += [f"{name} is {BEYOND_IDEAL} ({', '.join(blocks)})." for name, blocks in beyond.items()]
     return said + [
         f"Nothing is compared with baseline {row.name} of block {row.block}: {row.stalled}." for row in still
     ]

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import re
 
+from pipeline.base import normalise
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Sample, Summary
 from pipeline.base.tags import Tag
@@ -64,6 +65,17 @@ def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case()
         ["figures are medians over the blocks"],
         ["naive-a+a+a (1 of 3 blocks): lost"],
     ]
+
+
+def test_a_gain_that_cannot_be_is_doubtful():
+    def lines(speedup):
+        row = GroupResult(group=group("a", "a"), result=Result.OK, reason="", metrics={normalise.SPEEDUP: speedup})
+        return table([row], FIELDS).splitlines()[1:]
+
+    assert [line.split() for line in lines(2.1)] == [["naive-a+a", "ok", "2.10"]]
+    first, note = lines(36.0)
+    assert first.split() == ["naive-a+a", "ok*", "36.00"]
+    assert note.startswith("* naive-a+a: faster than as many jobs that each run alone: ")
 
 
 def test_each_gpu_counts_once():

@@ -44,6 +44,14 @@ def test_blocks_of_equal_hosts_and_those_that_nothing_is_known_of_are_not() -> N
     assert not host_table(cells_of(unknown)).rows
 
 
+def test_a_gain_that_cannot_be_is_named() -> None:
+    gains = ((1, 2.1), (2, 2.31), (3, 36.0))
+    rows = [copies("naive", 2, 1.0, block, metrics={"speedup_vs_serial_ratio": gain}) for block, gain in gains]
+    (said,) = doubts(study(*rows))
+    assert said.startswith("naive-2x-resnet26_cifar10 is faster than as many jobs that each run alone: ")
+    assert said.endswith(" (2.31 times in block 2, 36.00 times in block 3).")
+
+
 def test_groups_that_are_bound_by_their_host_are_named() -> None:
     figures = {"host_loop_ms": 2.0, "process_cpu_mean_pct": 97.0, "run_queue_delay_pct": 0.0}
     rows = [
