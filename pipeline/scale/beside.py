@@ -22,7 +22,7 @@ from pipeline.base.records import Device, Plan, Resume
 from pipeline.base.words import counted
 from pipeline.plan import units
 from pipeline.scale import workers
-from pipeline.scale.gpus import Fleet, Worker, free, refuse_taken_ports
+from pipeline.scale.gpus import Fleet, Worker, ending_of, free, refuse_taken_ports
 from pipeline.scale.template import Template
 from pipeline.study import Asked
 
@@ -127,19 +127,19 @@ class Pairs(Fleet):
                 self.measured = self.start(self.measured_on, name, decided | self.in_the_time_left(), selector)
         return bool(self.workers)
 
-    def ended(self, worker: Worker, status: int) -> None:
+    def ended(self, worker: Worker, status: int | None) -> None:
         """End the company of what was measured. What loses its company is ended too, and the study with it."""
         if worker is self.measured:
-            words.say(f"{worker.name} | ended with exit status {status}")
+            words.say(f"{worker.name} | {ending_of(status)}")
             self.has_measured = True
-            self.worst = max(self.worst, status)
+            self.worst = max(self.worst, status or 0)
         elif self.is_interrupted:
-            self.worst = max(self.worst, status)
+            self.worst = max(self.worst, status or 0)
             return
         elif self.step is not None:
             words.say(f"{worker.name} | {worker.said_last}")
-            words.say(f"error: GPU {worker.device.index}, which was to keep company, ended with exit status {status}")
-            self.worst = max(self.worst, status, 1)
+            words.say(f"error: GPU {worker.device.index}, which was to keep company, {ending_of(status)}")
+            self.worst = max(self.worst, status or 1)
             self.steps.clear()
         else:
             return

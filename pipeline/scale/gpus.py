@@ -396,10 +396,10 @@ class Fleet:
                     if worker.num_open == 0:
                         status = worker.process.wait()
                         self.workers.remove(worker)
-                        self.ended(worker, 128 - status if status < 0 else status)
+                        self.ended(worker, 128 - status if status is not None and status < 0 else status)
 
-    def ended(self, worker: Worker, status: int) -> None:
-        """Take note of how a worker ended; its GPU gets the next unit."""
+    def ended(self, worker: Worker, status: int | None) -> None:
+        """Take note of how a worker ended, if that is known; its GPU gets the next unit."""
         part = self.part_of[worker.device.uuid]
         if status == _REFUSED:
             part.waiting.appendleft(worker.unit)
@@ -408,13 +408,13 @@ class Fleet:
         if status == 0:
             part.took_s.append(time.monotonic() - worker.begin_s)
         progress = "" if self.is_interrupted else f"; {self._progress()}"
-        words.say(f"{worker.name} | ended with exit status {status}{progress}")
+        words.say(f"{worker.name} | {ending_of(status)}{progress}")
         if status == _REFUSED:
             words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
             self.was_refused = True
         else:
             self.has_measured = True
-            self.worst = max(self.worst, status)
+            self.worst = max(self.worst, status or 0)
 
     def _progress(self) -> str:
         """How many units have ended, and how long the others will take."""
@@ -428,6 +428,11 @@ class Fleet:
         is_known = len(known_s) == len(left_s) and max(known_s) >= 1
         left = f", about {words.duration(max(known_s))} left" if is_known else ""
         return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{left}"
+
+
+def ending_of(status: int | None) -> str:
+    """How a worker ended, in words; its exit status may not be known."""
+    return "ended" if status is None else f"ended with exit status {status}"
 
 
 def _relay(worker: Worker, name: str, line: bytes) -> None:

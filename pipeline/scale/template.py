@@ -65,12 +65,12 @@ class Forked:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptors[0], signum)
 
-    def wait(self) -> int:
-        """The exit status, once it has ended; 1 if the template ended before, so that nobody knows."""
+    def wait(self) -> int | None:
+        """The exit status, once it has ended; `None` if the template ended before, so that nobody knows."""
         with self._says:
             data = self._says.recv(64)
         os.close(self._descriptors[0])
-        return int(data) if data else 1
+        return int(data) if data else None
 
 
 class Template:
