@@ -243,7 +243,7 @@ def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root:
 
 
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
-    num_points = [50, 50, 50, 1500, 50, 50, 50]  # the fourth job keeps the sender busy until it is killed
+    num_points = [50, 50, 50, 4000, 50, 50, 50]  # the fourth job keeps the sender busy until it is killed
     folder = make_spool(
         root, record(tuple(child(index, num_series=5, num_points=num) for index, num in enumerate(num_points)))
     )
