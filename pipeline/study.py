@@ -318,7 +318,7 @@ def show_all(asked: Asked, plan: Plan) -> bool:
     try:
         finished = asked.sender.finished(plan.experiment, None)
     except TrackingError as error:
-        words.say(f"error: {error}; what was measured waits in the spool; to go on: {outcome.command_to_resume()}")
+        words.say(f"error: {error}; what was not sent waits in the spool; to go on: {outcome.command_to_resume()}")
         return False
     if asked.config.resume == Resume.NO:
         finished = [each for each in finished if each.start_ms >= asked.begin_ms]

@@ -66,16 +66,13 @@ def run(
     with ExitStack() as files:
         # Files instead of pipes: a daemon that inherits a pipe would keep its reading end waiting after the program
         # itself has ended, and a full pipe would stop the program.
+        process = None
         try:
             source = files.enter_context(tempfile.TemporaryFile()) if stdin is not None else None
             stdout, stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             if source is not None and stdin is not None:
                 source.write(stdin.encode())
                 source.seek(0)
-        except OSError as error:  # a full disk
-            raise CommandError(list(argv), None, f"could not be started: {error}") from error
-        process = None
-        try:
             with interrupts.held():  # one that comes while the process is made waits until it is known
                 process = subprocess.Popen(
                     list(argv),

@@ -93,7 +93,7 @@ def boot_id() -> str:
 
 def cpu_device() -> Device:
     """The CPUs of this machine as a device."""
-    from pipeline.base.records import Device  # which the simulated programs have no need of, and takes long to import
+    from pipeline.base.records import Device  # the simulated programs need no records, which take long to import
 
     return Device(kind="cpu", uuid=f"{CPU_PREFIX}{platform.node()}", name=cpu_model())
 

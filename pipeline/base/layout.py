@@ -8,6 +8,9 @@ edited; the last line of `samples.jsonl` may be torn. The process that sends a g
 
 from __future__ import annotations
 
+import os
+import time
+
 DATABASE = "mlflow.db"
 STORE_LOCK = ".init.lock"
 STORE_ARTIFACTS = "artifacts"
@@ -60,3 +63,8 @@ REQUEST_TABLE = "requests.parquet"
 def job_path(index: int) -> str:
     """The folder of a job, relative to that of its group."""
     return f"{JOBS}/{index}"
+
+
+def stamp() -> str:
+    """A part of a name that no other start has, not even one in the same second."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"

@@ -36,8 +36,13 @@ def try_take(descriptor: int, *, is_shared: bool = False) -> bool:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds the lock of a file, which is only read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Whether nobody holds the lock of a file or folder, which is only read.
+
+    Raises:
+        OSError: it is not there, or it is a link.
+    """
+    # Not to be kept waiting by a pipe in its place.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return try_take(descriptor, is_shared=True)
     finally:

@@ -16,7 +16,7 @@ from pipeline.base.records import WindowKind
 SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio"
 MEAN_SLOWDOWN, P99_SLOWDOWN = "latency_mean_slowdown_worst_ratio", "latency_p99_slowdown_worst_ratio"
 _BEYOND = 1.1
-BEYOND_IDEAL = "faster than as many jobs that each run alone: a baseline was slowed down, or what counts is no work"
+BEYOND_IDEAL = "speed-up above the number of jobs: the baseline was slowed down, or the metric does not count work"
 _OF_LATENCY = {MEAN_SLOWDOWN: services.MEAN, P99_SLOWDOWN: services.P99}
 
 

@@ -67,14 +67,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_free(folder: Path) -> bool:
-    try:
-        lock = _open(folder)
-    except OSError:
-        return False
-    try:
-        return locks.try_take(lock, is_shared=True)
-    finally:
-        os.close(lock)
+    with suppress(OSError):  # just removed
+        return locks.is_free(folder)
+    return False
 
 
 def _open(folder: Path) -> int:

@@ -117,7 +117,9 @@ def _find_script(script: str, interpreter: Interpreter | None) -> Code:
         return Code(Path(script), _digest_of_program(script, interpreter))
     path = find_file("workload.script", script)
     if not os.access(path, os.X_OK) and _is_of_another_interpreter(path):
-        raise ConfigError(f"workload.script={script}: {path} may not be executed, and is no Python; chmod +x {path}")
+        raise ConfigError(
+            f"workload.script={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
+        )
     try:
         return code_of(path, PROJECT_DIR)
     except SyntaxError as error:

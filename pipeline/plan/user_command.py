@@ -57,8 +57,8 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
     script, args = program_of(theirs[1:], "what stands after --")
     values = [
         "workload=script",
-        f"workload.script={quoted(script)}",
-        f"workload.args=[{','.join(map(quoted, args))}]",
+        f"workload.script={_quoted(script)}",
+        f"workload.args=[{','.join(map(_quoted, args))}]",
     ]
     # Hydra takes overrides only where they all stand together.
     place = next((place for place, word in enumerate(ours) if "=" in word and not word.startswith("-")), 0)
@@ -104,10 +104,10 @@ def override(key: str, value: object) -> str:
     """An override in Hydra's grammar that gives a key exactly this value; of `None`, null."""
     if value is None:
         return f"{key}=null"
-    return f"{key}={value if _PLAIN.fullmatch(str(value)) else quoted(str(value))}"
+    return f"{key}={value if _PLAIN.fullmatch(str(value)) else _quoted(str(value))}"
 
 
-def quoted(word: str) -> str:
+def _quoted(word: str) -> str:
     """The word in Hydra's grammar, where it means exactly itself, and holds no interpolation."""
     return str(QuotedString(plain(word), Quote.single).with_quotes())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from pipeline.base.errors import ConfigError
@@ -54,15 +54,13 @@ def remaining(
     done: dict[str, FinishedGroup] = {}
     for (_, gpu_uuid), members in units.items():
         here = [(each, boot_id or None) for each in gpus or (gpu_uuid,)]  # where none is known, a run says nothing
-        num_found = Counter(origin for key in members for origin in found.get(key, {}))
-        began_ms = {
-            origin: max(found[key][origin].start_ms for key in members if origin in found.get(key, {}))
-            for origin in num_found
-        }
-        in_order = sorted(num_found, key=lambda origin: (origin not in here, -began_ms[origin], repr(origin)))
+        began_ms: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
+        for each in (each for key in members for each in found.get(key, {}).values()):
+            began_ms[each.gpu_uuid, each.boot_id].append(each.start_ms)
+        in_order = sorted(began_ms, key=lambda origin: (origin not in here, -max(began_ms[origin]), repr(origin)))
         # A complete unit of any origin counts; of an incomplete one, only what one GPU of these found since the boot.
-        complete = (origin for origin in in_order if num_found[origin] == len(members))
-        origin = next(complete, max(here, key=lambda origin: num_found[origin]))
+        complete = (origin for origin in in_order if len(began_ms[origin]) == len(members))
+        origin = next(complete, max(here, key=lambda origin: len(began_ms[origin])))
         done |= {key: found[key][origin] for key in members if origin in found.get(key, {})}
     left = tuple(group for group in plan.groups if keys[group.digest] not in done)
     return left, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]

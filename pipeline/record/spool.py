@@ -192,8 +192,8 @@ class Spool:
 
 
 def _new_folder(spool: Path) -> Path:
-    """A folder that no other start has, not even one in the same second."""
-    folder = spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    """A folder of this start alone."""
+    folder = spool / layout.stamp()
     group_folder.below_spool(lambda: folder.mkdir(parents=True))
     return folder
 

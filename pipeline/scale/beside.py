@@ -6,6 +6,7 @@ goes to an experiment of its own, which no report of the study reads.
 
 from __future__ import annotations
 
+import dataclasses
 import selectors
 import signal
 import sys
@@ -21,6 +22,7 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Device, Plan, Resume
 from pipeline.base.words import counted
 from pipeline.plan import units
+from pipeline.plan.inventory import Inventory
 from pipeline.scale import workers
 from pipeline.scale.gpus import Fleet, Worker, ending_of, free, refuse_taken_ports
 from pipeline.scale.template import Template
@@ -55,16 +57,9 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
             _set(asked, devices[0], beside, None)
             study.preview(asked)
         return 0
-    files = {beside: workers.new_plan_file(asked.root) for beside in company}
-    planned = {}
-    for beside, file in files.items():
-        _set(asked, devices[0], beside, file)
-        planned[beside] = study.planned(asked)
-    asked.planned = {group.digest for _, plan in planned.values() for group in plan.groups}
-    legs = []
-    for beside, (inventory, plan) in planned.items():
-        groups, _known = study.open_store(asked, plan, inventory)
-        legs.append(Leg(beside=beside, plan=plan, plan_file=files[beside], numbers=tuple(units.of(groups))))
+    planned = [_planned(asked, devices[0], beside) for beside in company]
+    asked.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
+    legs = [_with_what_is_left(asked, leg, inventory) for leg, inventory in planned]
     fleet = Pairs(asked, devices, legs, template)
     fleet.say_what_is_to_run()
     try:
@@ -80,6 +75,19 @@ def _shown(asked: Asked, leg: Leg) -> bool:
     how = f"in company of {counted(leg.beside, 'GPU')}" if leg.beside else "alone"
     sys.stdout.write(f"\nthe GPU {how}:\n")
     return study.show_all(asked, leg.plan)
+
+
+def _planned(asked: Asked, device: Device, beside: int) -> tuple[Leg, Inventory]:
+    """A leg with all of its units, and what the machine has."""
+    plan_file = workers.new_plan_file(asked.root)
+    _set(asked, device, beside, plan_file)
+    inventory, plan = study.planned(asked)
+    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
+
+
+def _with_what_is_left(asked: Asked, leg: Leg, inventory: Inventory) -> Leg:
+    groups, _ = study.open_store(asked, leg.plan, inventory)
+    return dataclasses.replace(leg, numbers=tuple(units.of(groups)))
 
 
 def _set(asked: Asked, device: Device, beside: int, plan_file: str | None) -> None:
@@ -114,9 +122,15 @@ class Pairs(Fleet):
             with interrupts.held():
                 self.step = self.steps.popleft()
                 for device in self.others[: self.step[1].beside]:
-                    decided: dict[str, object] = {"hydra/launcher": "study", "tracking.experiment": self._experiment}
-                    decided |= {"repeats": _REPEATS, "gpu.beside": self.step[1].beside}
-                    decided |= {"resume": Resume.NO, "time_limit_s": None, "plan_file": None}
+                    decided = {
+                        "hydra/launcher": "study",
+                        "tracking.experiment": self._experiment,
+                        "repeats": _REPEATS,
+                        "gpu.beside": self.step[1].beside,
+                        "resume": Resume.NO,
+                        "time_limit_s": None,
+                        "plan_file": None,
+                    }
                     self.start(device, _COMPANY, decided, selector).is_quiet = True
         if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.workers):
             number, leg = self.step

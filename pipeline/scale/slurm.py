@@ -14,12 +14,11 @@ import shlex
 import shutil
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import outcome
-from pipeline.base import interrupts, squeue, words
+from pipeline.base import interrupts, layout, squeue, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
@@ -229,7 +228,7 @@ def _submit(script: str, folder: Path) -> str:
     """The id of the job array."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"submit-{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:6]}.sh"
+        path = folder / f"submit-{layout.stamp()}.sh"
         path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
         path.write_text(script, encoding="utf-8")
     except OSError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,8 +34,8 @@ def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
 
 
 def new_plan_file(root: Path) -> str:
-    """Where the workers of this start agree on their plan: no other start has it, not even one in the same second."""
-    return str(root / layout.PLANS / f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:6]}.json")
+    """Where the workers of this start agree on their plan."""
+    return str(root / layout.PLANS / f"{layout.stamp()}.json")
 
 
 def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:

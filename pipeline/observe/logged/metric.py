@@ -16,6 +16,10 @@ from pipeline.observe.logged.script_runs import read_script_runs
 Points = Sequence[tuple[int, float]]
 """Monotonic instants with values, in order."""
 _MAX_NAMES = 12
+_NOTHING_CAME = (
+    "no metric came, through MLflow or in TensorBoard files; what a program logs after mlflow.set_tracking_uri goes "
+    "elsewhere"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +68,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_of
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
         came.append(f"nobody knows which job wrote {unknown[0].name}: write to {{output_dir}}")
-    nothing = "no metric came, through MLflow (a program that calls mlflow.set_tracking_uri logs elsewhere) or in files"
-    instead = "; ".join(came) or f"{nothing} of TensorBoard"
-    return Logged(absence=f"workload.metric={rate.metric} never came; {instead}")
+    return Logged(absence=f"workload.metric={rate.metric} never came; {'; '.join(came) or _NOTHING_CAME}")
 
 
 def _in_output(state: JobState, log: Events, pattern: str) -> Logged:
@@ -108,8 +110,7 @@ def _rates(came: Points, source: str, what: str) -> Logged:
     if not values:
         return Logged(absence=f"{what} gave no finite number, but {came[-1][1]:g}")
     if min(values) < 0 or max(values) == 0:
-        wrong = min(values)
-        return Logged(absence=f"{what} gave {wrong:g}, and a rate is above 0")
+        return Logged(absence=f"{what} gave {min(values):g}, and a rate is above 0")
     if left_out := len(came) - len(points):
         source += f" (without {left_out} of {len(came)} values, which are not finite)"
     return Logged(points=points, source=source)

@@ -13,7 +13,10 @@ from pipeline.base import regular_files
 
 _LINE = re.compile(rb"[^\r\n]+")  # a progress bar writes over its line
 _NUMBER = re.compile(
-    r"(?:(?<![\w.,])[+-])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d*|\.\d+)?(?:(?<=[\d.])[eE][+-]?\d+)?"
+    r"""((?<![\w.,])[+-])?                                         # the 5 of `step-5` is not negative
+        ((\d{1,3}(,\d{3})+(?!\d)|\d+)(\.\d*)?|\.\d+)              # commas separate thousands
+        ([eE][+-]?\d+)?""",
+    re.VERBOSE,
 )
 
 

@@ -42,19 +42,24 @@ def find_device(config: GpuConfig) -> Device:
 
 def granted() -> tuple[str, str]:
     """What says which GPU this process may use, and its index or UUID: of several the first; without a grant, 0."""
-    for variable in _GRANTS:
-        if (value := os.environ.get(variable)) is not None:
-            return variable, value.partition(",")[0].strip()
-    return "gpu.device", "0"
+    variable, names = _grant() or ("gpu.device", ["0"])
+    return variable, names[0]
 
 
 def all_granted(devices: Sequence[Device]) -> Sequence[Device]:
     """Those of these GPUs that this process may use: all without a grant; ConfigError if there is no such GPU."""
+    if (grant := _grant()) is None:
+        return devices
+    variable, names = grant
+    return [choose(variable, name, devices) for name in names if name not in _NOTHING]
+
+
+def _grant() -> tuple[str, list[str]] | None:
+    """The variable that says what this process may use, and what it names; `None` if there is none."""
     for variable in _GRANTS:
         if (value := os.environ.get(variable)) is not None:
-            names = [name for each in value.split(",") if (name := each.strip()) not in _NOTHING]
-            return [choose(variable, name, devices) for name in names]
-    return devices
+            return variable, [each.strip() for each in value.split(",")]
+    return None
 
 
 def with_mig_devices(selector: str, devices: Sequence[Device]) -> Sequence[Device]:

@@ -100,14 +100,16 @@ class Store:
         Raises:
             TrackingError: the database was removed or replaced since it was opened: what was written is nowhere.
         """
-        if self.root is not None and self.inode is not None and self.inode != _inode_of(self.root / DATABASE):
+        if self.root is None:
+            return
+        if self.inode is not None and self.inode != _inode_of(self.root / DATABASE):
             raise TrackingError(
                 f"{self.root / DATABASE} was removed or replaced while the study ran; what is measured waits in the "
                 "spool until the next start"
             )
         # sqlite has locks on the database, which a process that opens and closes it as a file would lose; on this none.
-        ahead = None if self.root is None else self.root / f"{DATABASE}-wal"
-        if ahead is not None and ahead.exists():
+        ahead = self.root / f"{DATABASE}-wal"
+        if ahead.exists():
             with ahead.open("rb") as file:
                 os.fsync(file.fileno())
 

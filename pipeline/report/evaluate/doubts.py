@@ -43,11 +43,7 @@ def doubts(study: Study) -> list[str]:
     ]
     still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.stalled]
     said += _mixed_packages(study)
-    beyond: dict[str, list[str]] = defaultdict(list)
-    for row in study.rows:
-        if row.result is Result.OK and is_beyond_ideal(row.metrics, row.degree):
-            beyond[row.name].append(f"{row.metrics[SPEEDUP]:.2f} times in block {row.block}")
-    said += [f"{name} is {BEYOND_IDEAL} ({', '.join(blocks)})." for name, blocks in beyond.items()]
+    said += _beyond_ideal(study)
     return said + [
         f"Nothing is compared with baseline {row.name} of block {row.block}: {row.stalled}." for row in still
     ]
@@ -62,6 +58,15 @@ def _mixed_packages(study: Study) -> list[str]:
         f"Rows of {len(packages)} environments stand beside each other: the study was resumed with "
         "resume=accept_environment, which takes results of other packages for the same."
     ]
+
+
+def _beyond_ideal(study: Study) -> list[str]:
+    """The groups that gain more than jobs could that do not disturb each other."""
+    blocks: dict[str, list[str]] = defaultdict(list)
+    for row in study.rows:
+        if row.result is Result.OK and is_beyond_ideal(row.metrics, row.degree):
+            blocks[row.name].append(f"{row.metrics[SPEEDUP]:.2f} in block {row.block}")
+    return [f"{name}: {BEYOND_IDEAL} ({', '.join(found)})." for name, found in blocks.items()]
 
 
 def bound_by_host(cells: Sequence[Cell]) -> str:

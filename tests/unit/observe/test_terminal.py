@@ -75,7 +75,7 @@ def test_a_gain_that_cannot_be_is_doubtful():
     assert [line.split() for line in lines(2.1)] == [["naive-a+a", "ok", "2.10"]]
     first, note = lines(36.0)
     assert first.split() == ["naive-a+a", "ok*", "36.00"]
-    assert note.startswith("* naive-a+a: faster than as many jobs that each run alone: ")
+    assert note.startswith("* naive-a+a: speed-up above the number of jobs: ")
 
 
 def test_each_gpu_counts_once():

@@ -118,7 +118,7 @@ def test_a_flag_is_the_same_program_however_it_is_given(make_plan):
 
 def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_plan, tmp_path):
     (program := tmp_path / "other").write_text("#!/bin/sh\necho 1\n")
-    with pytest.raises(ConfigError, match=r"may not be executed, and is no Python; chmod \+x"):
+    with pytest.raises(ConfigError, match=r"is not executable, and its first line names no Python; chmod \+x"):
         make_plan(["workload=script", f"workload.script={program}"])
     program.write_text("#!/usr/bin/env python3\nprint(1)\n")
     make_plan(["workload=script", f"workload.script={program}"])

@@ -48,8 +48,8 @@ def test_a_gain_that_cannot_be_is_named() -> None:
     gains = ((1, 2.1), (2, 2.31), (3, 36.0))
     rows = [copies("naive", 2, 1.0, block, metrics={"speedup_vs_serial_ratio": gain}) for block, gain in gains]
     (said,) = doubts(study(*rows))
-    assert said.startswith("naive-2x-resnet26_cifar10 is faster than as many jobs that each run alone: ")
-    assert said.endswith(" (2.31 times in block 2, 36.00 times in block 3).")
+    assert said.startswith("naive-2x-resnet26_cifar10: speed-up above the number of jobs: ")
+    assert said.endswith(" (2.31 in block 2, 36.00 in block 3).")
 
 
 def test_groups_that_are_bound_by_their_host_are_named() -> None:
