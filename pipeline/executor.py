@@ -192,7 +192,7 @@ class _Execution:
         try:
             here = Path.cwd()
             rehearsal = self.shared.rehearsal
-            ours = {*Path(self.group.gpu.lock_dir).resolve().glob("collocation-*"), self.shared.spool.root}
+            ours = {*Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"), self.shared.spool.root}
             ours |= {rehearsal.file} if rehearsal is not None else set()
             changed = changed_files.since(here, min(began) + _wall_offset_ns(), without=ours)
         except OSError as error:  # a job may have removed it

@@ -21,6 +21,9 @@ AMENDMENTS = "amendments"
 LEFT_OUT = "left_out"
 """Files of jobs that were too many or too large for artifacts."""
 
+SHARED_PREFIX = "collocation-"
+"""Of what lies in folders that others use too: `gpu.lock_dir` and /tmp."""
+
 # In the folder of a group.
 LOCK = "lock"
 RECORD = "record.json"

@@ -23,11 +23,12 @@ from typing import Any
 
 from pipeline.base.errors import CollocationError
 from pipeline.base.interrupts import UndoStack
+from pipeline.base.layout import SHARED_PREFIX
 from pipeline.base.programs import Programs
 from pipeline.clean import kinds, own_file
 from pipeline.clean.own_file import JournalError
 
-_FOLDER = "collocation-journals-"
+_FOLDER = f"{SHARED_PREFIX}journals-"
 _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
 _DEVICE = re.compile(r"[A-Za-z0-9_-]+")
 _LEFT = ".journal"

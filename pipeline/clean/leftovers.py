@@ -12,22 +12,22 @@ import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from pipeline.base.layout import SHARED_PREFIX
 from pipeline.clean import held_folder, processes
 
 _GRACE_S = 2.0
 _PARENT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 bytes; names are random and folders private
-_PREFIX = "collocation-"
 _ID = re.compile("[0-9a-f]{12}")
 
 
 def scratch_folder(spool_id: str) -> Path:
     """The group's folder for sockets and pipes."""
-    return _PARENT / f"{_PREFIX}{spool_id[:12]}"
+    return _PARENT / f"{SHARED_PREFIX}{spool_id[:12]}"
 
 
 def scratch(spool_id: str) -> AbstractContextManager[Path]:
     """Make the group's folder, hold it, and remove it."""
-    return held_folder.held(_PARENT, _PREFIX, spool_id[:12])
+    return held_folder.held(_PARENT, SHARED_PREFIX, spool_id[:12])
 
 
 def clear(spool_id: str) -> int:
@@ -42,7 +42,7 @@ def find_abandoned() -> dict[Path, list[int]]:
     marks = processes.marks()
     return {
         folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark))
-        for folder in held_folder.find_abandoned(_PARENT, _PREFIX, _ID.pattern)
+        for folder in held_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
     }
 
 
@@ -54,5 +54,5 @@ def clear_abandoned(folder: Path) -> None:
 
 
 def _marks_of(folder: Path, marks: frozenset[str]) -> list[str]:
-    start = folder.name.removeprefix(_PREFIX)
+    start = folder.name.removeprefix(SHARED_PREFIX)
     return sorted(mark for mark in marks if _ID.fullmatch(start) and mark.startswith(start))

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import host, locks
+from pipeline.base import host, layout, locks
 from pipeline.base.errors import GpuBusyError, InUseError
 from pipeline.base.records import Device
 
@@ -95,7 +95,7 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
 
 
 def _path(folder: Path, device_uuid: str) -> Path:
-    return folder / f"collocation-{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.lock"
+    return folder / f"{layout.SHARED_PREFIX}{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.lock"
 
 
 def _check_folder(folder: Path) -> None:
