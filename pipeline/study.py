@@ -88,7 +88,7 @@ def _execute(composed: Sequence[DictConfig], engine: Engine | None, *, is_sweep:
             if engine is not None:
                 return engine(asked, stack)
             if asked.config.dry_run:
-                return preview(asked)
+                return preview(asked, *planned(asked))
             showing = stack.enter_context(asked.exporter.serving())
             return _begun(asked, stack).run(stack, showing)
     except CollocationError as error:
@@ -115,9 +115,14 @@ def _begun(asked: Asked, stack: UndoStack) -> _Study:
 
 
 def planned(asked: Asked) -> tuple[Inventory, Plan]:
-    """What the machine has, its environments built, and the plan for it."""
+    """What the machine has and the plan for it.
+
+    But for a dry run, environments are built and other workers of the study have agreed to the plan.
+    """
     inventory = _take_stock(asked)
     plan = asked.plan(inventory)
+    if asked.config.dry_run:
+        return inventory, plan
     if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
         # The first plan showed that the study can run at all, before minutes are spent on its environments.
         inventory = inventory.with_environments()
@@ -236,10 +241,8 @@ def _ran_before(asked: Asked) -> Sequence[Ran]:
         return ()
 
 
-def preview(asked: Asked) -> int:
-    """Print the plan, or with `resume` what is left of it, and how long it will take."""
-    inventory = _take_stock(asked)
-    plan = asked.plan(inventory)
+def preview(asked: Asked, inventory: Inventory, plan: Plan) -> int:
+    """Print a plan, or with `resume` what is left of it, and how long it will take."""
     if asked.config.resume != Resume.NO:
         groups, _ = _what_is_left(asked, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)

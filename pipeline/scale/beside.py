@@ -52,13 +52,13 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
         )
     refuse_taken_ports(asked, devices)
     company = (0, len(devices) - 1)
-    if asked.config.dry_run:
-        for beside in company:
-            _set(asked, devices[0], beside, None)
-            study.preview(asked)
-        return 0
     planned = [_planned(asked, devices[0], beside) for beside in company]
     asked.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
+    if asked.config.dry_run:
+        for leg, inventory in planned:
+            _set(asked, devices[0], leg.beside, leg.plan_file)
+            study.preview(asked, inventory, leg.plan)
+        return 0
     legs = [_with_what_is_left(asked, leg, inventory) for leg, inventory in planned]
     fleet = Pairs(asked, devices, legs, template)
     fleet.say_what_is_to_run()
@@ -90,7 +90,7 @@ def _with_what_is_left(asked: Asked, leg: Leg, inventory: Inventory) -> Leg:
     return dataclasses.replace(leg, numbers=tuple(units.of(groups)))
 
 
-def _set(asked: Asked, device: Device, beside: int, plan_file: str | None) -> None:
+def _set(asked: Asked, device: Device, beside: int, plan_file: str) -> None:
     for config in asked.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
 

@@ -86,7 +86,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
         by_model.setdefault(device.name, []).append(device)
     of_models = [_for_model(asked, members, devices, len(by_model)) for members in by_model.values()]
     if asked.config.dry_run:
-        status = max(study.preview(each) for each in of_models)
+        status = max(study.preview(each, *study.planned(each)) for each in of_models)
         words.say(f"its units go to {_listed(devices)}; the time is that of one GPU")
         return status
     plans = [study.planned(each) for each in of_models]

@@ -149,10 +149,11 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
     ]
     (company,) = {row.gpu_uuid for row in rows.read([tmp_path / "mlruns"], "collocation_company").rows}
     assert company != found.rows[0].gpu_uuid
-    process = start("hydra/launcher=beside", "repeats=2", "window.seconds=0.5", "resume=true")
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert re.findall("^resume: .*", err, re.MULTILINE) == ["resume: 2 of 4 groups are finished"] * 2
+    for dry in (["dry_run=true"], []):
+        process = start("hydra/launcher=beside", "repeats=2", "window.seconds=0.5", "resume=true", *dry)
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+        assert re.findall("^resume: .*", err, re.MULTILINE) == ["resume: 2 of 4 groups are finished"] * 2
 
 
 def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):
