@@ -1,9 +1,9 @@
 """The findings of publications beside ours: whether they agree, and by how much they do not.
 
 A comparison is made with what was measured at the finding's own settings: workload, batch, precision, recipe, data,
-step mode (`Publication.differences`). Two things are notes instead. The GPU: whether a finding holds on another one is
-what the comparison asks. The window: a steady one and a fixed number of epochs give the same rate of a job, but the
-time per epoch includes validation in the second only.
+step mode, MIG profile (`Publication.differences`). Two things are notes instead. The GPU: whether a finding holds on
+another one is what the comparison asks. The window: a steady one and a fixed number of epochs give the same rate of a
+job, but the time per epoch includes validation in the second only.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def _at_nearest_settings(about: _About) -> list[FindingCheck]:
 
 
 def _differences(publication: Publication, finding: Finding, cell: Cell) -> tuple[str, ...]:
-    of_each = (publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params)
+    of_each = [publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params]
+    if cell.sharing == MIG:
+        of_each.append(publication.profile_differences(finding, cell.case.params, cell.profiles, cell.degree))
     return tuple(dict.fromkeys(itertools.chain(*of_each)))
 
 
@@ -195,8 +197,18 @@ def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
     return _in_range(about, cell, cell.values.get(of_workload(SLOWDOWN, next(meant, "")), {}))
 
 
-def _against(about: _About, cell: Cell) -> FindingCheck | None:
-    return _in_range(about, cell, _over(about, cell, cell.degree, about.finding.against, _name(about, cell) or SPEEDUP))
+def _against(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
+    found: list[FindingCheck | None] = []
+    for cell in cells:
+        others = _others(about, cell, cell.degree, about.finding.against)
+        if not others:
+            found.append(_in_range(about, cell, {}))  # it may have run out of memory
+        for other in others:
+            check = _in_range(about, cell, ratios(cell, other, _name(about, cell) or SPEEDUP))
+            if check is not None and other.sharing == MIG:
+                check = dataclasses.replace(check, mode=f"{cell.mode} over {other.mode}")
+            found.append(check)
+    return found
 
 
 def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
@@ -204,8 +216,8 @@ def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | 
     highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
     found = []
     for cell in highest.values():
-        growth = _over(about, cell, 1, SERIAL.name, MEMORY)
-        by_job = {block: ratio / cell.degree for block, ratio in growth.items()}
+        growth = [ratios(cell, alone, MEMORY) for alone in _others(about, cell, 1, SERIAL.name)]
+        by_job = {block: ratio / cell.degree for each in growth for block, ratio in each.items()}
         found.append(_in_range(about, cell, by_job, Scale.PEAK))
     return found
 
@@ -236,11 +248,10 @@ def _in_range(
     return _check(about, cell, ours, in_words, *_against_range(about.finding, ours))
 
 
-def _over(about: _About, cell: Cell, degree: int, mode: str, metric: str) -> dict[int, float]:
-    """A quantity over that of the same case at a degree in a mode, by block; empty where that is not known."""
+def _others(about: _About, cell: Cell, degree: int, mode: str) -> list[Cell]:
+    """The same case at a degree in a mode: one, but of MIG each layout that was measured."""
     there = (cell.case, degree, mode)
-    others = (each for each in about.cells if (each.case, each.degree, each.sharing.name) == there and each.is_ranked)
-    return next((ratios(cell, other, metric) for other in others), {})
+    return [each for each in about.cells if (each.case, each.degree, each.sharing.name) == there and each.is_ranked]
 
 
 def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
@@ -336,7 +347,7 @@ def _of_each(check: Callable[[_About, Cell], FindingCheck | None]) -> Check:
 
 CHECKS: dict[str, Check] = {
     "quantity": _of_each(_quantity),
-    "against": _of_each(_against),
+    "against": _against,
     "along": _along,
     "profiles": _profiles,
     "memory_growth": _memory_growth,

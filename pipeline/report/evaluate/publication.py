@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -129,6 +129,7 @@ class Publication:
         epochs: that each job did; 0 where the length of the work plays no part.
         settings: of all that it measured.
         workloads: all that it measured.
+        profiles: slices of the MIG instance of each of so many copies (`"7"`), and of a job of a size in a mix.
     """
 
     table: str
@@ -138,6 +139,7 @@ class Publication:
     epochs: int = 0
     settings: Settings = field(default_factory=dict)
     workloads: tuple[Program, ...]
+    profiles: Settings = field(default_factory=dict)
     findings: tuple[Finding, ...]
 
     def program(self, params: Mapping[str, str]) -> Program | None:
@@ -157,6 +159,23 @@ class Publication:
             for key, values in wanted.items()
             if params.get(key) not in values
         ]
+
+    def profile_differences(
+        self, finding: Finding, params: Sequence[Mapping[str, str]], profiles: Sequence[str], degree: int
+    ) -> list[str]:
+        """The same of the MIG instances of some jobs, the largest first; of copies `params` are those of one."""
+        if finding.profile is not None or finding.kind in ("profiles", "along"):
+            return []
+        sizes = [program.size or "" for each in params if (program := self.program(each)) is not None]
+        keys = [str(degree)] * degree if len(sizes) == 1 else sorted(sizes, key=self._slices, reverse=True)
+        return [
+            f"a MIG instance of {slices} instead of {' or '.join(self.profiles[key])}"
+            for key, slices in dict.fromkeys(zip(keys, (each.partition(".")[0] for each in profiles), strict=False))
+            if key in self.profiles and slices not in self.profiles[key]
+        ]
+
+    def _slices(self, size: str) -> str:
+        return max(self.profiles.get(size, ("",)))
 
 
 _SETTINGS_IN_WORDS = {"workload": "{}", "batch_size": "batch {}", "image_px": "image size {}"}

@@ -111,6 +111,42 @@ def test_a_finding_stands_beside_its_own_settings_alone_where_they_were_measured
     assert made.agreement is Agreement.AGREES and made.note.endswith("; files of made-up images")
 
 
+def test_mig_is_compared_on_the_instances_of_the_paper_only() -> None:
+    own, other = published(), {"mig_profile": "1g.10gb"}
+    rows = [copies("serial", 1, 2000.0, block, own) for block in BLOCKS]
+    rows += [copies("mig", 2, 1900.0 + block, block, own) for block in BLOCKS]  # 3g
+    small = tuple(job(index, own, 600.0, place=other) for index in range(2))
+    rows += [row("mig", small, block, profiles=("1g.10gb",) * 2, options={"profile": "1g"}) for block in BLOCKS]
+    pair = "two small or medium models take about the time of one"
+    (found,) = checks(rows, pair)
+    assert (found.agreement, found.mode) == (Agreement.AGREES, "MIG 3g.40gb")
+    (found,) = checks([each for each in rows if not each.options.get("profile")][:6] + rows[12:], pair)
+    assert (found.agreement, found.difference) == (Agreement.OTHER_SETTINGS, "a MIG instance of 1g instead of 3g")
+
+
+def test_a_mix_on_mig_is_compared_where_each_size_has_the_instance_of_the_paper() -> None:
+    def shared(large: str) -> list[Row]:
+        own = {"L": published("robroek_large", image_px=224), "S": published(batch_size=128)}
+        places = {"L": large, "S": "1g.10gb"}
+        found = []
+        for block in BLOCKS:
+            for mode, speed in (("naive", 0.5), ("mig", 0.3 + 0.001 * block)):
+                where = {size: {"mig_profile": places[size]} if mode == "mig" else {} for size in own}
+                jobs = [job(i, own[s], 1000 * speed, size=s, place=where[s]) for i, s in enumerate(own)]
+                found.append(row(mode, tuple(jobs), block))
+            found += [row("serial", (job(0, own[size], 1000.0),), block) for size in own]
+        return found
+
+    slow = "a large model with a small or a medium one is much slower on MIG"
+    assert [each.agreement for each in checks(shared("3g.40gb"), slow)] == [Agreement.AGREES]
+    assert [each.agreement for each in checks(shared("4g.40gb"), slow)] == [Agreement.AGREES]
+    (found,) = checks(shared("2g.20gb"), slow)
+    assert (found.agreement, found.difference) == (
+        Agreement.OTHER_SETTINGS,
+        "a MIG instance of 2g instead of 3g or 4g",
+    )
+
+
 def mix(sizes: str, speeds: dict[str, float], **small: Any) -> list[Row]:
     """A mix in each mode, each of its jobs at that share of its speed alone."""
     own = {
@@ -256,7 +292,7 @@ def test_a_mode_is_held_against_another_in_any_quantity() -> None:
         rows.append(copies("mps", 2, 50.0, block, own, metrics={"latency_p99_worst_ms": 12.0 + 0.1 * block}))
         rows.append(copies("mig", 2, 50.0, block, own, metrics={"latency_p99_worst_ms": 10.0}))
     (found,) = checks(rows, "at larger batches MPS loses to MIG on tail latency")
-    assert (found.agreement, found.mode) == (Agreement.AGREES, "MPS")
+    assert (found.agreement, found.mode) == (Agreement.AGREES, "MPS over MIG 3g.40gb")
     assert found.ours is not None and found.ours.median == pytest.approx(1.23)
     assert found.note == "NVIDIA H100 80GB HBM3 instead of an A30"
 
