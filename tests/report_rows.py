@@ -64,7 +64,7 @@ def row(
     """A group of a steady window; its total throughput is the sum of its jobs' unless it ran in sequence."""
     window = changes.pop("window", WindowKind.STEADY)
     options = changes.pop("options", {})
-    is_simulated = changes.get("is_simulated", False)
+    is_simulated, window_s = changes.get("is_simulated", False), changes.pop("window_s", 10.0)
     device = changes.get("device", GPU)
     rates = [one.metrics.get("throughput_samples_per_s") for one in jobs]
     total = {} if None in rates or not rates else {"throughput_total_samples_per_s": sum(r for r in rates if r)}
@@ -106,7 +106,12 @@ def row(
         "end_ms": start_ms + 10_000,
         "start": "20261121-100000-abcdef",
         "jobs": jobs,
-        "facts": {"driver_version": "580.159.04", "git_commit": "0123abcd"},
+        "facts": {
+            "driver_version": "580.159.04",
+            "git_commit": "0123abcd",
+            "window_start_ns": "1000000000",
+            "window_end_ns": str(1_000_000_000 + int(1e9 * window_s)),
+        },
     }
     return Row(**(values | changes))
 

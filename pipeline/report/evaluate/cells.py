@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base import units
+from pipeline.base import services, units
 from pipeline.base.modes import SERIAL, Mode
 from pipeline.base.normalise import SPEEDUP, independent
 from pipeline.base.records import Result, WindowKind
@@ -59,13 +59,14 @@ class Cell:
         profiles: of MIG instances, the largest first.
         is_derived: this did not run as such: serial copies are counted as `degree` times the solo run.
         results: how often each result came out, over the blocks.
-        values: quantity by name, then by block; of rows that ended `ok` only.
+        values: quantity by name, then by block; of rows that ended `ok` only, and of no baseline that stood still.
         wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
         gpus: on which GPU each block ran.
         neighbours: what ran beside its jobs, in words; empty if nothing did.
         multiprocessors: of the device, or of the GPU instance of its first job; `None` if it is not known.
         unit: what the work of all its jobs is counted in; empty if they have no unit in common.
         num_given: jobs whose rate the user chose.
+        settings: that its rows were measured with, their neighbours left out.
         estimates: of `values`.
         counted, sampled: what counts its work, and what listeners give, that `METRICS` does not know.
         reason: why the first block that did not end `ok` did not.
@@ -80,6 +81,7 @@ class Cell:
     device: str
     unit: str = ""
     num_given: int = 0
+    settings: tuple[tuple[str, str], ...] = ()
     neighbours: str = ""
     multiprocessors: int | None = None
     detail: str = ""
@@ -100,6 +102,18 @@ class Cell:
     def is_ranked(self) -> bool:
         """Whether every block that ran to its end computed what it should, and fitted, so that it may be compared."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
+
+    @property
+    def num_saturated(self) -> int:
+        """Blocks in which a job did not sustain the rate that the user chose, so that it has no latency."""
+        return (
+            sum(value < 1 for value in self.values.get(services.SUSTAINED_WORST, {}).values()) if self.num_given else 0
+        )
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it is ranked, and by all of its blocks."""
+        return self.is_ranked and not self.num_saturated
 
     @property
     def throughput(self) -> str:
@@ -234,13 +248,10 @@ def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[int, float], str]:
     """Speed of one cell over that of another by block that has both, and the quantity that it is taken from.
 
-    Of the quantities `names`, that is the first that both have in some block.
+    Of the quantities `names`, that is the first of those that both have in most blocks.
     """
-    for name in names:
-        found = ratios(other, cell, name) if name in _TIMES else ratios(cell, other, name)
-        if found:
-            return found, name
-    return {}, ""
+    found = [(ratios(other, cell, name) if name in _TIMES else ratios(cell, other, name), name) for name in names]
+    return max(found, key=lambda each: len(each[0]), default=({}, ""))
 
 
 def _cell(
@@ -264,6 +275,7 @@ def _cell(
         device=first.device,
         unit=first.unit,
         num_given=sum(job.is_rate_given for job in first.jobs),
+        settings=quantities.settings_without_neighbours(first),
         neighbours=first.neighbours,
         multiprocessors=next((number for row, _ in found if (number := row.multiprocessors) is not None), None),
         is_simulated=any(row.is_simulated for row, _ in found),
@@ -274,7 +286,7 @@ def _cell(
     for row, figures in found:
         cell.results[row.result] += 1
         cell.gpus[row.block] = row.gpu_uuid
-        if row.result in (Result.OK, Result.WRONG_RESULTS):
+        if row.result in (Result.OK, Result.WRONG_RESULTS) and not (row.is_sequential and row.stalled):
             into = cell.values if row.result is Result.OK else cell.wrong_values
             for name, value in figures.items():
                 into.setdefault(name, {})[row.block] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pipeline.base.records import BESIDE, Result, WindowKind
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.evaluate.wording import interval_in_words, jobs_in_words
-from pipeline.report.read.records import Row, Study
+from pipeline.report.read.records import JobRow, Row, Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,8 @@ def kept(study: Study) -> Iterator[Kept]:
             found[row.block] = row
     for (*identity, beside), rows in company.items():
         same = alone[tuple(identity)]
-        ratios = {block: _speed(row) / _speed(same[block]) for block, row in rows.items() if _has_both(row, same)}
-        if ratios:
+        shares = {block: _share(row, same.get(block)) for block, row in rows.items()}
+        if ratios := {block: share for block, share in shares.items() if share is not None}:
             first = same[next(iter(ratios))]
             yield Kept(
                 case=cases[first.run_id],
@@ -75,17 +76,25 @@ def _identity(row: Row) -> tuple[object, ...]:
     return row.scenario, repr(sorted(row.options.items())), tuple(job.digest for job in row.jobs), settings
 
 
-def _has_both(row: Row, alone: dict[int, Row]) -> bool:
-    """Whether the block has the group alone too, on the same GPU since the same boot, and both have a speed."""
-    other = alone.get(row.block)
-    if other is None or (row.gpu_uuid, row.boot_id) != (other.gpu_uuid, other.boot_id):
-        return False
-    return _speed(row) > 0 and _speed(other) > 0
+def _share(row: Row, alone: Row | None) -> float | None:
+    """Speed of a group over that alone in its block, of different jobs their mean; `None` where it is not known.
+
+    Both are of one GPU since one boot. A fixed amount of work is compared by its time. Jobs at a given rate are as fast
+    as that, whatever else works.
+    """
+    if alone is None or (row.gpu_uuid, row.boot_id) != (alone.gpu_uuid, alone.boot_id):
+        return None
+    if any(job.is_rate_given for job in row.jobs):
+        return None
+    if row.window is WindowKind.WORK:
+        return _ratio(alone, row, "makespan_s")
+    if not row.is_mix:
+        return _ratio(row, alone, units.total_of(row.unit))
+    shares = [_ratio(job, other, units.rate_of(job.unit)) for job, other in zip(row.jobs, alone.jobs, strict=True)]
+    known = [share for share in shares if share is not None]
+    return statistics.fmean(known) if len(known) == len(shares) else None
 
 
-def _speed(row: Row) -> float:
-    """Work a second, or of a fixed amount of work the inverse of its time; 0 where it is not known."""
-    if row.window is WindowKind.STEADY:
-        return row.metrics.get(units.total_of(row.unit), 0.0) if row.unit else 0.0
-    makespan_s = row.metrics.get("makespan_s", 0.0)
-    return 1 / makespan_s if makespan_s > 0 else 0.0
+def _ratio(of: Row | JobRow, to: Row | JobRow, name: str) -> float | None:
+    over, under = of.metrics.get(name, 0.0), to.metrics.get(name, 0.0)
+    return over / under if over > 0 and under > 0 else None

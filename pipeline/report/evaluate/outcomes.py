@@ -21,8 +21,8 @@ from pipeline.base.records import Result
 from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, METRICS, P99_LATENCY, TOTAL_TIME, Metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner, slower_pairs
-from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.evaluate.verdicts import Verdict, Winner, in_order, slower_pairs
+from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
 from pipeline.report.read.records import JobRow, Row, Study
 
@@ -67,7 +67,7 @@ class Outcome:
         label: of the case in its own study.
         settings: of the measurement, by name: window, seed, ...
         kinds: the kind of sharing of each mode that has a figure, by the label of the mode.
-        tied: modes of which none was shown to be slower than the first, the fastest first; empty without any figure.
+        tied: modes of which none was shown to be slower than the first, as of a `Winner`; empty without any figure.
         measure: what `figure` is, with its unit: the speed-up over serial where that is known.
         figure, num_blocks: of the first of `tied`.
         is_enough: whether blocks and GPUs were enough for any verdict.
@@ -159,14 +159,15 @@ def _stamp(rows: Sequence[Row]) -> str:
 def _outcome(
     row: Row, cells: Sequence[Cell], winner: Winner | None, verdicts: Sequence[Verdict], titles: Mapping[str, Metric]
 ) -> Outcome:
-    ranked = [cell for cell in cells if cell.is_ranked and not (cell.is_derived and cell.num_given)]
+    ranked = [cell for cell in cells if cell.is_compared and not (cell.is_derived and cell.num_given)]
     name, values = (SPEEDUP, {}) if winner is not None else _compared(ranked)
     figure: Estimate | None
     if winner is not None:
         tied, figure, is_enough = winner.tied, winner.speedup, winner.is_enough
     else:
-        order = sorted(values, key=lambda mode: values[mode].median, reverse=name not in _LESS_IS_BETTER)
-        beaten = {slower for slower, faster in slower_pairs(verdicts) if order and faster == order[0]}
+        sign, is_slower = (1 if name in _LESS_IS_BETTER else -1), slower_pairs(verdicts)
+        order = in_order({mode: sign * estimate.median for mode, estimate in values.items()}, is_slower)
+        beaten = {slower for slower, faster in is_slower if order and faster == order[0]}
         tied = tuple(mode for mode in order if mode not in beaten)
         figure, is_enough = (values[order[0]] if order else None), any(v.p_adjusted is not None for v in verdicts)
     by_mode = {cell.mode: cell for cell in cells}
@@ -189,7 +190,11 @@ def _outcome(
         energy=first.estimates.get(energy) if first else None,
         energy_of_serial=serial.estimates.get(energy) if serial else None,
         energy_unit=units.joules_per(row.unit) if first and energy in first.estimates else "",
-        endings=tuple(_ending(cell) for cell in cells if set(cell.results) != {Result.OK} and not cell.is_derived),
+        endings=tuple(
+            _ending(cell)
+            for cell in cells
+            if (set(cell.results) != {Result.OK} or cell.num_saturated) and not cell.is_derived
+        ),
     )
 
 
@@ -203,6 +208,8 @@ def _compared(cells: Sequence[Cell]) -> tuple[str, dict[str, Estimate]]:
 
 def _ending(cell: Cell) -> str:
     """`MIG 1g.10gb: oom`, `MPS: failed in 1 of 5 blocks`."""
+    if cell.is_ranked and cell.num_saturated:
+        return f"{cell.mode}: {finding_in_words(cell)}"
     total, not_ok = sum(cell.results.values()), cell.results - Counter({Result.OK: cell.results[Result.OK]})
     worst = max(not_ok, key=lambda result: not_ok[result])
     share = "" if not_ok[worst] == total else f" in {not_ok[worst]} of {total} blocks"

@@ -94,8 +94,12 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
 
 def baseline_key(row: Row) -> BaselineKey:
     """What a row and its baseline, which has no neighbours, must share beside their workloads."""
-    settings = tuple((key, value) for key, value in row.settings if key != NEIGHBOURS)
-    return (row.block, settings, row.gpu_uuid, row.boot_id)
+    return (row.block, settings_without_neighbours(row), row.gpu_uuid, row.boot_id)
+
+
+def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
+    """The settings that a row must share with another one to be compared with it, whatever ran beside."""
+    return tuple((key, value) for key, value in row.settings if key != NEIGHBOURS)
 
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
@@ -132,27 +136,38 @@ def energy_alone(label: str) -> str:
 def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Energy over that of the same work by each job alone; of a mix also each workload's part, which is a model.
 
-    A GPU counts the energy of all that runs on it. The model gives each job of a mix as much more, or less, above idle
-    than alone as all of them took together: `E / sum(w_i e_i)` times its own `e_i`, of `w_i` work.
+    Work that is not fixed is what a job did in a second, so its energy is that of a second as well: windows differ in
+    length. A GPU counts the energy of all that runs on it. The model gives each job of a mix as much more, or less,
+    above idle than alone as all of them took together: `E / sum(w_i e_i)` times its own `e_i`, of `w_i` work.
     """
     if row.is_sequential or row.neighbours:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
-    alone = [mean_of([{**solo.metrics, **solo.jobs[0].metrics} for solo in each]) for each in solos]
+    alone = [mean_of([{**_to_compare(solo), **solo.jobs[0].metrics} for solo in each]) for each in solos]
     work = [
         1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
         for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
     ]
-    found = {}
-    if (against := _over(row.metrics, alone, work, ENERGY)) is not None:
+    found, own = {}, _to_compare(row)
+    if (against := _over(own, alone, work, ENERGY)) is not None:
         found[ENERGY_VS_ALONE] = against
-    grown = _over(row.metrics, alone, work, ENERGY_ABOVE_IDLE)
+    grown = _over(own, alone, work, ENERGY_ABOVE_IDLE)
     if grown is None or not row.is_mix:
         return found
     for job, solo in zip(row.jobs, alone, strict=True):
         if (each := solo.get(units.energy_above_idle_of(job.unit))) is not None:
             found |= {energy_alone(job.label): each, modelled_energy(job.label): grown * each}
+    return found
+
+
+def _to_compare(row: Row) -> dict[str, float]:
+    """The figures of a row; the energy of the device is that of its window if its work is fixed, else of a second."""
+    found, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
+    for name in (ENERGY, ENERGY_ABOVE_IDLE):
+        energy_j = found.pop(name, None)
+        if energy_j is not None and length:
+            found[name] = energy_j / length
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.modes import MIG, SERIAL
+from pipeline.base.records import WindowKind
 from pipeline.report.evaluate.cells import Case, Cell, ratios
 from pipeline.report.evaluate.publication import WHOLE_GPU, publications
 from pipeline.report.evaluate.statistics import Estimate
@@ -58,7 +59,13 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
-        if is_one and cell.is_ranked and cell.throughput in cell.values and (place := place_of(cell)) is not None:
+        if (
+            is_one
+            and not cell.num_given
+            and cell.is_ranked
+            and cell.throughput in cell.values
+            and (place := place_of(cell)) is not None
+        ):
             places[cell.case][place] = cell
     for case, here in places.items():
         profiles = sorted((p for p in here if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
@@ -83,10 +90,14 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
 
 
 def besides(cells: Sequence[Cell]) -> Iterator[Beside]:
-    """Each cell with neighbours of which the same was measured without."""
-    alone = {_same(cell): cell for cell in cells if not cell.neighbours and cell.is_ranked}
-    for cell in cells:
-        other = alone.get(_same(cell)) if cell.neighbours and cell.is_ranked else None
+    """Each cell with neighbours of which the same was measured without.
+
+    Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
+    """
+    ranked = [cell for cell in cells if cell.is_ranked and not cell.num_given and _adds_up(cell)]
+    alone = {_same(cell): cell for cell in ranked if not cell.neighbours}
+    for cell in ranked:
+        other = alone.get(_same(cell)) if cell.neighbours else None
         if other is not None and (found := ratios(cell, other, cell.throughput)):
             yield Beside(cell=cell, kept=cell.estimate(found))
 
@@ -103,9 +114,14 @@ def slices_of(place: str) -> str:
     return place.partition(".")[0]
 
 
+def _adds_up(cell: Cell) -> bool:
+    """Whether its throughput is that of equal jobs, or of a fixed amount of work."""
+    return not cell.case.is_mix or cell.window is WindowKind.WORK
+
+
 def _same(cell: Cell) -> tuple[object, ...]:
     mode = (cell.sharing, cell.profiles) if cell.sharing == MIG else (cell.sharing, cell.detail)
-    return (cell.case.workloads, cell.case.is_mix, cell.degree, cell.device, cell.window, *mode)
+    return (cell.case.workloads, cell.case.is_mix, cell.degree, cell.device, cell.settings, *mode)
 
 
 def _ideal(larger: Cell, smaller: Cell) -> float | None:

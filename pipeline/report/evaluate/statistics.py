@@ -43,6 +43,7 @@ _POWER = 0.8
 class Estimate:
     """The median of `n` independent values, and a 95 % t interval; `low` and `high` are `None` for too few values.
 
+    The interval is that of the mean. Values in two heaps have their median far from it: then it reaches to the median.
     Of a peak they are the lowest and the highest value.
     """
 
@@ -81,7 +82,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
     median, n = statistics.median(values), len(values)
     if n < MIN_FOR_INTERVAL:
         return Estimate(median=median, low=None, high=None, n=n)
-    if scale is Scale.PEAK:
+    if scale is Scale.PEAK or min(values) == max(values):
         return Estimate(median=median, low=min(values), high=max(values), n=n)
     on_log = scale is Scale.POSITIVE and min(values) > 0
     used = [math.log(value) for value in values] if on_log else list(values)
@@ -89,7 +90,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
     low, high = (math.exp(mean - half), math.exp(mean + half)) if on_log else (mean - half, mean + half)
     if scale is Scale.SHARE:
         low, high = max(0.0, low), min(1.0, high)
-    return Estimate(median=median, low=low, high=high, n=n)
+    return Estimate(median=median, low=min(low, median), high=max(high, median), n=n)
 
 
 def paired(ratios: Sequence[float]) -> Test:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -90,7 +90,7 @@ class Winner:
 
     Attributes:
         mode: the mode that is better than every other one; `None` if no single one is.
-        tied: modes of which none was shown to be slower than the first of them, the fastest median first.
+        tied: modes of which none was shown to be slower than the first of them, which no mode was shown to beat.
         speedup: of the first of them over serial.
         over_best_solo: over one job at a time in its best step mode; `None` if not several step modes were measured.
         num_gpus: on which the case was measured.
@@ -111,6 +111,7 @@ class Winner:
 class _Pair(NamedTuple):
     cell: Cell
     against: str
+    other: Cell | None = None  # what it is compared with, where that is a cell
     metric: str = ""
     ratios: Mapping[int, float] = MappingProxyType({})
     test: Test | None = None  # unless the cell is not ranked
@@ -172,6 +173,17 @@ def slower_pairs(found: Iterable[Verdict]) -> set[tuple[str, str]]:
     return slower | {(verdict.against, verdict.mode) for verdict in found if verdict.decision is Decision.BETTER}
 
 
+def in_order(by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]) -> list[str]:
+    """Modes by a figure, the lowest first, but before it the first that none of the others was shown to be faster than.
+
+    A median over all blocks of a mode may say otherwise than the blocks that it has in common with another one.
+    """
+    order = sorted(by_mode, key=by_mode.__getitem__)
+    beaten = {slower for slower, faster in is_slower if faster in by_mode}
+    first = next((mode for mode in order if mode not in beaten), None)
+    return order if first is None else [first, *(mode for mode in order if mode != first)]
+
+
 def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
     """The fastest mode of each case and degree at which several ran, serial among them."""
     made = []
@@ -192,14 +204,14 @@ def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
 def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
     if cell.mode == SERIAL.label:
         return []
-    if not cell.is_ranked:
+    if not cell.is_compared:
         return [_Pair(cell, SERIAL.label)]
     others = {other.mode: other for other in here}
     found = []
     for reference in REFERENCES:
         other = others.get(reference.label)
         comes_after = cell.mode != reference.label and cell.sharing.order >= reference.order
-        if not comes_after or (other is not None and not other.is_ranked):
+        if not comes_after or (other is not None and not other.is_compared):
             continue
         if reference == SERIAL and SPEEDUP in cell.values:
             # Already a ratio to the baseline of its block, also where that is no cell of its own (steady mixes).
@@ -209,7 +221,7 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
         else:
             continue
         if ratios:
-            found.append(_Pair(cell, reference.label, metric, ratios, paired(independent(ratios, cell.gpus))))
+            found.append(_Pair(cell, reference.label, other, metric, ratios, paired(independent(ratios, cell.gpus))))
     return found
 
 
@@ -234,7 +246,8 @@ def _verdict(pair: _Pair, judged: _Judged, num_tests: int) -> Verdict:
         sentence="",
     )
     # What a reader must not overlook.
-    flag = f" ({cell.flags[0]})" if cell.flags and cell.is_ranked else ""
+    flags = [f"{each.mode}: {each.flags[0]}" for each in (cell, pair.other) if each is not None and each.flags]
+    flag = f" ({'; '.join(flags)})" if flags and test is not None else ""
     simulated = " (simulated)" if cell.is_simulated else ""
     return dataclasses.replace(verdict, sentence=_sentence(verdict, cell) + flag + simulated)
 
@@ -280,9 +293,9 @@ def _more_blocks(verdict: Verdict) -> str:
 
 def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[Verdict]) -> Winner:
     case, degree = cells[0].case, cells[0].degree
-    order = sorted(speeds, key=lambda mode: -speeds[mode].median)
-    best = order[0]
     is_slower = slower_pairs(found)
+    order = in_order({mode: -estimate.median for mode, estimate in speeds.items()}, is_slower)
+    best = order[0]
     beaten = {loser for loser, faster in is_slower if faster == best}
     tied = tuple(mode for mode in order if mode not in beaten)
     mode = best if len(tied) == 1 else None

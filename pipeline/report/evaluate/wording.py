@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.base.records import Result
+from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.statistics import Estimate
 
@@ -54,8 +55,10 @@ def on_gpus(number: int) -> str:
 
 
 def finding_in_words(cell: Cell) -> str:
-    """Why a cell is not ranked: `out of memory in 5 of 5 blocks: REASON`."""
+    """Why a cell is not compared: `out of memory in 5 of 5 blocks: REASON`."""
     total = sum(cell.results.values())
+    if cell.is_ranked and cell.num_saturated:
+        return f"did not sustain its rate in {cell.num_saturated} of {counted(total, 'block')}"
     count = cell.results[cell.finding]
     words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")

@@ -106,7 +106,7 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
 
 
 def _line(axes: Axes, mode: Mode, cells: Sequence[Cell]) -> list[float]:
-    """Draw one mode; its medians."""
+    """Draw one mode; how high its medians and intervals reach."""
     found: dict[int, Estimate] = {}
     for cell in cells:
         if cell.is_ranked and SPEEDUP in cell.estimates:
@@ -117,7 +117,7 @@ def _line(axes: Axes, mode: Mode, cells: Sequence[Cell]) -> list[float]:
         errors = list(zip(*map(around, found.values()), strict=True))
         style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
         axes.errorbar(list(found), medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
-    return medians
+    return [each.median + around(each)[1] for each in found.values()]
 
 
 def _without_figure(cells: Sequence[Cell]) -> list[str]:

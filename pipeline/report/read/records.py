@@ -103,6 +103,12 @@ class Row:
         return f"{self.sharing.word} {self.detail}".strip()
 
     @property
+    def window_s(self) -> float | None:
+        """How long its window was; `None` if it is not known."""
+        begin, end = self.facts.get("window_start_ns", ""), self.facts.get("window_end_ns", "")
+        return (int(end) - int(begin)) / 1e9 if begin.isdigit() and end.isdigit() else None
+
+    @property
     def plan(self) -> str:
         """What tells its plan from others: of several starts where they name it (a resumed study), else of one."""
         return self.facts.get("plan") or self.start

@@ -29,7 +29,7 @@ def test_instances_are_told_by_profile_and_a_shared_one_counts_once() -> None:
     table = instance_table(study(*rows))
     assert table.columns[3:] == ("profile", "GRACT", "peak memory of an instance (MiB)")
     small, large = (dict(zip(table.columns, values, strict=True)) for values in table.rows)
-    assert (small["profile"], small["GRACT"], small["jobs"]) == ("1g.10gb", "0.100", 4)
+    assert (small["profile"], small["GRACT"], small["jobs"]) == ("1g.10gb", "0.1", 4)
     assert large["GRACT"].startswith("0.500 (") and large["peak memory of an instance (MiB)"] == "900"
 
 

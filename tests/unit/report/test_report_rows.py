@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.modes import mode_of
 from pipeline.base.normalise import SPEEDUP
-from pipeline.base.records import Group, Result
+from pipeline.base.records import Group, Result, WindowKind
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
@@ -100,6 +100,27 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
     assert kept.sentence.endswith("at 0.900 of its speed while 3 other GPUs work.")
     assert not list(other_gpus.kept(study(*alone)))
+
+
+def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of_each_job() -> None:
+    def beside(beside: str, rates: list[float], window: WindowKind, **changes: Any) -> Row:
+        jobs = tuple(job(index, params(f"w{index}"), rate) for index, rate in enumerate(rates))
+        settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "logged"), ("GPUs beside", beside))
+        return row("naive", jobs, settings=settings, window=window, start_ms=len(beside), **changes)
+
+    slow = {"metrics": {"makespan_s": 80.0}}
+    rows = [
+        beside("", [1000.0], WindowKind.LOGGED, metrics={"makespan_s": 70.0}),
+        beside("1", [500.0], WindowKind.LOGGED, **slow),
+    ]
+    (kept,) = other_gpus.kept(study(*rows))
+    assert kept.share.median == 0.5
+    rows = [beside("", [1000.0, 10.0], WindowKind.STEADY), beside("1", [1000.0, 5.0], WindowKind.STEADY)]
+    (kept,) = other_gpus.kept(study(*rows))
+    assert kept.share.median == 0.75
+    given = [dataclasses.replace(e.jobs[0], params=e.jobs[0].params | {"given_rate": "true"}) for e in rows]
+    services = [dataclasses.replace(e, jobs=(g,)) for e, g in zip(rows, given, strict=True)]
+    assert not list(other_gpus.kept(study(*services)))
 
 
 def on_host(store: int, **facts: str) -> list[Row]:

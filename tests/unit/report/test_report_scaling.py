@@ -124,6 +124,25 @@ def test_the_answer_says_what_mig_and_neighbours_take():
     assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
 
 
+def test_what_neighbours_leave_is_told_at_equal_settings_and_of_equal_jobs_only() -> None:
+    def placed(block: int, rate: float, settings: tuple[tuple[str, str], ...], neighbours: str = "") -> Row:
+        whole = (*settings, (NEIGHBOURS, neighbours))
+        return dataclasses.replace(
+            on("1g.5gb", rate, block), settings=whole, key=repr(whole), run_id=f"{whole} {block}"
+        )
+
+    pinned = (*SETTINGS[:-1], ("pinned CPUs", "true"))
+    rows = [placed(block, 1000.0, SETTINGS) for block in range(1, 6)]
+    rows += [placed(block, 500.0, pinned) for block in range(1, 6)]
+    rows += [placed(block, 900.0, SETTINGS, "1x other") for block in range(1, 6)]
+    (beside,) = scaling.besides(cells_of(study(*rows)))
+    assert beside.kept.median == pytest.approx(0.9)
+    assert not list(scaling.besides(cells_of(study(*rows[5:]))))
+    given = [{**job.params, "given_rate": "true"} for job in rows[0].jobs]
+    services = [dataclasses.replace(e, jobs=(dataclasses.replace(e.jobs[0], params=given[0]),)) for e in rows]
+    assert not list(scaling.besides(cells_of(study(*services))))
+
+
 def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
     plan = {"multiprocessors": "108", "plan": "later"}
     later = [on("1g.5gb", 1.5, block, neighbours="6x micro_fp32_cuda") for block in range(1, 6)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 import pytest
 
 from pipeline.base.records import Result
+from pipeline.report.evaluate import outcomes
 from pipeline.report.evaluate.beside import sentence, shared
 from pipeline.report.evaluate.cells import cells_of, metrics_in
 from pipeline.report.evaluate.verdicts import verdicts
@@ -99,6 +101,24 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     assert "the p99 latency of services together is 1.99 times" in said and "(4 infer bs128, naive)" in said
 
 
+def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared() -> None:
+    rows = []
+    for block in range(1, 9):
+        rows.append(served("serial", 1, 50, 5.0, block))
+        rows.append(served("mps", 4, 50, 10.0 + 0.01 * block, block))
+        saturated = served("naive", 4, 50, 10.0, block, rate_sustained_worst_ratio=0.8 if block < 4 else 1.0)
+        without = {key: value for key, value in saturated.metrics.items() if "latency" not in key}
+        rows.append(dataclasses.replace(saturated, metrics=without) if block < 4 else saturated)
+    cells = cells_of(study(*rows))
+    found = verdicts(cells)
+    assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
+    assert found[0].ratio is None
+    assert found[0].sentence == "4 infer bs128 under naive: did not sustain its rate in 3 of 8 blocks."
+    (measured,) = outcomes.measured(study(*rows), cells, found, [])
+    (four,) = measured.outcomes
+    assert (four.tied, four.endings) == (("MPS",), ("naive: did not sustain its rate in 3 of 8 blocks",))
+
+
 def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_pay() -> None:
     train = params("train")
     rows = [row("serial", (job(0, train, 100.0),)), row("serial", (service(0, 50, 5.0),))]
@@ -157,6 +177,9 @@ def test_the_energy_of_a_mix_is_measured_and_the_part_of_each_workload_is_a_mode
         ("MPS", "0.8", "infer bs128", "request", "1", "0.8"),
         ("MPS", "0.8", "train bs128", "sample", "2", "1.6"),
     ]
+    longer = dataclasses.replace(rows[2], facts=rows[2].facts | {"window_end_ns": "13000000000"})  # 12 s for 10 s
+    made = mix_energy_table(cells_of(study(*rows[:2], longer))).rows
+    assert {line[2] for line in made} == {"0.6667"}
     assert mix_energy_table(cells_of(study(*rows[1:]))).rows == ()  # one job alone was not measured
     neighbours = row("mps", both, metrics=together, settings=(*rows[2].settings, ("neighbours", "2 others")))
     assert mix_energy_table(cells_of(study(*rows[:2], neighbours))).rows == ()

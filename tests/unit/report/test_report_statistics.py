@@ -174,6 +174,12 @@ def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(betwee
         assert_a_report_says_the_same(verdicts(cells), *(each[0] for each in expected))
 
 
+def test_an_interval_reaches_to_the_median_of_values_in_two_heaps() -> None:
+    found = statistics.estimate([1.0] * 5 + [1.6] * 6)
+    assert found.median == found.high == 1.6 and found.low is not None and found.low < 1.3
+    assert statistics.estimate([1980.0] * 5) == statistics.Estimate(median=1980.0, low=1980.0, high=1980.0, n=5)
+
+
 def test_over_three_gpus_large_differences_are_found() -> None:
     """What it costs: of 48 differences, by their size and the scatter between GPUs."""
     for between, size in itertools.product((0.005, 0.02), (1.1, 1.5)):

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from pipeline.base.records import Result
-from pipeline.report.evaluate import paper, statistics, verdicts
+from pipeline.report.evaluate import paper, scaling, statistics, verdicts
 from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.metrics import SPEEDUP
 from pipeline.report.evaluate.paper import Agreement
@@ -157,6 +157,58 @@ def test_without_a_baseline_modes_are_still_compared_with_each_other() -> None:
     (verdict,) = judged(rows)
     assert (verdict.mode, verdict.against, verdict.decision) == ("MPS", "naive", Decision.BETTER)
     assert verdict.metric == "throughput_total_samples_per_s"
+
+
+def test_a_baseline_that_stood_still_is_compared_with_nothing() -> None:
+    stood = "job 0 stood still at the start"
+    rows = []
+    for block in range(1, 6):
+        rows.append(copies("serial", 1, 900.0 + block, block, stalled=stood, flag=stood))
+        rows.append(copies("naive", 2, 800.0 + block, block))
+        rows.append(copies("mig", 1, 850.0 + block, block))
+    assert judged(rows) == []
+    cells = cells_of(study(*rows))
+    assert not list(scaling.steps(cells)) and verdicts.winners(cells, []) == []
+    rows += [copies("mps", 2, 900.0 + block, block) for block in range(1, 6)]
+    assert {(verdict.mode, verdict.against) for verdict in judged(rows)} == {("MPS", "naive")}
+
+
+def test_a_verdict_says_what_is_doubtful_about_either_side() -> None:
+    rows = []
+    for block in range(1, 6):
+        rows.append(copies("serial", 1, 1000.0 + block, block))
+        rows.append(copies("naive", 2, 600.0 + block, block, flag="overlap 0.400 is below 0.95"))
+        rows.append(copies("mps", 2, 900.0 - block, block))
+    found = {(verdict.mode, verdict.against): verdict.sentence for verdict in judged(rows)}
+    assert found["MPS", "naive"].endswith(" (naive: overlap 0.400 is below 0.95)")
+    assert found["MPS", "serial"].endswith("5 blocks.")
+
+
+def test_the_winner_is_no_mode_that_another_was_shown_to_be_faster_than() -> None:
+    rows = []
+    for block in range(1, 12):
+        faster = 1.0 if block <= 5 else 1.6  # naive has more blocks, and these are better ones
+        rows.append(copies("serial", 1, 1000.0, block))
+        rows.append(copies("naive", 2, 520.0 * faster + block, block))
+        rows += [copies("mps", 2, 572.0 + block, block)] if block <= 5 else []
+    cells = cells_of(study(*rows))
+    found = verdicts.verdicts(cells)
+    assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.BETTER
+    (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
+    assert winner.tied[0] == "MPS" and "naive" not in winner.tied
+    naive = one(found, "naive", "serial", "resnet26", 2).ratio
+    assert naive is not None and naive.high is not None and naive.median <= naive.high
+
+
+def test_a_missing_baseline_takes_no_block_from_what_needs_none() -> None:
+    rows = []
+    for block in range(1, 6):
+        result = Result.FAILED if block == 2 else Result.OK
+        rows.append(copies("serial", 1, 1000.0, block, result=result))
+        rows.append(copies("naive", 2, 600.0 + block, block))
+        rows.append(copies("mps", 2, 700.0 - block, block))
+    found = one(judged(rows), "MPS", "naive", "resnet26", 2)
+    assert (found.num_blocks, found.metric, found.decision) == (5, "throughput_total_samples_per_s", Decision.BETTER)
 
 
 def test_what_is_simulated_says_so_everywhere() -> None:
