@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -110,6 +111,7 @@ class _Execution:
         self.places: list[dict[str, str]] = []
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
+        self.helper_cpu_s: dict[int, float] = {}  # by PID, as it was seen last: a program may have ended
         self.tool_cpu_s = self.tool_wall_s = 0.0
         self.phases = Phases()
 
@@ -308,15 +310,29 @@ class _Execution:
         return True
 
     def _observe(self, spec: ListenerSpec, listener: Listener, watched: Watched, stack: UndoStack) -> None:
+        observing = listener.observe(watched, self.record.sink)
+        with interrupts.held(), self._unless_required(spec):
+            observing.__enter__()
+            self.helpers.append(listener)
+            stack.push(partial(self._end_observing, spec, observing))
+
+    def _end_observing(self, spec: ListenerSpec, observing: AbstractContextManager[None], *raised: Any) -> bool | None:
+        if raised[1] is not None:
+            return observing.__exit__(*raised)
+        with self._unless_required(spec):
+            observing.__exit__(None, None, None)
+        return None
+
+    @contextmanager
+    def _unless_required(self, spec: ListenerSpec) -> Iterator[None]:
+        """Of a listener that is not required, take note that it failed."""
         try:
-            stack.enter_context(listener.observe(watched, self.record.sink))
+            yield
         except ListenerError as error:
             if spec.required is not Required.NO:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
             self._warn_once(f"left out: {error}")
-        else:
-            self.helpers.append(listener)
 
     @contextmanager
     def _own_cost(self) -> Iterator[None]:
@@ -330,11 +346,8 @@ class _Execution:
 
     def _cpu_s(self) -> float:
         own = resource.getrusage(resource.RUSAGE_SELF)
-        total = own.ru_utime + own.ru_stime
         for pid in (self.shared.sender.pid, *(pid for helper in self.helpers for pid in helper.pids())):
-            try:
+            with suppress(psutil.Error):
                 times = psutil.Process(pid).cpu_times()
-            except psutil.Error:
-                continue
-            total += times.user + times.system
-        return total
+                self.helper_cpu_s[pid] = times.user + times.system
+        return own.ru_utime + own.ru_stime + sum(self.helper_cpu_s.values())

@@ -28,6 +28,9 @@ from pipeline.observe.observation import Observation
 
 # Below this share of common running time, a steady row does not show collocation but its edges.
 MIN_OVERLAP_RATIO = 0.95
+MIN_WINDOW_SHARE = 0.5
+"""A window opens with the first step of the last job. If less than this share of it is left, that job was held up."""
+
 MOST_THROTTLED_RATIO = 0.01
 FIRST_GPU_USE = "first_gpu_use_s"
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
@@ -39,6 +42,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     windows: list[sampled.Window] = []
     stalls: list[str] = []
     late: list[str] = []
+    are_whole_runs = False
     read = sampled.readings(seen.samples)
     every = [state for batch in seen.batches for state in batch]
     log_of = {state.job.index: events.read(state.folder / layout.EVENTS) for state in every}
@@ -48,7 +52,11 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         said = [metric.read(state, log, whose, seen.wall_offset_ns) for state, log in zip(batch, logs, strict=True)]
         measured = [not state.job.is_neighbour for state in batch]
         own_states, own_logs = list(compress(batch, measured)), list(compress(logs, measured))
-        window = _window(group, own_states, own_logs, list(compress(said, measured)))
+        window = None
+        if group.window.kind is WindowKind.LOGGED:
+            window = throughput.common_window([each.points if each else () for each in compress(said, measured)])
+            are_whole_runs |= window is None
+        window = window or _window(group, own_states, own_logs)
         if window is not None:
             windows.append(window)
             stalls += _stalls(group, own_states, own_logs, window)
@@ -75,7 +83,11 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     flags = list(stalls)
     overlap = metrics.get("overlap_ratio")
-    if group.window.kind is WindowKind.STEADY and overlap is not None and overlap < MIN_OVERLAP_RATIO:
+    if (
+        (group.window.kind is WindowKind.STEADY or are_whole_runs)
+        and overlap is not None
+        and overlap < MIN_OVERLAP_RATIO
+    ):
         flags.append(f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}")
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         flags.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
@@ -95,14 +107,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     )
 
 
-def _window(
-    group: Group, states: Sequence[JobState], logs: Sequence[Events], said: Sequence[Logged | None]
-) -> sampled.Window | None:
-    """The measured interval of jobs that ran together: steady, while all logged, or from first start to last end."""
-    if group.window.kind is WindowKind.LOGGED:
-        common = throughput.common_window([each.points if each else () for each in said])
-        if common is not None:
-            return common
+def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sampled.Window | None:
+    """The measured interval of jobs that ran together: steady, or else from first start to last end."""
     starts = [log.started_ns for log in logs if log.started_ns is not None]
     if len(starts) < len(logs):
         return None
@@ -120,9 +126,12 @@ def _window(
 
 
 def _stalls(group: Group, states: Sequence[JobState], logs: Sequence[Events], window: sampled.Window) -> Iterator[str]:
-    """The jobs that stood still at an edge of a steady window, in words."""
+    """The jobs that stood still at an edge of a steady window, or until it was nearly over, in words."""
     if group.window.kind is WindowKind.STEADY:
+        seconds = (window[1] - window[0]) / 1e9
         for state, log in zip(states, logs, strict=True):
+            if seconds < MIN_WINDOW_SHARE * group.window.seconds and work.instants_ns(log)[:1] == [window[0]]:
+                yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
             if (words := throughput.stall(log, window)) is not None:
                 yield f"job {state.job.name} {words}"
 

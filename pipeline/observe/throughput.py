@@ -25,8 +25,10 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
     if not steps.t_ns or log.started_ns is None:
         return {}
     if kind is WindowKind.WORK:
-        seconds = sum(epoch.seconds for epoch in log.epochs) or (steps.t_ns[-1] - log.started_ns) / 1e9
-        rate, inside = steps.total[-1] / seconds, range(1, len(steps.t_ns))
+        # Steps may follow the last epoch that was reported: its time is not theirs.
+        num = bisect_right(steps.t_ns, log.epochs[-1].t_ns) if log.epochs else 0
+        seconds = sum(epoch.seconds for epoch in log.epochs) if num else (steps.t_ns[-1] - log.started_ns) / 1e9
+        rate, inside = steps.total[num - 1] / seconds, range(1, len(steps.t_ns))
     else:
         begin, end = window
         first, last = bisect_right(steps.t_ns, begin) - 1, bisect_right(steps.t_ns, end) - 1

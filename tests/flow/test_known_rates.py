@@ -20,6 +20,7 @@ PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"
     [
         pytest.param(0, 0, False, id="steady"),
         pytest.param(0, 0.6, False, id="starts late"),  # the window opens with its first step
+        pytest.param(0, 1.0, True, id="starts when the window is nearly over"),
         pytest.param(0.1, 0.1, False, id="before the window"),
         pytest.param(0.1, 0.7, True, id="into the window"),
         pytest.param(0.6, 0.5, False, id="in its middle"),  # slow, and truly so

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -252,6 +253,24 @@ def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_eve
     groups, _ = stored(tmp_path)
     assert len(groups) == 3
     assert all(run_.data.tags["collocation.listener.gpm"].startswith("absent: ") for run_ in groups)
+
+
+def test_a_listener_that_is_not_required_may_end_during_a_group(run, tmp_path):
+    text = """
+        import psutil, time
+        time.sleep(0.5)
+        beside = psutil.Process().parent().parent().children()
+        next(child for child in beside if "simulation.smi" in " ".join(child.cmdline())).kill()
+        time.sleep(1)
+        """
+    (tmp_path / "train.py").write_text(dedent(text))
+    listeners = ["listeners=[host,smi]", "listeners.smi.required=false"]
+    status, _, err = run("workload=script", "workload.script=train.py", "degree=1", "baseline=never", *listeners)
+    assert status == 0, err
+    assert err.count("left out: listener smi: ") == 1
+    ((found,), _) = stored(tmp_path)
+    assert "ended with status -9" in found.data.tags["collocation.listener.smi"]
+    assert found.data.metrics["orchestrator_cpu_pct"] >= 0
 
 
 def test_jobs_see_no_gpu(run, tmp_path):

@@ -12,6 +12,7 @@ import functools
 import importlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -217,15 +218,22 @@ class GpuReader:
         return found
 
     def process_memory_bytes(self) -> dict[int, int]:
-        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells."""
+        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells.
+
+        A client of MPS is in two of NVML's lists and counts once; a process on several MIG devices has that of all.
+        """
         lists = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3)
-        return {
-            entry.pid: entry.usedGpuMemory
-            for handle in self._process_handles
-            for processes_of in lists
-            for entry in ask_if_offered("the memory of processes", processes_of, handle) or ()
-            if entry.usedGpuMemory is not None
-        }
+        found: Counter[int] = Counter()
+        for handle in self._process_handles:
+            found.update(
+                {
+                    entry.pid: entry.usedGpuMemory
+                    for processes_of in lists
+                    for entry in ask_if_offered("the memory of processes", processes_of, handle) or ()
+                    if entry.usedGpuMemory is not None
+                }
+            )
+        return dict(found)
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
         """PID to kind and memory in bytes. A client of MPS is in two of NVML's lists and counts once, as `mps`."""

@@ -58,6 +58,16 @@ def test_jobs_are_measured_while_all_of_them_log(tmp_path):
     assert row.metrics["makespan_s"] == 100
 
 
+@pytest.mark.parametrize("flag", [None, "overlap 0.300 is below 0.95"])
+def test_jobs_that_never_logged_at_the_same_time_are_flagged_if_they_hardly_ran_together(tmp_path, flag):
+    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    if flag is not None:
+        states[1] = state(tmp_path, pair.jobs[1], [{"event": "started", "t_ns": 70 * S}])
+    log_through_mlflow(states[0].folder, METRIC.metric, [(10, 100.0), (20, 100.0)])
+    log_through_mlflow(states[1].folder, METRIC.metric, [(90, 10.0), (95, 10.0)])
+    assert judge(pair, states).tags.get("collocation.flag") == flag
+
+
 def test_a_program_that_logs_once_is_measured_by_that_value():
     assert throughput.common_window([[(5, 7.0)], [(1, 1.0), (9, 2.0)]]) is None
     assert throughput.logged_rate([(5, 7.0)], None) == 7.0

@@ -101,6 +101,8 @@ def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp
     # 80 samples in 5 s: the second that was spent on validation is part of the makespan.
     assert row.metrics["throughput_total_samples_per_s"] == 16
     assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
+    more = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], numbered(*events, *steps(6, 9, 0.5, 10)[1:])))
+    assert more.jobs[0].metrics["throughput_samples_per_s"] == 20, "what follows the epochs is not of their time"
 
 
 def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):

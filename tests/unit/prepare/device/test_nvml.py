@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -251,3 +252,15 @@ def test_memory_of_processes_is_by_pid_and_without_the_unknown(library: NvmlLibr
     library.hide_memory(of=999)
     with nvml.session():
         assert nvml.GpuReader(UUID).process_memory_bytes() == {577: 66 * MIB, 538: 744 * MIB, 539: 744 * MIB}
+
+
+def test_a_process_on_several_mig_devices_has_the_memory_of_all(
+    library: NvmlLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = {"first": [SimpleNamespace(pid=42, usedGpuMemory=3)], "second": [SimpleNamespace(pid=42, usedGpuMemory=1)]}
+    for kind in ("Compute", "MPSCompute"):
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3", used.__getitem__)
+    with nvml.session():
+        reader = nvml.GpuReader(UUID)
+        reader._process_handles = list(used)
+        assert reader.process_memory_bytes() == {42: 4}
