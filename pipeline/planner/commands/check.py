@@ -70,6 +70,9 @@ def in_words(found: Check, table: Table) -> str:
     lines = aligned([list(table.columns), *([shown(value) for value in row] for row in table.rows)], left=(0, 1, 2, 3))
     lines += [f"not measured: {why}" for why in found.missing]
     lines += [f"not kept: {what}" for what in found.broken]
+    lines += [f"not checked: {what}" for what in found.unchecked]
+    if found.held_by_mean:
+        lines.append(against.held_by_mean(found))
     if found.is_simulated:
         lines.append("simulated: the measurements say nothing about a real GPU")
     return "\n".join(lines)
@@ -91,6 +94,8 @@ def _data(found: Check) -> dict[str, Any]:
         "is_simulated": found.is_simulated,
         "not_measured": list(found.missing),
         "not_kept": list(found.broken),
+        "not_checked": list(found.unchecked),
+        "held_by_mean": list(found.held_by_mean),
         "compared": [
             {
                 "service": each.service,

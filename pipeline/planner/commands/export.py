@@ -68,7 +68,13 @@ def answer(arguments: argparse.Namespace) -> Answer:
         run = how.partition(": ")[2]
         window_s = experiment.rehearsal_s(plan)
         rehearse = f"{run} +rehearse=tiny" + (f" window.seconds={window_s}" if window_s > 1 else "")
-        return Answer(data=data | {"run": run, "rehearse": rehearse}, text=f"{how}\nrehearse it: {rehearse}")
+        few = list(experiment.without_p99(plan))
+        said = [how, f"rehearse it: {rehearse}"]
+        if few:
+            said.append(
+                f"too few requests for a p99 of {', '.join(few)}: `check` holds the mean latency against the objective"
+            )
+        return Answer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(said))
     path = Path(arguments.out)
     if path.exists() and not arguments.force:
         raise ConfigError(f"{path} exists; give another --out, or --force to replace it")

@@ -28,6 +28,7 @@ REPEATS = 5
 """Blocks, which a comparison needs."""
 _WINDOW_S, _LONGEST_WINDOW_S = 30.0, 600.0
 _FEWEST_REQUESTS = 10
+_PERCENTILE = 99.0
 _BATCHES = ("max_batch", "batch_size")
 """How many requests or samples a step takes at most: the first that a workload has; a script has neither."""
 
@@ -92,14 +93,15 @@ def rates_per_s(plan: Plan) -> dict[tuple[int, int], float]:
 def groups_of(plan: Plan) -> list[Group]:
     """The groups of a plan, in its order. A GPU on which nothing runs is in none."""
     rates = rates_per_s(plan)
-    names: dict[tuple[object, ...], str] = {}
+    names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model, of which each is exported alone
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     of_gpu: dict[int, tuple[str, ...]] = {}
     for number, gpu in enumerate(plan.deployment.gpus):
         if not gpu.instances:
             continue
         of_gpu[number] = tuple(
-            _name(instance, rates.get((number, position)), names) for position, instance in enumerate(gpu.instances)
+            _name(instance, rates.get((number, position)), names[gpu.model])
+            for position, instance in enumerate(gpu.instances)
         )
         kinds = tuple((i.profile, i.processes, i.share_pct) for i in gpu.instances)
         alike[gpu.model, gpu.mode, kinds, of_gpu[number]].append(number)
@@ -136,13 +138,15 @@ def programs_of(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str
     """
     rates, objectives = rates_per_s(plan), {service.name: service.objective_ms for service in plan.services}
     loader = library_internals.loader_of(PROJECT_DIR / "conf")
+    window_s = _window_s(plan)
     found: dict[str, Program] = {}
     for group in groups:
         for name, place in zip(group.sizes, group.instance_of, strict=True):
             instance = group.gpu.instances[place]
             rate = rates.get((group.gpus[0], place))
             if name not in found:
-                found[name] = _program(loader, name, instance, rate, objectives.get(instance.service), workloads)
+                objective = _objective(instance, rate, objectives.get(instance.service), window_s)
+                found[name] = _program(loader, name, instance, rate, objective, workloads)
     return {program: name for name, program in found.items()}
 
 
@@ -202,8 +206,31 @@ def _window_s(plan: Plan) -> float:
         for (gpu, place), rate in rates_per_s(plan).items()
         if gpus[gpu].instances[place].latency_p99_ms is not None
     ]
-    needed_s = 1.1 * services.needed(99.0) / min(rates, default=math.inf)
+    needed_s = 1.1 * services.needed(_PERCENTILE) / min(rates, default=math.inf)
     return min(_LONGEST_WINDOW_S, max(_WINDOW_S, float(math.ceil(needed_s))))
+
+
+def without_p99(plan: Plan) -> tuple[str, ...]:
+    """Services that were planned by a p99 of which a process gets too few requests to measure one."""
+    gpus, window_s = plan.deployment.gpus, _window_s(plan)
+    placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in rates_per_s(plan).items())
+    found = (i.service for i, rate in placed if i.latency_p99_ms is not None and not _has_p99(rate, window_s))
+    return tuple(dict.fromkeys(found))
+
+
+def _has_p99(rate_per_s: float, window_s: float) -> bool:
+    return int(rate_per_s * window_s) >= services.needed(_PERCENTILE)
+
+
+def _objective(
+    instance: Instance, rate_per_s: float | None, objective_ms: float | None, window_s: float
+) -> dict[str, Value]:
+    """The latency that is good, and of how many requests where that was planned and can be measured."""
+    if rate_per_s is None or objective_ms is None:
+        return {}
+    is_of_p99 = instance.latency_p99_ms is not None and _has_p99(rate_per_s, window_s)
+    percentile: dict[str, Value] = {services.OBJECTIVE_PERCENTILE: _PERCENTILE} if is_of_p99 else {}
+    return {services.OBJECTIVE: objective_ms, **percentile}
 
 
 def rehearsal_s(plan: Plan) -> int:
@@ -216,7 +243,7 @@ def _program(
     name: str,
     instance: Instance,
     rate_per_s: float | None,
-    objective_ms: float | None,
+    objective: Mapping[str, Value],
     workloads: Mapping[str, str],
 ) -> Program:
     choice, *options = workloads.get(instance.service, instance.service).split()
@@ -239,11 +266,7 @@ def _program(
     if answers_requests and rate_per_s is None and instance.batch is not None:
         values["outstanding"] = instance.batch  # fewer clients would never fill a batch
     if answers_requests and rate_per_s is not None:
-        values |= {"arrival": "poisson", services.RATE: rate_per_s}
-        if objective_ms is not None:
-            values[services.OBJECTIVE] = objective_ms
-            if instance.latency_p99_ms is not None:
-                values[services.OBJECTIVE_PERCENTILE] = 99.0
+        values |= {"arrival": "poisson", services.RATE: rate_per_s, **objective}
     return Program(workload=choice, values=tuple(values.items()), name=name)
 
 

@@ -6,9 +6,10 @@ lacks: nothing is scaled up from the others.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from pipeline.base import services, units
@@ -17,9 +18,10 @@ from pipeline.base.mig_table import model_called
 from pipeline.base.normalise import independent
 from pipeline.base.records import Result
 from pipeline.planner import profile
-from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.export.experiment import Group, groups_of, rates_per_s
 from pipeline.planner.profile import Profile
+from pipeline.planner.results.measured import batch_key
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.page.table_format import Table, with_interval
@@ -33,6 +35,9 @@ THROUGHPUT, P99, MEAN, MEMORY_TOTAL, ENERGY = (
     "energy_per_item_j",
 )
 _Measured = tuple[Group, Sequence[Row]]
+_Promise = Callable[[JobRow, Instance, Service], bool | None]
+_ARRIVAL = "arrival"  # an option of what answers requests
+_SAME_RATE = 1e-4  # that of an export of one GPU model is rounded once more
 QUANTITIES = {
     THROUGHPUT: "throughput (1/s)",
     P99: "p99 latency (ms)",
@@ -94,17 +99,21 @@ class Check:
         compared: every quantity of every service, in the order of the plan.
         broken: what was promised and not kept: rates that were not sustained, objectives that were missed.
         missing: GPUs of the plan of which nothing counts, and why.
+        unchecked: what was promised and of which nothing was measured that tells whether it was kept.
+        held_by_mean: services that were planned by their p99, of which too few requests came for one to be measured.
     """
 
     compared: tuple[Compared, ...]
     broken: tuple[str, ...]
     missing: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    held_by_mean: tuple[str, ...]
     is_simulated: bool
 
     @property
     def holds(self) -> bool:
         """Whether the whole plan was measured, and every service got what it was promised."""
-        return not self.broken and not self.missing
+        return not (self.broken or self.missing or self.unchecked)
 
 
 def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_group: bool = False) -> Check:
@@ -126,12 +135,14 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
             f"and the plan was made from {(plan.profile_digest or '')[:12]}); plan again"
         )
     groups = groups_of(plan)
-    runs = [[row for row in study.rows if _is_of(row, group)] for group in groups]
+    rates = rates_per_s(plan)
+    models = {model_called(gpu.model) for gpu in plan.deployment.gpus}
+    runs = [[row for row in study.rows if _is_of(row, group, rates, models)] for group in groups]
     if not any(runs):
         names = ", ".join(sorted({row.name for row in study.rows})[:3]) or "it has no results"
         raise ConfigError(
-            f"experiment {study.experiment!r} has no group of {source} (it has {names}); export the plan with "
-            "`python -m pipeline.planner export` and run it"
+            f"experiment {study.experiment!r} has no group of {source} with its GPU model, rates and batches (it has "
+            f"{names}); export the plan with `python -m pipeline.planner export` and run it"
         )
     missing = list(map(_missing, groups, runs))
     measured = [(group, rows) for group, rows, why in zip(groups, runs, missing, strict=True) if not why]
@@ -146,8 +157,10 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
             compared += [replace(each, service=f"{each.service}{label}") for each in found]
     return Check(
         compared=tuple(compared),
-        broken=tuple(_broken(measured)),
+        broken=tuple(_said(plan, measured, is_kept=False)),
         missing=tuple(filter(None, missing)),
+        unchecked=tuple(_said(plan, measured, is_kept=None)),
+        held_by_mean=tuple(_held_by_mean(plan, measured)),
         is_simulated=study.is_simulated,
     )
 
@@ -162,12 +175,37 @@ def _one_of(group: Group) -> Group:
     return replace(group, gpus=group.gpus[:1])
 
 
-def _is_of(row: Row, group: Group) -> bool:
-    """Whether a run is of a group: the same jobs in the same places."""
+def _is_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], models: Set[str]) -> bool:
+    """Whether a run is of a group: the same jobs in the same places of such a GPU.
+
+    A rehearsal may take a simulated GPU that is none of the plan's models, with smaller batches.
+    """
+    device = model_called(row.device)
+    is_stand_in = row.is_simulated and device not in models
+    if device != model_called(group.gpu.model) and not is_stand_in:
+        return False
     asked, dealt = _listed(row.options.get("profiles")), _listed(row.options.get("instance_of"))
     sizes = tuple(job.size for job in row.jobs)
     of_mig = (group.profiles, group.instance_of if group.profiles else ())
-    return (row.scenario, sizes, asked, dealt) == (group.scenario, group.sizes, *of_mig)
+    if (row.scenario, sizes, asked, dealt) != (group.scenario, group.sizes, *of_mig):
+        return False
+    return all(
+        _has_rate(job, rates.get((group.gpus[0], place)))
+        and (row.is_simulated or _has_batch(job, group.gpu.instances[place].batch))
+        for job, place in zip(row.jobs, group.instance_of, strict=True)
+    )
+
+
+def _has_rate(job: JobRow, planned_per_s: float | None) -> bool:
+    """Whether a job is asked at the rate that was planned, if any; what answers no requests is asked at none."""
+    given = job.params.get(services.RATE)
+    if given is None:
+        return planned_per_s is None or _ARRIVAL not in job.params
+    return planned_per_s is not None and math.isclose(float(given), planned_per_s, rel_tol=_SAME_RATE)
+
+
+def _has_batch(job: JobRow, planned: int | None) -> bool:
+    return planned is None or job.params.get(batch_key(job), str(planned)) == str(planned)
 
 
 def _listed(option: object) -> tuple[object, ...]:
@@ -313,27 +351,59 @@ def _memory(mine: Sequence[tuple[JobRow, int]]) -> float | None:
     return _all(sum, list(of_instance.values()))
 
 
-def _broken(measured: Iterable[_Measured]) -> Iterable[str]:
-    """Of each service of each group, what it was promised and did not get."""
+def _said(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:
+    """Of each service of each group, what it was promised and did not get; or, for `None`, what nothing tells."""
     for group, rows in measured:
         ok = [row for row in rows if row.result is Result.OK]
-        for name in dict.fromkeys(each.service for each in group.gpu.instances):
-            for key, words in (
-                (services.SUSTAINED, "sustain its rate"),
-                (services.OBJECTIVE_MET, "meet its objective"),
-            ):
-                failed = [row for row in ok if _falls_short(key, name, group, row)]
-                if failed:
-                    where = f"GPU {', '.join(map(str, group.gpus))}"
-                    yield f"{name} did not {words} on {where} in {len(failed)} of {len(ok)} blocks"
+        where = f"GPU {', '.join(map(str, group.gpus))}"
+        for service in plan.services:
+            if not _runs(service.name, group):
+                continue
+            for words, promise in (("sustain its rate", _is_sustained), ("meet its objective", _is_met)):
+                found = [row for row in ok if _all_of(promise, service, group, row) is is_kept]
+                if found:
+                    did = "did not" if is_kept is False else "was not seen to"
+                    yield f"{service.name} {did} {words} on {where} in {len(found)} of {len(ok)} blocks"
 
 
-def _falls_short(key: str, name: str, group: Group, row: Row) -> bool:
-    return any(
-        job.metrics.get(key, 1.0) < 1
-        for job, place in zip(row.jobs, group.instance_of, strict=True)
-        if group.gpu.instances[place].service == name
-    )
+def _all_of(promise: _Promise, service: Service, group: Group, row: Row) -> bool | None:
+    """Whether a promise was kept in every process of a service; `None` if that is not known of one."""
+    kept = [promise(job, instance, service) for job, instance in _processes(service.name, group, row)]
+    return False if False in kept else None if None in kept else True
+
+
+def _processes(name: str, group: Group, row: Row) -> Iterable[tuple[JobRow, Instance]]:
+    """The jobs of a service, each with its instance."""
+    placed = zip(row.jobs, group.instance_of, strict=True)
+    return ((job, i) for job, place in placed if (i := group.gpu.instances[place]).service == name)
+
+
+def _is_sustained(job: JobRow, _instance: Instance, _service: Service) -> bool | None:
+    ratio = job.metrics.get(services.SUSTAINED)
+    return None if ratio is None else ratio >= 1
+
+
+def _is_met(job: JobRow, instance: Instance, service: Service) -> bool | None:
+    """Whether the latency that the plan was made by is within the objective: p99, or mean."""
+    if service.objective_ms is None:
+        return True
+    latency_ms = job.metrics.get(MEAN)
+    if instance.latency_p99_ms is not None:
+        latency_ms = job.metrics.get(P99, latency_ms)
+    return None if latency_ms is None else latency_ms <= service.objective_ms
+
+
+def _held_by_mean(plan: Plan, measured: Sequence[_Measured]) -> Iterable[str]:
+    for service in plan.services:
+        found = (
+            (job, instance)
+            for group, rows in measured
+            for row in rows
+            if row.result is Result.OK
+            for job, instance in _processes(service.name, group, row)
+        )
+        if any(i.latency_p99_ms is not None and P99 not in job.metrics and MEAN in job.metrics for job, i in found):
+            yield service.name
 
 
 def table_of(found: Check, source: str) -> Table:
@@ -347,10 +417,22 @@ def table_of(found: Check, source: str) -> Table:
     note = (
         f"Planned: as {source} has it; of a service with a rate, that rate. Within: whether the intervals of both "
         "overlap; what has none is a point. "
-        + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in (*found.broken, *found.missing))
+        + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in _sentences(found))
     )
     columns = ("service", "quantity", "planned", "measured", "error", "within")
     return Table("planned", "Planned and measured", columns, tuple(rows), note.strip())
+
+
+def _sentences(found: Check) -> Iterable[str]:
+    yield from (*found.broken, *found.unchecked, *found.missing)
+    if found.held_by_mean:
+        yield held_by_mean(found)
+
+
+def held_by_mean(found: Check) -> str:
+    """Of which services the mean stands for the p99."""
+    names = ", ".join(found.held_by_mean)
+    return f"too few requests for a p99 of {names}: the mean latency was held against the objective"
 
 
 def _predicted_in_words(each: Compared) -> str | None:

@@ -124,12 +124,13 @@ def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]
 
 
 def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
-    left_out = {*_NOT_ITS_NAME, _batch_key(job)}
+    left_out = {*_NOT_ITS_NAME, batch_key(job)}
     own = {key: value for key, value in own_params(job.params).items() if key not in left_out}
     return job.params.get("workload", ""), frozenset(own.items())
 
 
-def _batch_key(job: JobRow) -> str:
+def batch_key(job: JobRow) -> str:
+    """The param that says how many requests or samples a step takes; empty if it has none."""
     return next((key for key in _BATCHES if key in job.params), "")
 
 
@@ -150,7 +151,7 @@ def _shares(
     made = []
     for jobs in together.values():
         first = jobs[0]
-        batch = first.params.get(_batch_key(first), "")
+        batch = first.params.get(batch_key(first), "")
         key = _Key(
             workload=names[_program(first)],
             sharing_mode=row.scenario,

@@ -73,6 +73,17 @@ def test_gpus_that_are_alike_are_one_group_and_every_process_is_a_job() -> None:
     assert "objective_percentile" not in values[first.sizes[4]]
 
 
+def test_no_p99_is_asked_of_a_process_that_gets_too_few_requests_for_one(tmp_path: Path, capsys) -> None:
+    slow = Gpu(model=H100, instances=(instance("3g.40gb", 0, "infer_tiny_text", 30.0, latency_p99_ms=9.0),))
+    plan = plan_of(slow, rate=1.5)
+    assert export(tmp_path, plan, "experiment", "--out", str(tmp_path / "conf")) == 0
+    assert "too few requests for a p99 of infer_tiny_text: `check` holds the mean" in capsys.readouterr().out
+    arguments = [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "+experiment=mine", "gpu=simulated_h100_80gb"]
+    with planned(configs_of([*arguments, "repeats=1"])) as made:
+        (group,) = made.groups
+        assert "objective_percentile" not in dict(group.jobs[0].workload.params) and group.window.seconds == 600
+
+
 def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> None:
     assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "experiment", "--out", str(tmp_path / "conf")) == 0
     run = f"python run.py --config-dir {tmp_path / 'conf'} +experiment=mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Result
 from pipeline.planner import profile
+from pipeline.planner.commands.check import in_words
 from pipeline.planner.deployment import Gpu, Instance, Plan
-from pipeline.planner.export.experiment import groups_of
+from pipeline.planner.export.experiment import groups_of, only_model, rates_per_s
 from pipeline.planner.profile import Profile
 from pipeline.planner.results.against import Check, Compared, check, table_of
 from pipeline.report.evaluate.statistics import Estimate
@@ -25,10 +27,11 @@ PLAN = plan_of(divided(), divided(), WHOLE)
 
 def runs_of(plan: Plan, block: int = 1, factor: float = 1.0, **changes: Any) -> list[Row]:
     """What the experiment of a plan measures: every process answers `factor` times 10 requests/s, in 8 ms."""
-    made = []
+    made, rates = [], rates_per_s(plan)
     for group in groups_of(plan):
+        changes["device"] = group.gpu.model
         jobs = [
-            answering(index, size, place, factor)
+            answering(index, size, place, factor, rates.get((group.gpus[0], place)), group.gpu.instances[place].batch)
             for index, (size, place) in enumerate(zip(group.sizes, group.instance_of, strict=True))
         ]
         options = {"profiles": [*group.profiles], "instance_of": [*group.instance_of]} if group.profiles else {}
@@ -37,15 +40,15 @@ def runs_of(plan: Plan, block: int = 1, factor: float = 1.0, **changes: Any) -> 
     return made
 
 
-def answering(index: int, size: str, place: int, factor: float) -> JobRow:
-    own = params("infer", unit="requests", given_rate="true")
+def answering(index: int, size: str, place: int, factor: float, rate_per_s: float | None, batch: int | None) -> JobRow:
+    given = {} if rate_per_s is None else {"given_rate": "true", "rate_per_s": rate_per_s, "arrival": "poisson"}
+    own = params("infer", unit="requests", max_batch=batch or 1, **given)
     figures = {
         "throughput_requests_per_s": 10.0 * factor,
         "latency_mean_ms": 4.0,
         "latency_p99_ms": 8.0 + place,
         "instance_memory_peak_mib": 1000.0,
         "rate_sustained_ratio": 1.0,
-        "objective_met_ratio": 1.0,
     }
     return job(index, own, None, metrics=figures, size=size, place={"gi_id": str(place)})
 
@@ -126,15 +129,86 @@ def test_what_was_not_measured_or_not_kept_is_said_and_nothing_is_scaled_up() ->
     assert not result.holds and result.missing == ("GPU 2: oom in block 1: no room",)
     assert found(result, "infer_tiny", "throughput_per_s").measured is None
     assert found(result, "infer_tiny_text", "throughput_per_s").measured is not None
-    late = [
-        replace(each, jobs=tuple(replace(j, metrics={**j.metrics, "objective_met_ratio": 0.0}) for j in each.jobs))
-        for each in rows
-    ]
+    late = [with_figures(each, latency_p99_ms=300.0, latency_mean_ms=250.0) for each in rows]
     result = check(PLAN, study(*late), None, "plan.json")
     assert result.broken[0] == "infer_tiny did not meet its objective on GPU 0, 1 in 1 of 1 blocks"
     assert len(result.broken) == 3 and not result.holds
-    with pytest.raises(ConfigError, match=r"has no group of plan.json \(it has naive-1x-resnet26_cifar10\)"):
+    with pytest.raises(ConfigError, match=r"has no group of plan.json with .* \(it has naive-1x-resnet26_cifar10\)"):
         check(PLAN, study(row("naive", (job(0, params(), 5.0),))), None, "plan.json")
+
+
+def with_figures(ran: Row, **figures: float | None) -> Row:
+    """A run whose jobs have these figures; one that is `None` was not measured."""
+
+    def changed(metrics: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in {**metrics, **figures}.items() if value is not None}
+
+    return replace(ran, jobs=tuple(replace(each, metrics=changed(each.metrics)) for each in ran.jobs))
+
+
+def small(latency_p99_ms: float | None) -> Plan:
+    only = replace(WHOLE.instances[0], latency_mean_ms=5.0, latency_p99_ms=latency_p99_ms)
+    return plan_of(replace(WHOLE, instances=(only,)))
+
+
+@pytest.mark.parametrize(
+    ("planned_p99_ms", "mean_ms", "p99_ms", "holds"),
+    [
+        (None, 150.0, 300.0, True),  # planned by the mean
+        (None, 250.0, 300.0, False),
+        (9.0, 150.0, 300.0, False),
+        (9.0, 150.0, None, True),
+        (9.0, 250.0, None, False),
+        (9.0, None, None, False),
+    ],
+)
+def test_the_figure_that_was_planned_by_is_held_against_the_objective(planned_p99_ms, mean_ms, p99_ms, holds) -> None:
+    plan = small(planned_p99_ms)
+    rows = [with_figures(each, latency_mean_ms=mean_ms, latency_p99_ms=p99_ms) for each in runs_of(plan)]
+    result = check(plan, study(*rows), None, "plan.json")
+    assert result.holds is holds
+    assert result.held_by_mean == (("infer_tiny",) if planned_p99_ms and p99_ms is None and mean_ms else ())
+    if mean_ms is None:
+        assert result.unchecked == ("infer_tiny was not seen to meet its objective on GPU 0 in 1 of 1 blocks",)
+        assert "not checked: infer_tiny was not seen to meet" in in_words(result, table_of(result, "plan.json"))
+
+
+def test_a_rate_of_which_nothing_was_measured_was_not_kept() -> None:
+    rows = [with_figures(each, rate_sustained_ratio=None) for each in runs_of(PLAN)]
+    result = check(PLAN, study(*rows), None, "plan.json")
+    assert not result.holds and not result.broken and len(result.unchecked) == 3
+
+
+def test_runs_at_another_rate_or_batch_or_on_another_gpu_are_of_another_plan() -> None:
+    rows = runs_of(PLAN)
+    slower = plan_of(divided(), divided(), WHOLE, rate=30.0)
+    larger = plan_of(
+        *(
+            replace(gpu, instances=tuple(replace(each, batch=16) for each in gpu.instances))
+            for gpu in PLAN.deployment.gpus
+        )
+    )
+    other = plan_of(*(replace(gpu, model="a100_80gb") for gpu in PLAN.deployment.gpus))
+    for plan in (slower, larger, other):
+        with pytest.raises(ConfigError, match=r"has no group of plan.json with its GPU model, rates and batches"):
+            check(plan, study(*rows), None, "plan.json")
+
+
+def test_a_rehearsal_on_another_model_is_of_the_plan() -> None:
+    rehearsed = [replace(each, device="a100_40gb", is_simulated=True) for each in runs_of(PLAN)]
+    assert check(PLAN, study(*rehearsed), None, "plan.json").holds
+
+
+def test_a_plan_with_two_models_is_checked_with_what_each_was_exported_as() -> None:
+    old = [replace(gpu, model="a100_80gb") for gpu in (divided(), WHOLE)]
+    plan = plan_of(divided(), WHOLE, *old)
+    rows = [each for model in ("h100_80gb", "a100_80gb") for each in runs_of(only_model(plan, model))]
+    result = check(plan, study(*rows), None, "plan.json")
+    assert result.holds
+    throughput = found(result, "infer_tiny", "throughput_per_s")
+    assert throughput.measured is not None and throughput.measured.median == pytest.approx(10.0 * 2 * (4 + 2))
+    result = check(plan, study(*runs_of(only_model(plan, "h100_80gb"))), None, "plan.json")
+    assert result.missing == ("GPU 2: it was not run", "GPU 3: it was not run")
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) 
     assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
     ran = []
     for group in groups:
-        made = tuple(job(n, params(size), 20.0 + n, size=size) for n, size in enumerate(group.sizes))
+        made = tuple(job(n, params(size, batch_size=32), 20.0 + n, size=size) for n, size in enumerate(group.sizes))
         ran.append(report_row(group.scenario, made))
     found = check(plan, study(*ran), None, "plan.json", by_group=True)
     assert found.holds
