@@ -12,8 +12,9 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned
 from pipeline.planner.commands.serve import no_plan
 from pipeline.planner.serving import asked, methods
-from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.problem import WHOLE, Partition, Problem
 from pipeline.planner.serving.solution import Solution
+from pipeline.prepare.mig import partitions
 
 # Two of the methods take all of it.
 _TIME_LIMIT_S = 10.0
@@ -64,20 +65,31 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
 
 
 def undivided_and_smallest(problem: Problem) -> list[tuple[str, Problem]]:
-    """The same with whole GPUs alone, and with GPUs that are divided into as many instances as possible."""
+    """The same with whole GPUs alone, and with GPUs that are divided into as many instances as possible.
+
+    What nothing was profiled of is left out.
+    """
     whole, smallest = [], []
     for number in range(len(problem.models)):
         mine = [each for each in problem.partitions if each.model == number]
-        whole += [each for each in mine if len(each.slots) == 1]
+        whole += [each for each in mine if _is_whole(problem, each)]
         smallest += [each for each in mine if len(each.slots) == max(len(other.slots) for other in mine)][:1]
-    found = [("whole GPUs", whole)]
+    found = [("whole GPUs", whole)] if whole else []
     if smallest != whole:
         names = [
-            " + ".join(f"{count}x {problem.kinds[kind].profile}" for kind, count in each.counts.items())
+            " + ".join(f"{count}x {problem.kinds[kind].profile or 'undivided'}" for kind, count in each.counts.items())
             for each in smallest
         ]
         found.append((", ".join(names), smallest))
-    return [(name, problem.with_partitions(partitions)) for name, partitions in found]
+    return [(name, problem.with_partitions(chosen)) for name, chosen in found]
+
+
+def _is_whole(problem: Problem, partition: Partition) -> bool:
+    """Whether it is an undivided GPU, or one instance with all compute slices."""
+    profile, mig = problem.kinds[partition.slots[0]].profile, problem.models[partition.model].mig
+    return profile == WHOLE or (
+        mig is not None and partitions.resolve(mig, profile).compute_slices == mig.compute_slices
+    )
 
 
 def _row(method: str, solution: Solution) -> dict[str, Any]:

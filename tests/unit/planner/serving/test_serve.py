@@ -269,3 +269,23 @@ def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     assert needed[2]["exact"] == expected["num_gpus"] > needed[0]["exact"]
     status, error = run(capsys, *argv, "--load", 0)
     assert status == 2 and "--load 0" in error
+
+
+@pytest.mark.parametrize(
+    ("profiles", "expected"),
+    [
+        (["4g.40gb", "2g.20gb"], ["3x 2g.20gb"]),
+        (["4g.40gb"], ["1x 4g.40gb"]),
+        (["7g.80gb", "1g.10gb"], ["whole GPUs", "7x 1g.10gb"]),
+        ([""], ["whole GPUs"]),
+    ],
+)
+def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, expected):
+    rows = [
+        ROW | {"instance_profile": each, "sharing_mode": "mig" if each else "mps", "throughput_per_s": "1000"}
+        for each in profiles
+    ]
+    argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows), "--time-limit-s", 0.1]
+    status, found = run(capsys, *argv)
+    assert status == 0
+    assert [row["method"] for row in found["methods"]][len(methods.METHODS) :] == expected
