@@ -101,6 +101,7 @@ class Plan:
         profile_digest: of the profile that the figures come from; `None` if they come from elsewhere.
         bound: the fewest GPUs that any plan needs, as far as it was proved.
         gap: how far the plan is from the bound, as a share of the plan: 0 if it is proved to be the best.
+        is_simulated: whether the figures come from a simulated GPU.
         details: what else whoever made the plan says of it: anything that JSON holds.
     """
 
@@ -110,6 +111,7 @@ class Plan:
     status: Literal["optimal", "feasible"] | None = None
     bound: float | None = None
     gap: float | None = None
+    is_simulated: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
     version: int = VERSION
 

@@ -22,7 +22,10 @@ from pipeline.base.mig_table import model_called
 from pipeline.planner import files
 
 VERSION = 1
-_VERSION_COLUMN = "schema_version"
+_VERSION_COLUMN, _SIMULATED_COLUMN = "schema_version", "is_simulated"
+_TRUTHS = {"": False, "false": False, "true": True}
+SIMULATED = "simulated: the profile says nothing about a real GPU"
+"""What stands beside everything that follows from such a profile."""
 PLANNED_AS = {mode.name: mode.planned_as for mode in modes.MODES.values() if mode.planned_as}
 """By sharing mode, how a plan shares the GPU. Rows of other modes are read, and no plan is made of them."""
 ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
@@ -98,17 +101,20 @@ class Profile:
     Attributes:
         source: the file or files, as messages name them.
         places: file and line of each row, where it was read from one.
+        is_simulated: whether its figures are of a simulated GPU, all of them.
     """
 
     rows: tuple[Row, ...]
     source: str = "profile"
     places: tuple[str, ...] = ()
+    is_simulated: bool = False
 
     @cached_property
     def digest(self) -> str:
         """Of the content: the same whatever the order of rows and columns, and however numbers were written."""
         lines = sorted("\0".join(map(str, _written(row))) for row in self.rows)
-        return hashlib.sha256("\n".join([f"version {VERSION}", *lines]).encode()).hexdigest()
+        head = f"version {VERSION}{' simulated' if self.is_simulated else ''}"
+        return hashlib.sha256("\n".join([head, *lines]).encode()).hexdigest()
 
     def place_of(self, row: Row) -> str:
         """Where a row of it was read, for messages."""
@@ -124,14 +130,22 @@ def read(paths: Sequence[Path] | Path) -> Profile:
     """The table of a file, or of several as one.
 
     Raises:
-        ConfigError: a file cannot be read or is of another version, or a row cannot be used; names file, row and key.
+        ConfigError: a file cannot be read or is of another version, a row cannot be used, or some are of a simulated
+            GPU and some of a real one; names file, row and key.
     """
     every = [paths] if isinstance(paths, Path) else list(paths)
     rows: list[Row] = []
     first: dict[tuple[str | float | None, ...], str] = {}
+    of_sort: dict[bool, str] = {}
     for path in every:
-        for number, row in _read_file(path):
+        for number, row, is_simulated in _read_file(path):
             where = f"{path} row {number}"
+            of_sort.setdefault(is_simulated, where)
+            if len(of_sort) > 1:
+                raise ConfigError(
+                    f"{where}, {_SIMULATED_COLUMN}: {of_sort[True]} is of a simulated GPU, which says nothing about "
+                    f"the real one of {of_sort[False]}; leave one of them out"
+                )
             if row.cell in first:
                 raise ConfigError(
                     f"{where}, workload: {_called(row)} has a row already, {first[row.cell]}; leave one of them out"
@@ -140,7 +154,8 @@ def read(paths: Sequence[Path] | Path) -> Profile:
             rows.append(row)
     if not rows:
         raise ConfigError(f"{', '.join(map(str, every))}: the profile has no rows")
-    return Profile(rows=tuple(rows), source=", ".join(map(str, every)), places=tuple(first.values()))
+    source = ", ".join(map(str, every))
+    return Profile(rows=tuple(rows), source=source, places=tuple(first.values()), is_simulated=True in of_sort)
 
 
 def write(path: Path, profile: Profile) -> None:
@@ -152,8 +167,8 @@ def as_csv(profile: Profile) -> str:
     """The table as text."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_VERSION_COLUMN, *COLUMNS])
-    writer.writerows([VERSION, *_written(row)] for row in profile.rows)
+    writer.writerow([_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN])
+    writer.writerows([VERSION, *_written(row), str(profile.is_simulated).lower()] for row in profile.rows)
     return text.getvalue()
 
 
@@ -169,13 +184,14 @@ def _field(value: object) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _read_file(path: Path) -> Iterable[tuple[int, Row]]:
-    """Each row with the number of its line."""
+def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
+    """Each row with the number of its line, and whether it is of a simulated GPU."""
     reader = csv.DictReader(io.StringIO(files.read(path)), restkey="", strict=True)
     try:
         _check_columns(path, reader.fieldnames or ())
         for cells in reader:
-            yield reader.line_num, _row(f"{path} row {reader.line_num}", cells)
+            where = f"{path} row {reader.line_num}"
+            yield reader.line_num, _row(where, cells), _is_simulated(where, cells)
     except csv.Error as error:
         raise ConfigError(f"{path} row {reader.line_num}: not a table in CSV: {error}") from error
 
@@ -190,8 +206,9 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     for name in names:
         if name in _WITHOUT_UNIT:
             raise ConfigError(f"{where}, {name}: the unit is missing; the column is called {_WITHOUT_UNIT[name]}")
-        if name not in (_VERSION_COLUMN, *COLUMNS):
-            raise ConfigError(f"{where}, {name}: there is no such column; there are {', '.join(COLUMNS)}")
+        if name not in (_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN):
+            known = ", ".join((*COLUMNS, _SIMULATED_COLUMN))
+            raise ConfigError(f"{where}, {name}: there is no such column; there are {known}")
         if list(names).count(name) > 1:
             raise ConfigError(f"{where}, {name}: the column is there twice")
     for name in _REQUIRED:
@@ -218,6 +235,13 @@ def _row(where: str, cells: dict[str, Any]) -> Row:
     row = Row(**values)
     _check(where, row)
     return row
+
+
+def _is_simulated(where: str, cells: dict[str, Any]) -> bool:
+    text = cells.get(_SIMULATED_COLUMN, "").strip()
+    if text not in _TRUTHS:
+        raise ConfigError(f"{where}, {_SIMULATED_COLUMN}: {text!r} is neither true nor false")
+    return _TRUTHS[text]
 
 
 def _check(where: str, row: Row) -> None:

@@ -1,6 +1,6 @@
 """JSON objects as records and back: every value is checked against the type of its field, and an error names its key.
 
-Fields are texts, counts, finite figures of at least 0, or records again; a figure that is missing is `null`.
+Fields are texts, truths, counts, finite figures of at least 0, or records again; a figure that is missing is `null`.
 """
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ def _plain(hint: Any, raw: object, where: str) -> Any:
     if hint is str:
         if not isinstance(raw, str) or not raw:
             raise ConfigError(f"{where} must be a text, not {_shown(raw)}")
+        return raw
+    if hint is bool:
+        if not isinstance(raw, bool):
+            raise ConfigError(f"{where} must be true or false, not {_shown(raw)}")
         return raw
     is_count = hint is int
     if isinstance(raw, bool) or not isinstance(raw, int if is_count else int | float):

@@ -54,6 +54,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
     found = against.check(plan, study, table, arguments.plan.name, by_group=is_training)
     shown_table = against.table_of(found, arguments.plan.name)
     text = in_words(found, shown_table)
+    if plan.is_simulated:
+        text += f"\nplanned: {profile.SIMULATED}"
     if arguments.report:
         written = _report(
             study,
@@ -83,7 +85,7 @@ def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path
     content = content_of(study)
     figures = list(content.figures)
     if plan is not None:
-        figures.append(draw(gpus.sketch(plan, "planned-gpus"), "planned-gpus", is_simulated=False))
+        figures.append(draw(gpus.sketch(plan, "planned-gpus"), "planned-gpus", is_simulated=plan.is_simulated))
     added = dataclasses.replace(content, tables=[table, *content.tables], figures=figures)
     return publish.write(added, folder).page
 

@@ -11,6 +11,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned
 from pipeline.planner.commands.serve import no_plan
+from pipeline.planner.profile import SIMULATED
 from pipeline.planner.serving import asked, methods
 from pipeline.planner.serving.problem import WHOLE, Partition, Problem
 from pipeline.planner.serving.solution import Solution
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """For each load a row a method; none if there is no plan."""
-    problem, _ = asked.read(arguments)
+    problem, profile = asked.read(arguments)
     found, texts = [], []
     for load in arguments.load or [1.0]:
         if not 0 < load < math.inf:
@@ -44,11 +45,13 @@ def answer(arguments: argparse.Namespace) -> Answer:
         scaled = replace(problem, services=services)
         best = methods.solve(scaled, methods.EXACT, time_limit_s=arguments.time_limit_s)
         if best.status == "infeasible":
-            return no_plan(scaled, best, arguments.time_limit_s)
+            return no_plan(scaled, best, arguments.time_limit_s, profile)
         rows = _rows(scaled, best, arguments)
         found.append({"load": load, "bound": best.bound, "methods": rows})
         texts.append((f"{load:g} times the rates\n" if arguments.load else "") + _table(rows))
-    return Answer(data=found[0] | {"loads": found}, text="\n\n".join(texts))
+    note = [SIMULATED] if profile.is_simulated else []
+    data = found[0] | {"loads": found, "is_simulated": profile.is_simulated}
+    return Answer(data=data, text="\n\n".join([*note, *texts]))
 
 
 def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> list[dict[str, Any]]:

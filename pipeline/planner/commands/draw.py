@@ -32,8 +32,10 @@ def answer(arguments: argparse.Namespace) -> Answer:
     names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
     if len(set(names)) < len(names):
         raise ConfigError(f"two of the files would be drawn as {max(names, key=names.count)}.svg; draw one at a time")
+    sketched = [_sketch(path, name) for path, name in zip(arguments.files, names, strict=True)]
     drawn = [
-        draw(_sketch(path, name), name, is_simulated=False) for path, name in zip(arguments.files, names, strict=True)
+        draw(sketch, name, is_simulated=is_simulated)
+        for (sketch, is_simulated), name in zip(sketched, names, strict=True)
     ]
     rows = []
     for each in drawn:
@@ -51,12 +53,15 @@ def answer(arguments: argparse.Namespace) -> Answer:
     return Answer(data={"pictures": rows}, text=text)
 
 
-def _sketch(path: Path, name: str) -> Sketch:
+def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
+    """The picture of a file, and whether what it shows is simulated."""
     content = typed_json.load(path)
     if "steps" in content:
-        return timeline.sketch(steps.read(path), name)
+        transition = steps.read(path)
+        return timeline.sketch(transition, name), transition.is_simulated
     if "loads" in content:
-        return load.sketch(load.read(content, str(path)), name)
+        return load.sketch(load.read(content, str(path)), name), content.get("is_simulated") is True
     if "gpus" in content:
-        return gpus.sketch(deployment.from_json(content, str(path)), name)
+        plan = deployment.from_json(content, str(path))
+        return gpus.sketch(plan, name), plan.is_simulated
     raise ConfigError(f"{path}: holds no plan, no steps of a transition and no comparison of methods")

@@ -15,6 +15,7 @@ from pipeline.importer import experiment_file
 from pipeline.planner import files
 from pipeline.planner.deployment import Plan
 from pipeline.planner.export import experiment, kubernetes, mig_parted
+from pipeline.planner.profile import SIMULATED
 from pipeline.planner.training import as_plan
 
 _EXPERIMENT, _MIG_PARTED, _KUBERNETES = "experiment", "mig-parted", "kubernetes"
@@ -98,8 +99,10 @@ def _text(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
             raise ConfigError(f"--workload {sorted(unknown)[0]}=...: {source} has no such service")
         return experiment.text_of(plan, name, source, workloads)
     if arguments.kind == _MIG_PARTED:
-        return mig_parted.text_of(plan, name, source, arguments.gpus_per_node)
-    return kubernetes.text_of(plan, name, source, _by_service("--image", arguments.image, needs_service=False))
+        text = mig_parted.text_of(plan, name, source, arguments.gpus_per_node)
+    else:
+        text = kubernetes.text_of(plan, name, source, _by_service("--image", arguments.image, needs_service=False))
+    return f"# {SIMULATED}\n{text}" if plan.is_simulated else text
 
 
 def _by_service(flag: str, given: Sequence[str], *, needs_service: bool) -> dict[str, str]:

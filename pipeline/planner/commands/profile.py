@@ -25,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """Write the profile; say what is in it."""
-    is_simulated = False
-    if arguments.from_parvagpu is not None:
-        made = parvagpu.read(arguments.from_parvagpu)
-    else:
-        made, is_simulated = _measured(arguments)
+    made = parvagpu.read(arguments.from_parvagpu) if arguments.from_parvagpu is not None else _measured(arguments)
     profile.write(arguments.out, made)
     workloads = list(dict.fromkeys(row.workload for row in made.rows))
     data = {
@@ -38,18 +34,18 @@ def answer(arguments: argparse.Namespace) -> Answer:
         "num_rows": len(made.rows),
         "gpu_models": list(made.gpu_models),
         "workloads": workloads,
-        "is_simulated": is_simulated,
+        "is_simulated": made.is_simulated,
     }
     text = f"{arguments.out}: {counted(len(made.rows), 'row')}, {counted(len(workloads), 'workload')}"
     on = f"measured on {', '.join(made.gpu_models)}"
-    if is_simulated:
+    if made.is_simulated:
         on += ", simulated: says nothing about a real GPU"
     return Answer(data=data, text=f"{text}, {on}")
 
 
-def _measured(arguments: argparse.Namespace) -> tuple[profile.Profile, bool]:
-    """What the runs of an experiment make, and whether they are of a simulated GPU."""
+def _measured(arguments: argparse.Namespace) -> profile.Profile:
+    """What the runs of an experiment make."""
     set_mlflow_defaults()
     where = stores.named_stores(arguments)
     study = rows.read(where, arguments.experiment)
-    return measured.profile_of(study, f"experiment {arguments.experiment!r}"), study.is_simulated
+    return measured.profile_of(study, f"experiment {arguments.experiment!r}")

@@ -10,6 +10,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.words import aligned, counted
 from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Instance, Plan
+from pipeline.planner.profile import SIMULATED, Profile
 from pipeline.planner.serving import asked, methods, planned
 from pipeline.planner.serving import change as changes
 from pipeline.planner.serving.problem import Problem
@@ -43,7 +44,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     today = None if arguments.today is None else deployment.read(arguments.today).deployment
     solution = methods.solve(problem, arguments.method, seed=arguments.seed, time_limit_s=arguments.time_limit_s)
     if not solution.gpus:
-        return no_plan(problem, solution, arguments.time_limit_s)
+        return no_plan(problem, solution, arguments.time_limit_s, profile)
     details = {
         "method": arguments.method,
         "seconds": round(solution.seconds, 3),
@@ -70,7 +71,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     return Answer(data=deployment.to_json(plan), text=in_words(plan) + written)
 
 
-def no_plan(problem: Problem, solution: Solution, time_limit_s: float) -> Answer:
+def no_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> Answer:
     """Which services and objectives, or which limits, are the reason."""
     reasons = planned.reasons(problem, solution, time_limit_s)
     data: dict[str, Any] = {
@@ -79,11 +80,12 @@ def no_plan(problem: Problem, solution: Solution, time_limit_s: float) -> Answer
         "num_gpus": None,
         "bound": solution.bound,
         "gap": None,
+        "is_simulated": profile.is_simulated,
         "gpus": [],
         "reasons": [reason for reason, _ in reasons],
         "unmet": [facts for _, facts in reasons if facts],
     }
-    text = "\n".join(f"no plan: {reason}" for reason, _ in reasons)
+    text = "\n".join([*(f"no plan: {reason}" for reason, _ in reasons), *([SIMULATED] if profile.is_simulated else [])])
     return Answer(data=data, text=text, status=1)
 
 
@@ -123,7 +125,8 @@ def in_words(plan: Plan) -> str:
                 str(row["num_instances"]),
             ]
         )
-    return "\n".join([head, "", *aligned(gpus, left=(0, 1, 2)), "", *aligned(services)])
+    note = [SIMULATED] if plan.is_simulated else []
+    return "\n".join([head, *note, "", *aligned(gpus, left=(0, 1, 2)), "", *aligned(services)])
 
 
 def _instance(instance: Instance) -> str:

@@ -16,7 +16,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned, counted
 from pipeline.planner import profile, typed_json
-from pipeline.planner.profile import Profile
+from pipeline.planner.profile import SIMULATED, Profile
 from pipeline.planner.serving import asked
 from pipeline.planner.serving.services import Limits
 from pipeline.planner.training import as_plan, schedule
@@ -63,12 +63,15 @@ def answer(arguments: argparse.Namespace) -> Answer:
     (model,) = asked.find_models(selectors, table, Limits(), arguments.driver_branch)
     problem = training.read(arguments.jobs, arguments.gpus, model, table)
     found, why = _solved(problem, arguments, allowed, arguments.time_limit_s)
+    note = [SIMULATED] if table.is_simulated else []
     if found is None:
-        return Answer(
-            data={"version": as_plan.VERSION, "status": "infeasible", "reasons": [why]},
-            text=f"no plan: {why}",
-            status=1,
-        )
+        infeasible = {
+            "version": as_plan.VERSION,
+            "status": "infeasible",
+            "reasons": [why],
+            "is_simulated": table.is_simulated,
+        }
+        return Answer(data=infeasible, text="\n".join([f"no plan: {why}", *note]), status=1)
     brief_s = arguments.time_limit_s / 10  # of what the plan is compared with
     others: dict[str, float] = {}
     for mode in allowed:
@@ -76,10 +79,11 @@ def answer(arguments: argparse.Namespace) -> Answer:
         if alone is not None and (value := alone.value(arguments.objective)) is not None:
             others[mode] = value
             found = min(found, replace(alone, bound=found.bound), key=partial(_value, arguments.objective))
-    data = _data(problem, found, arguments.objective, others) | {"profile_digest": table.digest}
+    data = _data(problem, found, arguments.objective, others)
+    data |= {"profile_digest": table.digest, "is_simulated": table.is_simulated}
     if arguments.out is not None:
         typed_json.save(arguments.out, data)
-    text = in_words(problem, found, arguments.objective, others)
+    text = "\n".join([*note, in_words(problem, found, arguments.objective, others)])
     if arguments.modes is None and (left := [mode for mode in training.MODES if mode not in allowed]):
         text += f"\nnothing was measured under {', '.join(left)}, so none is planned; --modes adds what is predicted"
     return Answer(data=data, text=text)

@@ -22,6 +22,7 @@ from pipeline.importer.experiment_file import Program, Value, override_value
 from pipeline.plan.schema import kinds
 from pipeline.plan.workloads import WorkloadConfig
 from pipeline.planner.deployment import Gpu, Instance, Plan
+from pipeline.planner.profile import SIMULATED
 from pipeline.prepare.mig import partitions, profiles
 
 REPEATS = 5
@@ -172,6 +173,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
     head = (
         f"{counted(len(groups), 'group')} for {counted(len(plan.deployment.gpus), 'GPU')} ({models[0]}), exported from "
         f"{source} by `python -m pipeline.planner export`."
+        f"{f' Planned: {SIMULATED}.' if plan.is_simulated else ''}"
     )
     return experiment_file.text_of(
         [{"mix": override_value(group.sizes), **_sharing(group)} for group in groups],

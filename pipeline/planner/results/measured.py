@@ -97,7 +97,8 @@ def profile_of(study: Study, source: str) -> Profile:
         raise ConfigError(
             f"{source}: no group can be a row of a profile: it must be copies of one workload that ended well, on a GPU"
         )
-    return Profile(rows=tuple(sorted(rows, key=lambda row: tuple(map(str, row.cell)))), source=source)
+    rows.sort(key=lambda row: tuple(map(str, row.cell)))
+    return Profile(rows=tuple(rows), source=source, is_simulated=study.is_simulated)
 
 
 def _place(cell: Cell) -> tuple[object, ...]:

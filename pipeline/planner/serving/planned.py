@@ -39,6 +39,7 @@ def plan_of(
         status=solution.status,
         bound=solution.bound,
         gap=solution.gap,
+        is_simulated=profile.is_simulated,
         details=details | {"services": slacks(problem, solution.gpus)},
     )
 

@@ -32,7 +32,7 @@ class _Job:
     share_percent: float | None
     end_s: float
     rate_per_s: float
-    is_predicted: Any
+    is_predicted: bool
     error_ratio: float | None
 
 
@@ -72,7 +72,11 @@ def _of_training(content: Mapping[str, Any], where: str) -> Plan:
     for number, gpu in enumerate(gpus):
         for position, group in enumerate(gpu.groups):
             made.append(_gpu(gpu.model, group, f"{where}: gpus[{number}].groups[{position}]"))
-    plan = Plan(deployment=Deployment(gpus=tuple(made)), profile_digest=content.get("profile_digest"))
+    plan = Plan(
+        deployment=Deployment(gpus=tuple(made)),
+        profile_digest=typed_json.value(str | None, content.get("profile_digest"), f"{where}: profile_digest"),
+        is_simulated=typed_json.value(bool, content.get("is_simulated", False), f"{where}: is_simulated"),
+    )
     deployment.check(plan.deployment, where)
     return plan
 

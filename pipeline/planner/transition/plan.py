@@ -56,12 +56,14 @@ class Terms:
         old_rates_per_s, new_rates_per_s: of each service.
         spare: as it was asked for.
         durations_s: by kind of step; empty if they are not known.
+        is_simulated: whether figures of today or tomorrow come from a simulated GPU.
     """
 
     old_rates_per_s: Mapping[str, float]
     new_rates_per_s: Mapping[str, float]
     spare: int
     durations_s: Mapping[str, float]
+    is_simulated: bool = False
 
     @property
     def requirements(self) -> dict[str, float]:
@@ -88,12 +90,14 @@ def plan(today: Plan, tomorrow: Plan, spare: int, durations_s: Mapping[str, floa
     for name, each in (("today", today), ("tomorrow", tomorrow)):
         refuse_unknown(name, each)
     old, new = ({service.name: service.rate_per_s for service in each.services} for each in (today, tomorrow))
-    return onward(
-        Begin(gpus=with_figures(gpus, wanted)),
-        wanted,
-        Terms(old_rates_per_s=old, new_rates_per_s=new, spare=spare, durations_s=durations_s),
-        most_gpus(gpus, wanted, spare),
+    terms = Terms(
+        old_rates_per_s=old,
+        new_rates_per_s=new,
+        spare=spare,
+        durations_s=durations_s,
+        is_simulated=today.is_simulated or tomorrow.is_simulated,
     )
+    return onward(Begin(gpus=with_figures(gpus, wanted)), wanted, terms, most_gpus(gpus, wanted, spare))
 
 
 def most_gpus(gpus: Sequence[Gpu], wanted: Sequence[Gpu], spare: int) -> dict[Kind, int]:
@@ -240,6 +244,7 @@ def _told(
         makespan_s=max((step.ends_s or 0.0 for step in timed), default=0.0) if terms.durations_s else None,
         idle=begin.idle,
         set_aside=begin.set_aside,
+        is_simulated=terms.is_simulated,
     )
 
 

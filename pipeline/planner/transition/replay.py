@@ -275,6 +275,7 @@ class _Replay:
             new_rates_per_s=old.new_rates_per_s,
             spare=old.spare,
             durations_s=old.durations_s,
+            is_simulated=old.is_simulated,
         )
         most = {kind: min(number, count[kind]) for kind, number in self._most.items()}
         try:

@@ -87,6 +87,7 @@ class Transition:
         longest_chain: the most steps that come one after another.
         idle: GPU instances without a service at the start.
         set_aside: GPUs on which a step failed: they stay as they are.
+        is_simulated: whether figures of one of the plans come from a simulated GPU.
     """
 
     today: Deployment
@@ -102,6 +103,7 @@ class Transition:
     makespan_s: float | None = None
     idle: tuple[Idle, ...] = ()
     set_aside: tuple[str, ...] = ()
+    is_simulated: bool = False
     version: int = VERSION
 
 

@@ -70,6 +70,19 @@ def test_the_digest_is_of_the_content_alone(tmp_path):
     assert Profile(rows=(WHOLE, BARE)).digest == Profile(rows=(BARE, WHOLE)).digest
 
 
+def test_simulated_figures_stay_marked_and_are_not_mixed_with_real_ones(tmp_path):
+    simulated, real, old = tmp_path / "simulated.csv", tmp_path / "real.csv", tmp_path / "old.csv"
+    profile.write(simulated, Profile(rows=(BARE,), is_simulated=True))
+    profile.write(real, Profile(rows=(WHOLE,)))
+    old.write_text(table(GOOD))  # without the column
+    assert [profile.read(path).is_simulated for path in (simulated, real, old)] == [True, False, False]
+    assert profile.read(simulated).digest == Profile(rows=(BARE,), is_simulated=True).digest
+    assert profile.read(simulated).digest != Profile(rows=(BARE,)).digest
+    with pytest.raises(ConfigError, match=f"{real} row 2, is_simulated: {simulated} row 2 is of a simulated GPU"):
+        profile.read([simulated, real])
+    assert len(profile.read([real, old]).rows) == 2
+
+
 def test_a_gpu_may_be_called_as_the_driver_calls_it(tmp_path):
     path = tmp_path / "profile.csv"
     path.write_text(table(GOOD | {"gpu_model": "NVIDIA A100-SXM4-80GB"}, GOOD | {"gpu_model": "NVIDIA RTX 9999"}))
@@ -95,6 +108,7 @@ BAD = {
         [GOOD | {"throughput_low_per_s": "11"}],
         "row 2, throughput_low_per_s: 11 > 10: the throughput is outside its interval",
     ),
+    "no truth": ([GOOD | {"is_simulated": "perhaps"}], "row 2, is_simulated: 'perhaps' is neither true nor false"),
     "a short row": ([GOOD, {"schema_version": "1"}], "row 3: it has not as many fields"),
 }
 

@@ -143,6 +143,8 @@ def test_two_measurements_of_one_row_and_simulated_beside_real_are_refused() -> 
     other = copies("mps", 2, 80.0, 1, OWN, options={"priority": 1})
     with pytest.raises(ConfigError, match="two measurements of one row"):
         rows_of(one, other)
+    assert not profile_of(study(one), "x").is_simulated
+    assert profile_of(study(copies("naive", 2, 80.0, 1, OWN, is_simulated=True)), "x").is_simulated
     with pytest.raises(ConfigError, match="some runs are of a simulated GPU"):
         rows_of(one, copies("naive", 2, 80.0, 1, OWN, is_simulated=True))
 
