@@ -48,21 +48,31 @@ def free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
 
 
 def with_figures(gpus: Sequence[Gpu], wanted: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Today's GPUs, with the throughput that tomorrow's plan knows of the same instances: it is the later one."""
-    known: dict[object, float] = {}
+    """Today's GPUs, with the figures that tomorrow's plan knows of the same instances: it is the later one."""
+    known: dict[object, Instance] = {}
     for gpu in wanted:
-        for instance in gpu.instances if gpu.mode == "mig" else ():
-            assert instance.throughput_per_s is not None
-            key = kind_of(gpu), configuration(instance)
-            known[key] = min(known.get(key, instance.throughput_per_s), instance.throughput_per_s)
+        for instance in gpu.instances:
+            key = _measured_as(gpu, instance)
+            known[key] = min(known.get(key, instance), instance, key=_throughput_per_s)
 
     def later(gpu: Gpu, instance: Instance) -> Instance:
-        figure = known.get((kind_of(gpu), configuration(instance))) if gpu.mode == "mig" else None
-        return instance if figure is None else dataclasses.replace(instance, throughput_per_s=figure)
+        found = known.get(_measured_as(gpu, instance))
+        return instance if found is None else dataclasses.replace(found, start=instance.start)
 
     return tuple(
         dataclasses.replace(gpu, instances=tuple(later(gpu, instance) for instance in gpu.instances)) for gpu in gpus
     )
+
+
+def _measured_as(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
+    """What figures are of: an instance; without MIG, one beside all others on its GPU, which slow it down."""
+    beside = () if gpu.mode == "mig" else sorted(str(configuration(each)) for each in gpu.instances)
+    return kind_of(gpu), gpu.mode, configuration(instance), tuple(beside)
+
+
+def _throughput_per_s(instance: Instance) -> float:
+    assert instance.throughput_per_s is not None
+    return instance.throughput_per_s
 
 
 def refuse_unknown(name: str, each: Plan) -> None:

@@ -70,15 +70,23 @@ def _pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[Kind, R
         same = [configuration(gpu.instances[i]) for i in order[0]] == [
             configuration(target.instances[i]) for i in order[1]
         ]
-        stays = tuple(zip(*order, strict=True)) if same else ()
-        return Match(gpu=number, target=other, stays=stays, wanted=target.instances) if same else None
+        if not same:
+            return None
+        stays = tuple(zip(*order, strict=True))
+        return Match(gpu=number, target=other, stays=stays, wanted=_kept(gpu, target.instances, stays))
     room = rooms[Kind(gpu.model, gpu.driver_branch)]
     for stays in _choices(gpu.instances, target.instances):
         starts = _starts(gpu, target, stays, room)
         if starts is not None:
             wanted = tuple(replace(i, start=start) for i, start in zip(target.instances, starts, strict=True))
-            return Match(gpu=number, target=other, stays=stays, wanted=wanted)
+            return Match(gpu=number, target=other, stays=stays, wanted=_kept(gpu, wanted, stays))
     return None
+
+
+def _kept(gpu: Gpu, wanted: Sequence[Instance], stays: Sequence[tuple[int, int]]) -> tuple[Instance, ...]:
+    """The instances of tomorrow, of which those that stay are what they are today."""
+    there = {new: gpu.instances[old] for old, new in stays}
+    return tuple(there.get(number, each) for number, each in enumerate(wanted))
 
 
 def _choices(there: Sequence[Instance], wanted: Sequence[Instance]) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -195,6 +195,21 @@ def test_who_cannot_be_kept_is_named() -> None:
         planning.plan(today, plan_of((on("4g.40gb", 0, "a", 90),), rates={"a": 90}), 1, {})
 
 
+@pytest.mark.parametrize("mode", ["mig", "mps"])
+@pytest.mark.parametrize("again", [{"throughput_per_s": 49.0}, {"throughput_per_s": 51.0, "latency_p99_ms": 7.0}])
+def test_what_stays_has_the_figures_that_were_measured_last(mode: str, again: dict[str, float]) -> None:
+    profile, start = ("3g.40gb", 0) if mode == "mig" else (None, None)
+    old = Instance(profile=profile, start=start, service="a", throughput_per_s=50, latency_p99_ms=6.0)
+    other = dataclasses.replace(old, service="b", start=None if start is None else 4)
+    later = dataclasses.replace(old, **again)  # type: ignore[arg-type]
+    rates = {"a": 45.0, "b": 45.0}
+    planned = planning.plan(
+        plan_of((old, other), rates=rates, mode=mode), plan_of((later, other), rates=rates, mode=mode), 1, {}
+    )
+    assert not planned.steps and proof.check(planned).broken == ()
+    assert planned.reached.gpus[0].instances == (later, other)
+
+
 @pytest.mark.parametrize("modes", [("naive", "mig"), ("mig", "mps"), ("naive", "mps")])
 def test_a_gpu_is_emptied_before_it_is_divided_or_made_whole(modes: tuple[str, str]) -> None:
     whole = Instance(profile=None, start=None, service="a", throughput_per_s=50)
