@@ -11,7 +11,27 @@ from pipeline.base import regular_files
 from pipeline.base.errors import ConfigError
 
 # The one that is written in C reads a thousand services in a twentieth of a second instead of half a second.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+# Of numbers, dates and truths that are none, in the way of the loader, and of what is nested too deep.
+_UNREADABLE = (ValueError, KeyError, AttributeError, RecursionError)
+
+
+class _Loader(_FASTEST):  # type: ignore[misc]
+    """Refuses a key that is given twice, of which others take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        written: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in written:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key {key.value} is there twice", problem_mark=key.start_mark
+                    )
+                written.add((key.tag, key.value))
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def read(path: Path) -> str:
@@ -29,7 +49,9 @@ def read(path: Path) -> str:
 def read_mapping(path: Path, key: str) -> dict[str, Any]:
     """The mapping that a file in YAML holds, which has this key; ConfigError names file and row."""
     try:
-        raw = yaml.load(read(path), _LOADER)  # noqa: S506  # a safe loader
+        raw = yaml.load(read(path), _Loader)  # noqa: S506  # a safe loader
+    except _UNREADABLE as error:
+        raise ConfigError(f"{path}: holds what cannot be read: {error}; write it in another way") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         row = f" row {mark.line + 1}" if mark else ""

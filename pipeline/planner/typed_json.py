@@ -51,7 +51,7 @@ def record(kind: type[Record], raw: object, where: str) -> Record:
     if not isinstance(raw, dict):
         raise ConfigError(f"{where} must be an object, not {_shown(raw)}")
     hints = typing.get_type_hints(kind)
-    if unknown := sorted(raw.keys() - hints.keys()):
+    if unknown := [key for key in raw if key not in hints]:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(hints)}")
     needed = {
         field.name
@@ -80,6 +80,8 @@ def value(hint: Any, raw: object, where: str) -> Any:
     if origin is Mapping:
         if not isinstance(raw, dict):
             raise ConfigError(f"{where} must be an object, not {_shown(raw)}")
+        if wrong := [key for key in raw if not isinstance(key, str)]:
+            raise ConfigError(f"{where}: the key {wrong[0]!r} must be a text")
         return {key: value(inner[1], each, f"{where}.{key}") for key, each in raw.items()}
     return (
         record(hint, raw, where)
@@ -120,5 +122,8 @@ def plain(something: Any) -> Any:
 
 
 def _shown(raw: object) -> str:
-    text = json.dumps(raw)
+    try:
+        text = json.dumps(raw)
+    except (TypeError, ValueError, RecursionError):  # a date, a number of thousands of digits, what holds itself
+        text = f"a value of type {type(raw).__name__}"
     return text if len(text) <= 40 else f"{text[:40]}..."

@@ -171,6 +171,8 @@ def _fault_of(state: _State) -> str | None:
     table = {profile.name: profile for profile in model.profiles}
     occupied: set[int] = set()
     for each in state.slices:
+        if each.profile not in table:
+            return f"{model.name} has no profile {each.profile}"
         profile = table[each.profile]
         new = set(range(each.start, each.start + profile.memory_slices))
         if each.start not in profile.starts or new & occupied:

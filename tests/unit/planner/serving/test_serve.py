@@ -213,6 +213,32 @@ def test_services_that_cannot_be_used_are_refused(tmp_path, capsys, content, mes
     assert status == 2 and message in error and error.count("\n") == 1 and not out.exists()
 
 
+GOOD_TEXT = "services:\n- {name: bert, rate_per_s: 1, objective_ms: 50}\n"
+BAD_TEXTS = {
+    "a date as a name": (GOOD_TEXT.replace("bert", "2024-01-01"), "services[0].name must be a text, not a value of ty"),
+    "a date as a rate": (GOOD_TEXT.replace("rate_per_s: 1", "rate_per_s: 2024-01-01"), "not a value of type date"),
+    "bytes": (GOOD_TEXT.replace("bert", "!!binary aGVsbG8="), "not a value of type bytes"),
+    "a set": (GOOD_TEXT.replace("bert", "!!set {a, b}"), "not a value of type set"),
+    "no truth": (GOOD_TEXT.replace("bert", "!!bool perhaps"), "services.yaml: holds what cannot be read"),
+    "a list in itself": ("services: &a [*a]", "services[0] must be an object, not a value of type list"),
+    "nested too deep": (f"services: {'[' * 5000}{']' * 5000}", "services[0] must be an object"),
+    "keys of two types": (f"{GOOD_TEXT}1: 2\nfoo: 3\n", "services.yaml: unknown key 1; known are services"),
+    "a model without a name": (f"{GOOD_TEXT}limits: {{gpus: {{1: 2}}}}", "limits.gpus: the key 1 must be a text"),
+    "digits without end": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: {'9' * 5000}"), "holds what cannot be re"),
+    "digits in hex": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: 0x{'9' * 5000}"), "not a value of type int"),
+    "a day that is none": (GOOD_TEXT.replace("bert", "2024-02-31"), "holds what cannot be read"),
+    "a key twice": (f"{GOOD_TEXT}services: []\n", "services.yaml row 3: no YAML: the key services is there twice"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TEXTS.values(), ids=BAD_TEXTS)
+def test_yaml_that_holds_something_else_is_refused_in_one_line(tmp_path, capsys, text, message):
+    services = tmp_path / "services.yaml"
+    services.write_text(text)
+    status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW))
+    assert status == 2 and message in error and error.count("\n") == 1
+
+
 BAD_PROFILES = {
     "another model": (
         [ROW, ROW | {"gpu_model": "h100_80gb"}],

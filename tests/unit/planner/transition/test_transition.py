@@ -13,7 +13,7 @@ from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.transition import plan as planning
 from pipeline.planner.transition import progress, proof
 from pipeline.planner.transition.plan import NoTransitionError, Terms
-from pipeline.planner.transition.steps import Step, Transition
+from pipeline.planner.transition.steps import Slice, Step, Transition
 from tests.unit.planner.transition.deployments import random_plan, same_rates
 
 MODELS = (("a30_24gb", None), ("a100_40gb", 470), ("a100_80gb", None), ("h100_80gb", None), ("rtxpro6000_96gb", None))
@@ -262,6 +262,7 @@ def swapped() -> Transition:
         ("create", {"after": ()}, "neither waits for the other"),
         ("repartition", {"mode": "mps"}, "is not in MIG mode"),
         ("repartition", {"made": ()}, "there is no"),
+        ("repartition", {"made": (Slice(profile="9g.90gb", start=0),)}, "NVIDIA A100-SXM4-80GB has no profile 9g.90gb"),
         ("delete", {"gpu": "9"}, "there is no GPU 9"),
         ("delete", {"after": ("s77",)}, "s77, which is no step"),
         ("create", {"begins_s": -1.0}, "begins before"),
