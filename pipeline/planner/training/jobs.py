@@ -127,6 +127,10 @@ class Group:
         return self.duration_s if objective == "makespan" else self.ends_s
 
 
+Groups = Mapping[Composition, Sequence[Group]]
+"""That may be used, by composition."""
+
+
 def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Problem:
     """The problem that a file of jobs states on GPUs of a model.
 
@@ -363,8 +367,12 @@ def _run(problem: Problem, kind: int, place: Place, speed: Speed, instance: int 
 
 def cheapest(
     problem: Problem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
-) -> Mapping[Composition, Group]:
-    """The best group of each composition, of those that are better than running their jobs one after another.
+) -> Groups:
+    """The groups of each composition that a best schedule may have.
+
+    Of those that cost the least, the shortest, unless running its jobs one after another costs no more. For the mean
+    completion, which depends on what comes behind a group as well: every one than which none has both a smaller sum of
+    its ends and a shorter duration, the smallest sum first.
 
     Args:
         problem: the jobs and their speeds.
@@ -372,7 +380,7 @@ def cheapest(
         modes: that may be used.
         is_measured_only: whether to leave out groups with a speed that was predicted.
     """
-    best: dict[Composition, Group] = {}
+    best: dict[Composition, tuple[Group, ...]] = {}
     for composition in compositions(problem):
         known = [
             (cost, group.duration_s, group)
@@ -380,26 +388,27 @@ def cheapest(
             if (cost := group.cost(objective)) is not None
             and not (is_measured_only and any(run.is_predicted for run in group.runs))
         ]
-        if not known:
-            continue
-        cost, _, group = min(known, key=lambda each: each[:2])
-        in_turn = _in_turn(composition, best, objective)
-        if in_turn is None or cost < in_turn:
-            best[composition] = group
+        known.sort(key=lambda each: each[:2])
+        if objective == "completion":
+            shortest_s = [math.inf, *itertools.accumulate((duration_s for _, duration_s, _ in known), min)]
+            found = tuple(
+                group for (_, _, group), before_s in zip(known, shortest_s, strict=False) if group.duration_s < before_s
+            )
+        else:
+            in_turn = _in_turn(composition, best, objective)
+            found = tuple(group for cost, _, group in known[:1] if in_turn is None or cost < in_turn)
+        if found:
+            best[composition] = found
     return best
 
 
-def _in_turn(composition: Composition, best: Mapping[Composition, Group], objective: Objective) -> float | None:
+def _in_turn(composition: Composition, best: Groups, objective: Objective) -> float | None:
     """The least cost of a composition as two groups one after the other; `None` if there are no such two."""
     found: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
         rest = tuple(map(operator.sub, composition, part))
-        one, other = best.get(part), best.get(rest)
-        if one is None or other is None:
-            continue
-        costs = [one.cost(objective), other.cost(objective)]
-        if None in costs:
-            continue
-        waiting_s = one.duration_s * len(other.runs) if objective == "completion" else 0.0
-        found.append(sum(cost for cost in costs if cost is not None) + waiting_s)
+        costs = [group.cost(objective) for each in (part, rest) for group in best.get(each, ())]
+        known = [cost for cost in costs if cost is not None]
+        if len(known) == 2:
+            found.append(sum(known))
     return min(found, default=None)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.planner.training.jobs import Composition, Group, Objective, Problem
+from pipeline.planner.training.jobs import Group, Groups, Objective, Problem
 
 _MOST_VARIABLES = 1500
 _PROVED = 1e-6
@@ -61,9 +61,7 @@ class Schedule:
         return self.makespan_s if objective == "makespan" else self.mean_completion_s
 
 
-def solve(
-    problem: Problem, groups: Mapping[Composition, Group], objective: Objective, *, seed: int, time_limit_s: float
-) -> Schedule | None:
+def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
     """The best schedule of these groups; `None` if there is none, or none was found in time.
 
     Args:
@@ -100,14 +98,12 @@ def _better(one: Schedule, other: Schedule) -> Schedule:
     return replace(best, bound=max(schedule.bound or 0.0 for schedule in (one, other)))
 
 
-def _least_total(
-    problem: Problem, groups: Mapping[Composition, Group], objective: Objective, time_limit_s: float
-) -> Schedule | None:
+def _least_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
     """How many groups of each composition have the least energy, else the least duration, all together."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    chosen = list(groups.values())
+    chosen = _every(groups)
     is_energy = objective == "energy"
     cost = [(group.energy_j if is_energy else group.duration_s) or 0.0 for group in chosen]
     counts = np.array([group.composition for group in chosen], float).T
@@ -129,12 +125,16 @@ def _least_total(
     return Schedule(gpus=tuple(map(_in_order, _dealt(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
 
 
-def _programme(problem: Problem, groups: Mapping[Composition, Group], time_limit_s: float) -> Schedule | None:
+def _every(groups: Groups) -> list[Group]:
+    return [group for found in groups.values() for group in found]
+
+
+def _programme(problem: Problem, groups: Groups, time_limit_s: float) -> Schedule | None:
     """How many groups of each composition each GPU takes, for the least makespan, as an integer programme."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    chosen, gpus = list(groups.values()), range(problem.num_gpus)
+    chosen, gpus = _every(groups), range(problem.num_gpus)
     num_groups = len(chosen)
     # Variables: how often GPU g takes group c, at g * num_groups + c, then the makespan.
     size = problem.num_gpus * num_groups + 1
@@ -181,7 +181,7 @@ def _in_order(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 def _searched(
     problem: Problem,
-    groups: Mapping[Composition, Group],
+    groups: Groups,
     first: Schedule,
     objective: Objective,
     seed: int,
@@ -215,38 +215,37 @@ def _searched(
     return best
 
 
-def _spread(problem: Problem, groups: Mapping[Composition, Group]) -> Schedule | None:
+def _spread(problem: Problem, groups: Groups) -> Schedule | None:
     """Every job alone, the shortest first, each on the GPU that is free first."""
     alone = [groups.get(problem.composition(kind)) for kind in range(len(problem.jobs))]
-    every = [
-        group for group, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if group is not None
-    ]
+    every = [found[0] for found, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if found]
     if None in alone:
         return None
     return Schedule(gpus=tuple(map(_in_order, _dealt(every, problem.num_gpus, is_longest_first=False))))
 
 
-def _moved(
-    problem: Problem, groups: Mapping[Composition, Group], schedule: Schedule, rng: random.Random
-) -> Schedule | None:
-    """A schedule with one job in another group, or one group on another GPU; `None` if there is no such group."""
+def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """A schedule with one group on another GPU, or with jobs of a group in another or a new one; perhaps exchanged.
+
+    `None` if there are no such groups.
+    """
     placed = [list(gpu) for gpu in schedule.gpus]
     source = rng.choice([number for number, gpu in enumerate(placed) if gpu])
     taken = placed[source].pop(rng.randrange(len(placed[source])))
     target = rng.randrange(len(placed))
-    if rng.random() < 0.3:  # the whole group
+    if rng.random() < 0.3:
         placed[target].append(taken)
         return Schedule(gpus=tuple(map(_in_order, placed)))
-    kind = rng.choice([run.kind for run in taken.runs])
-    one = problem.composition(kind)
-    rest = tuple(a - b for a, b in zip(taken.composition, one, strict=True))
     into = rng.randrange(len(placed[target]) + 1)
-    if into < len(placed[target]):
-        joined = placed[target].pop(into)
-        one = tuple(a + b for a, b in zip(joined.composition, one, strict=True))
-    if one not in groups or (any(rest) and rest not in groups):
-        return None
-    placed[target].append(groups[one])
-    if any(rest):
-        placed[source].append(groups[rest])
+    theirs = [run.kind for run in placed[target].pop(into).runs] if into < len(placed[target]) else []
+    mine = [run.kind for run in taken.runs]
+    rng.shuffle(mine)
+    rng.shuffle(theirs)
+    given, back = rng.choice([(1, 0), (1, 0), (1, 1), (rng.randint(1, len(mine)), 0)])
+    for gpu, kinds in ((source, mine[given:] + theirs[:back]), (target, theirs[back:] + mine[:given])):
+        if kinds:
+            found = groups.get(tuple(kinds.count(kind) for kind in range(len(problem.jobs))))
+            if found is None:
+                return None
+            placed[gpu].append(rng.choice(found))
     return Schedule(gpus=tuple(map(_in_order, placed)))

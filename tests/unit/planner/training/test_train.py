@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import random
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,9 @@ def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None
     assert several and all(group.mode == "mig_mps" and len(group.runs) == 9 for group in several)
 
 
-def best_by_trying(problem: Problem, groups: dict[Any, Group], objective: Any) -> float:
-    """The best value of all schedules: every way to make groups, every GPU for each, every order."""
+def best_by_trying(problem: Problem, modes: list[str], objective: Any) -> float:
+    """The best value of all schedules: every way to make groups, every GPU for each, in the best order."""
+    groups = {each: undominated(problem, each, modes) for each in training.compositions(problem)}
     jobs = [kind for kind, job in enumerate(problem.jobs) for _ in range(job.count)]
     best = float("inf")
     for labels in itertools.product(range(len(jobs)), repeat=len(jobs)):
@@ -133,18 +135,31 @@ def best_by_trying(problem: Problem, groups: dict[Any, Group], objective: Any) -
         made = []
         for label in range(max(labels) + 1):
             mine = [kind for kind, other in zip(jobs, labels, strict=True) if other == label]
-            made.append(groups.get(tuple(mine.count(kind) for kind in range(len(problem.jobs)))))
-        if None in made:
-            continue
-        for places in itertools.product(range(problem.num_gpus), repeat=len(made)):
-            gpus = [
-                [g for g, place in zip(made, places, strict=True) if place == number]
-                for number in range(problem.num_gpus)
-            ]
-            ordered = tuple(tuple(sorted(gpu, key=lambda g: g.duration_s / len(g.runs))) for gpu in gpus)
-            value = Schedule(gpus=ordered).value(objective)
-            best = best if value is None else min(best, value)
+            made.append(groups[tuple(mine.count(kind) for kind in range(len(problem.jobs)))])
+        for taken in itertools.product(*made):
+            for places in itertools.product(range(problem.num_gpus), repeat=len(taken)):
+                gpus = [
+                    [g for g, place in zip(taken, places, strict=True) if place == number]
+                    for number in range(problem.num_gpus)
+                ]
+                ordered = tuple(tuple(sorted(gpu, key=lambda g: g.duration_s / len(g.runs))) for gpu in gpus)
+                value = Schedule(gpus=ordered).value(objective)
+                best = best if value is None else min(best, value)
     return best
+
+
+def undominated(problem: Problem, composition: tuple[int, ...], modes: list[str]) -> list[Group]:
+    """The groups of a composition than which none is better in everything that an objective counts."""
+
+    def counts(group: Group) -> tuple[float, ...]:
+        return group.ends_s, group.duration_s, float("inf") if group.energy_j is None else group.energy_j
+
+    every = {counts(group): group for group in training.groups_of(problem, composition, modes)}
+    return [
+        group
+        for mine, group in every.items()
+        if not any(other != mine and all(map(operator.le, other, mine)) for other in every)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -164,15 +179,33 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
         counts = [sum(g.composition[kind] for gpu in found.gpus for g in gpu) for kind in range(2)]
         assert counts == [3, 2]
         value = found.value(objective)
-        assert value == pytest.approx(best_by_trying(problem, dict(groups), objective), rel=1e-5)
+        assert value == pytest.approx(best_by_trying(problem, ["serial", "mps"], objective), rel=1e-5)
         if objective != "completion":
             assert found.bound == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", [18, 36, 39, 56])
+def test_the_mean_completion_is_as_good_as_trying_every_group_on_instances_and_off_them(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = []
+    for name in "ab":
+        alone = rng.uniform(50, 150)
+        rows.append(row("serial", 1, alone, name))
+        rows += [row("mps", k, alone * rng.uniform(0.8, 1.9) / k, name) for k in (2, 3)]
+        rows += [row("mig", 1, alone * rng.uniform(0.4, 0.9), name, instance_profile=p) for p in ("3g.40gb", "4g.40gb")]
+    jobs = [Job(name=name, work=rng.uniform(200, 3000), count=2) for name in "ab"]
+    problem, modes = problem_of(jobs, rows, num_gpus=rng.randint(1, 2)), ["serial", "mps", "mig"]
+    found = schedule.solve(
+        problem, training.cheapest(problem, "completion", modes), "completion", seed=0, time_limit_s=5.0
+    )
+    assert found is not None
+    assert found.mean_completion_s == pytest.approx(best_by_trying(problem, modes, "completion"), rel=1e-9)
 
 
 def test_only_measured_speeds_where_that_is_asked_for() -> None:
     rows = [row("serial", 1, 100.0), row("mps", 2, 90.0), row("mps", 3, 80.0)]
     problem = problem_of([Job(name="a", work=100, count=4)], rows)
-    assert any(group.runs[0].is_predicted for group in training.cheapest(problem, "makespan").values())
+    assert any(group.runs[0].is_predicted for (group,) in training.cheapest(problem, "makespan").values())
     measured = training.cheapest(problem, "makespan", is_measured_only=True)
     assert set(measured) == {(1,), (2,), (3,)}
 
