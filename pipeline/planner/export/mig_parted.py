@@ -6,56 +6,61 @@ placements: the driver places instances in the order of their profiles.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from pipeline.base.errors import ConfigError
-from pipeline.planner.deployment import Plan
+from pipeline.planner.deployment import Gpu, Plan
 
 
 def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> str:
     """The configuration in YAML.
 
     Args:
-        plan: its GPUs are those of a node in turn, unless their `id` is an index.
+        plan: its GPUs are those of the nodes in turn; an `id` is an index over all nodes.
         name: of the configuration; with several nodes, `NAME-1`, `NAME-2`, ...
         source: the file of the plan, for errors.
         gpus_per_node: how many GPUs a node has; all of them are on one if it is not given.
 
     Raises:
-        ConfigError: there is no GPU, or an id is no index of a GPU of the one node.
+        ConfigError: there is no GPU, or an id is no index, or an index is there twice.
     """
     gpus = plan.deployment.gpus
     if not gpus:
         raise ConfigError(f"{source}: it has no GPU, and mig-parted needs one")
     if gpus_per_node is not None and gpus_per_node < 1:
         raise ConfigError(f"--gpus-per-node {gpus_per_node}: at least 1")
-    per_node = gpus_per_node or len(gpus)
-    configs: dict[str, list[dict[str, Any]]] = {}
-    for first in range(0, len(gpus), per_node):
-        here = gpus[first : first + per_node]
-        called = name if per_node >= len(gpus) else f"{name}-{first // per_node + 1}"
-        indexes = [_index(gpu.id, number, source) for number, gpu in enumerate(here)]
-        if len(set(indexes)) < len(indexes):
-            raise ConfigError(f"{source}: the ids of its GPUs name an index twice; {called} needs one for each GPU")
-        entries: dict[tuple[tuple[str, int], ...], list[int]] = {}
-        for gpu, index in zip(here, indexes, strict=True):
-            found = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
-            entries.setdefault(tuple(sorted(found.items())), []).append(index)
-        configs[called] = [_entry(dict(profiles), devices) for profiles, devices in entries.items()]
+    indexes = _indexes(gpus, source)
+    per_node = gpus_per_node or max(indexes) + 1
+    entries: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
+    for index, gpu in sorted(zip(indexes, gpus, strict=True), key=lambda each: each[0]):
+        node, device = divmod(index, per_node)
+        found = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
+        entries[node].setdefault(tuple(sorted(found.items())), []).append(device)
+    configs = {
+        name if max(indexes) < per_node else f"{name}-{node + 1}": [
+            _entry(dict(profiles), devices) for profiles, devices in mine.items()
+        ]
+        for node, mine in entries.items()
+    }
     return yaml.safe_dump({"version": "v1", "mig-configs": configs}, sort_keys=False)
 
 
-def _index(gpu_id: str | None, number: int, source: str) -> int:
-    if gpu_id is None:
-        return number
-    if not re.fullmatch(r"\d+", gpu_id):
-        raise ConfigError(f"{source}: GPU {gpu_id!r} is no index, which mig-parted needs; plan for indexes or none")
-    return int(gpu_id)
+def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
+    """The index of each GPU: its id, or the lowest that no other has."""
+    for gpu in gpus:
+        if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
+            raise ConfigError(f"{source}: GPU {gpu.id!r} is no index, which mig-parted needs; plan for indexes or none")
+    given = [int(gpu.id) for gpu in gpus if gpu.id is not None]
+    if len(set(given)) < len(given):
+        raise ConfigError(f"{source}: the ids of its GPUs name an index twice; mig-parted needs one for each GPU")
+    free = (number for number in itertools.count() if number not in given)
+    return [next(free) if gpu.id is None else int(gpu.id) for gpu in gpus]
 
 
 def _entry(profiles: Mapping[str, int], devices: list[int]) -> dict[str, Any]:

@@ -146,6 +146,18 @@ def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
         "mine-1": [[0], [1]],
         "mine-2": [[0]],
     }
+    some = plan_of(divided(id="1"), divided(), divided())
+    assert export(tmp_path, some, "mig-parted") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["mig-configs"]["mine"][0]["devices"] == [0, 1, 2]
+    seven = plan_of(*(divided(id=str(number)) for number in reversed(range(7))))
+    assert export(tmp_path, seven, "mig-parted", "--gpus-per-node", "4") == 0
+    nodes = yaml.safe_load(capsys.readouterr().out)["mig-configs"]
+    assert {name: entries[0]["devices"] for name, entries in nodes.items()} == {
+        "mine-1": [0, 1, 2, 3],
+        "mine-2": [0, 1, 2],
+    }
+    assert export(tmp_path, plan_of(divided(id="1"), divided(id="01")), "mig-parted") == 2
+    assert "name an index twice" in capsys.readouterr().err
     assert export(tmp_path, plan_of(divided(id="5")), "mig-parted") == 0
     assert yaml.safe_load(capsys.readouterr().out)["mig-configs"]["mine"][0]["devices"] == [5]
     assert export(tmp_path, plan_of(divided(id="GPU-1")), "mig-parted") == 2
