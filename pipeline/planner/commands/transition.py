@@ -18,6 +18,8 @@ from pipeline.planner.transition import plan, proof, steps
 from pipeline.planner.transition.proof import Proof
 from pipeline.planner.transition.steps import KINDS, Step, Transition
 
+_MOST_SPARE = 4096
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two plans, what may be used on the way, and how long each kind of step takes."""
@@ -39,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """The steps and what they keep, or why there are none."""
-    if arguments.spare < 0:
-        raise ConfigError(f"--spare {arguments.spare}: a number of GPUs is at least 0")
+    if not 0 <= arguments.spare <= _MOST_SPARE:
+        raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
     durations_s = durations(arguments.duration)
     today, tomorrow = deployment.read(arguments.today), deployment.read(arguments.tomorrow)
     try:

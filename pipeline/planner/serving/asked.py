@@ -73,6 +73,8 @@ def find_models(
     selectors: Sequence[str], table: Profile, limits: services.Limits, driver_branch: int | None
 ) -> list[Model]:
     """The GPU models that are named: by model, by the name in the profile, or by index or UUID of a GPU."""
+    if driver_branch is not None and driver_branch < 1:
+        raise ConfigError(f"--driver-branch {driver_branch}: must be above 0, as 470 of driver 470.82.01")
     models: list[Model] = []
     for selector in selectors:
         name, mig = _find(selector, table, driver_branch)

@@ -30,6 +30,7 @@ Objective = Literal["makespan", "completion", "energy"]
 MODES = (SERIAL.name, NAIVE.name, MPS.name, MPS_PERCENT.name, MIG.name, MIG_MPS.name)
 MOST_COMPOSITIONS = 3000
 _MOST_TOGETHER = 7
+_MOST_JOBS, _MOST_GPUS = 100_000, 4096
 Composition = tuple[int, ...]
 
 
@@ -141,8 +142,11 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
     if not content.jobs:
         raise ConfigError(f"{path}: jobs is empty: there is nothing to plan")
     gpus = content.gpus if num_gpus is None else num_gpus
-    if gpus < 1:
-        raise ConfigError(f"{path}: gpus: {gpus}: at least 1")
+    if not 1 <= gpus <= _MOST_GPUS:
+        where = f"{path}: gpus:" if num_gpus is None else "--gpus"
+        raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}")
+    if (num_jobs := sum(job.count for job in content.jobs)) > _MOST_JOBS:
+        raise ConfigError(f"{path}: jobs: {num_jobs} together, and a plan is made for {_MOST_JOBS} at most")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
         raise ConfigError(f"{path}: jobs: {twice[0]} is there twice; give it a count")
     rows = [row for row in table.rows if row.gpu_model == model.name]

@@ -8,6 +8,7 @@ searched, and nothing is proved of it.
 
 from __future__ import annotations
 
+import heapq
 import random
 import time
 from collections.abc import Sequence
@@ -169,8 +170,11 @@ def _programme(problem: Problem, groups: Groups, time_limit_s: float) -> Schedul
 def _dealt(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
     """Groups on GPUs, each on the one that is free first."""
     placed: list[list[Group]] = [[] for _ in range(num_gpus)]
+    free = [(0.0, number) for number in range(num_gpus)]  # when each GPU is
     for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
-        min(placed, key=lambda mine: sum(each.duration_s for each in mine)).append(group)
+        begin_s, number = free[0]
+        placed[number].append(group)
+        heapq.heapreplace(free, (begin_s + group.duration_s, number))
     return placed
 
 

@@ -83,7 +83,8 @@ def test_a_plan_that_cannot_be_used_is_refused(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--spare", "-1"], "--spare -1"),
+        (["--spare", "-1"], "--spare -1: must be from 0 to 4096"),
+        (["--spare", "100000000"], "--spare 100000000: must be from 0 to 4096"),
         (["--duration", "create=30"], "that of repartition is missing"),
         (["--duration", "create=soon"], "--duration create=soon: write KIND=SECONDS"),
         (["--duration", "move=3"], "--duration move=3"),
