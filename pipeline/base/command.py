@@ -1,4 +1,4 @@
-"""The one place where a helper program is run to its end. Never a shell; nothing that outlives its time limit."""
+"""The one place where a helper program is run to its end. Never a shell; nobody waits beyond its time limit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(
 
     Args:
         argv: program and arguments.
-        timeout_s: after this long the program and its process group are killed.
+        timeout_s: after this long the program and its process group are killed; what may not be killed runs on.
         environ: its whole environment; that of this process if not given.
         stdin: text that it reads; nothing if not given.
         check: whether an exit status other than 0 is an error.
@@ -85,8 +85,8 @@ def run(
                 )
             status = status_at_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
-            _kill(process)
-            message = f"killed at its time limit of {timeout_s:g} s. {_text(stderr)}"
+            how = "killed at" if _kill(process) else "not ours to kill, and still running at"
+            message = f"{how} its time limit of {timeout_s:g} s. {_text(stderr)}"
             raise CommandError(list(argv), None, message) from error
         except BaseException as error:
             _kill(process)
@@ -114,13 +114,20 @@ def status_at_end(process: subprocess.Popen[bytes] | Forked, timeout_s: float) -
     return process.wait(0)
 
 
-def _kill(process: subprocess.Popen[bytes] | None) -> None:
+def _kill(process: subprocess.Popen[bytes] | None) -> bool:
+    """Kill it and its process group; returns whether we may."""
     if process is None:
-        return
-    with suppress(ProcessLookupError):
+        return True
+    is_ours = True
+    try:
         os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:  # sudo is another user's process
+        is_ours = False
     with suppress(subprocess.TimeoutExpired):
         process.wait(_REAP_LIMIT_S)
+    return is_ours
 
 
 def _text(file: IO[bytes]) -> str:

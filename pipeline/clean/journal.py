@@ -116,7 +116,7 @@ class Journal:
         """Carry a step out as it was last amended, and forget it. Nothing happens if it was undone already.
 
         Raises:
-            JournalError: nobody knows how to undo it.
+            JournalError: nobody knows how to undo it, or the system refused something on the way.
             CollocationError: what undoing it says. The step stays in the journal.
         """
         current = {known.step_id: known for known in self.steps()}.get(step.step_id)
@@ -128,7 +128,11 @@ class Journal:
                 f"{self.path} holds a step of kind {current.kind!r} that this version cannot undo; "
                 "clean up with the version that wrote it"
             )
-        kind.undo(self._programs, **current.arguments)
+        try:
+            kind.undo(self._programs, **current.arguments)
+        except OSError as error:
+            what = f"not done: {in_words(current)}: {error}"
+            raise JournalError(f"{what}; when that is mended: python -m pipeline.gpu clean") from error
         self.keep(step)
 
     def keep(self, step: Step) -> None:

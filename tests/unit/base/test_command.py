@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base import command
 from pipeline.base.command import run, status_at_end
 from pipeline.base.errors import CommandError
 
@@ -83,6 +84,25 @@ def test_at_the_time_limit_the_whole_group_is_killed_and_its_words_are_kept(chec
     assert time.monotonic() - start < 50
     assert caught.value.status is None
     assert _gone(int(caught.value.stderr.split()[-1]))
+
+
+def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `sudo`, which is root's process: an ordinary user may not signal it."""
+
+    def refused(pid: int, signum: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(command, "_REAP_LIMIT_S", 0.1)
+    monkeypatch.setattr(os, "killpg", refused)
+    with pytest.raises(
+        CommandError, match=r"not ours to kill, and still running at its time limit of 0\.3 s"
+    ) as caught:
+        run([SH, "-c", "echo $$ >&2; exec sleep 60"], timeout_s=0.3)
+    pid = int(caught.value.stderr.split()[-1])
+    assert not _gone(pid, within_s=0.1)
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:

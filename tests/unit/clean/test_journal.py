@@ -36,6 +36,11 @@ def fail(programs: Programs, path: str) -> None:
     raise SharingError(f"{path} is stuck")
 
 
+@undoes("refused", "ask {path}")
+def be_refused(programs: Programs, path: str) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
 @undoes("program", "run {name}")
 def run_program(programs: Programs, name: str) -> None:
     subprocess.run([programs.find(name)], check=True)
@@ -104,6 +109,15 @@ def test_a_step_that_cannot_be_undone_stays_and_the_older_ones_are_undone(journa
     assert caught.value.__notes__ == ["also not undone: x is stuck"]
     assert undone(tmp_path) == ["a"]
     assert [step.kind for step in journal.steps()] == ["stuck", "stuck"]
+
+
+def test_what_the_system_refuses_keeps_its_step_and_not_the_older_ones(journal, tmp_path):
+    journal.add("file", path=str(tmp_path / "a"))
+    journal.add("refused", path="it")
+    with pytest.raises(JournalError, match=r"not done: ask it: .*not permitted"):
+        replay(journal)
+    assert undone(tmp_path) == ["a"]
+    assert [step.kind for step in journal.steps()] == ["refused"]
 
 
 def test_the_error_of_a_body_is_not_hidden_by_that_of_its_undoing(journal):
