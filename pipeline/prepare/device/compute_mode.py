@@ -1,20 +1,25 @@
 """`gpu.exclusive_process`: only the MPS server may compute on the GPU, so that bypassing MPS fails loudly.
 
-Set through nvidia-smi, read back through NVML, and set back to what was found.
+Set through nvidia-smi, read back through NVML, and set back to what was found. A restart resets it
+(nvidia-smi(1)).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pipeline.base.errors import ConfigError, SharingError
+from pipeline.base.host import boot_id
 from pipeline.base.programs import Programs
 from pipeline.base.records import Commands, Group
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.smi import Smi, await_last_write
+
+log = logging.getLogger(__name__)
 
 EXCLUSIVE = "exclusive_process"
 
@@ -55,15 +60,22 @@ def exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
     if found == EXCLUSIVE:
         yield
         return
-    with journal.undoing("compute_mode", **smi.recorded(), mode=found):
+    with journal.undoing("compute_mode", **smi.recorded(), mode=found, boot=boot_id()):
         set_mode(smi, EXCLUSIVE)
         yield
 
 
 @undoes("compute_mode", "set the compute mode back to {mode}")
-def set_back(programs: Programs, uuid: str, admin: Sequence[str], mode: str) -> None:
-    """Undo `exclusive`."""
-    set_mode(Smi.found(programs, uuid, admin), mode)
+def set_back(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot: str | None = None) -> None:
+    """Undo `exclusive`. What somebody else, or a restart of the machine, has set since then stays."""
+    if boot not in (None, boot_id()):
+        return
+    await_last_write(uuid)
+    there = nvml.compute_mode(uuid)
+    if there == EXCLUSIVE:
+        set_mode(Smi.found(programs, uuid, admin), mode)
+    elif there != mode:
+        log.warning("the compute mode of %s is %s, which this project did not set: it stays", uuid, there)
 
 
 def set_mode(smi: Smi, mode: str) -> None:

@@ -71,15 +71,38 @@ def test_a_mode_that_was_there_stays(machine):
     assert machine.mode == 3
 
 
-def test_after_a_kill_the_journal_puts_it_back(machine):
+def be_killed(machine):
+    """A study that is killed while only one process may compute."""
     pid = os.fork()
     if pid == 0:
         with machine.exclusive():
             os._exit(9)
     os.waitpid(pid, 0)
     assert machine.mode == 3
+
+
+def test_after_a_kill_the_journal_puts_it_back(machine):
+    be_killed(machine)
     (undone,) = replay(machine.journal)
     assert undone.kind == "compute_mode"
+    assert machine.mode == 0
+
+
+def test_what_an_administrator_has_set_since_the_kill_stays(machine, caplog):
+    be_killed(machine)
+    compute_mode.set_mode(machine.smi, "prohibited")
+    assert [step.kind for step in replay(machine.journal)] == ["compute_mode"]
+    assert machine.mode == 2
+    assert "is prohibited, which this project did not set: it stays" in caplog.text
+
+
+def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, monkeypatch):
+    be_killed(machine)
+    monkeypatch.setattr(compute_mode, "boot_id", lambda: "another")
+    replay(machine.journal)
+    assert machine.mode == 3
+    machine.journal.add("compute_mode", uuid=machine.device.uuid, admin=[], mode="default")  # as they once were
+    replay(machine.journal)
     assert machine.mode == 0
 
 
