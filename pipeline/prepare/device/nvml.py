@@ -164,6 +164,14 @@ def compute_mode(uuid: str) -> str:
         return _COMPUTE_MODES[_ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
 
 
+def compute_capability(uuid: str) -> tuple[int, int]:
+    """That of the GPU: (8, 0) of an A100, (9, 0) of an H100."""
+    with session():
+        handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        major, minor = _ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+        return major, minor
+
+
 class GpuReader:
     """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
 

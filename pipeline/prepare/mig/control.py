@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pipeline.base.errors import SharingError
 from pipeline.base.host import boot_id
@@ -22,6 +23,7 @@ from pipeline.prepare.mig.state import GpuInstance, MigDevice, MigState, read_st
 _RETRY_LIMIT_S = 10.0
 _RETRY_S = 0.5
 _IN_USE = "in use"
+_LOSES_MODE = (9, 0)  # Hopper and later. Source: NVIDIA MIG User Guide
 _CLEAN = "python -m pipeline.gpu clean (destroy, for what was made by hand)"
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
@@ -33,6 +35,11 @@ class Control(Smi):
 
     def mode(self, *, is_on: bool) -> tuple[str, ...]:
         return self.words("-i", self.uuid, "-mig", str(int(is_on)))
+
+    def recorded_mode(self) -> dict[str, Any]:
+        """What undoing `switch_on` needs: with the boot, where a restart switches the mode off by itself."""
+        is_lost = nvml.compute_capability(self.uuid) >= _LOSES_MODE
+        return self.recorded() | ({"boot": boot_id()} if is_lost else {})
 
     def creation(self, profile_id: int, start: int, *, is_divided: bool = False) -> tuple[str, ...]:
         """A GPU instance at a start, with a compute instance of its full width unless parts of it follow."""
@@ -104,12 +111,16 @@ class Control(Smi):
 
 
 @undoes("mig_mode", "switch MIG mode off")
-def switch_off(programs: Programs, uuid: str, admin: Sequence[str]) -> None:
+def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | None = None) -> None:
     """Undo `Control.switch_on`, also when it left the mode pending. Safe to repeat.
+
+    With a boot, nothing is done after a restart of the machine: a mode that is on was switched on by somebody else.
 
     Raises:
         SharingError: instances are left, which switching off would take from their owner; or it does not switch.
     """
+    if boot not in (None, boot_id()):
+        return
     control = Control.found(programs, uuid, admin)
     await_last_write(uuid)
     nvml.release()

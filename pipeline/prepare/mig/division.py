@@ -67,7 +67,7 @@ def divide(control: Control, before: MigState, layout: Layout, journal: Journal,
         SharingError: it does not become what was asked for, or we have no permission.
     """
     if not before.is_on:
-        stack.enter_context(journal.undoing("mig_mode", **control.recorded()))
+        stack.enter_context(journal.undoing("mig_mode", **control.recorded_mode()))
         control.switch_on()
     return _make(control, layout, journal, stack)
 

@@ -443,6 +443,20 @@ def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> Non
         assert h100.profiles() == []
 
 
+@pytest.mark.parametrize(("model", "is_theirs"), [("a100_40gb", False), ("h100_80gb", True)])
+def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, is_theirs: bool
+) -> None:
+    with installed_machine(tmp_path, model) as machine:
+        with machine.shared(None):
+            mode = machine.journal.steps()[0]
+        machine.journal.add(mode.kind, **mode.arguments)
+        machine.driver.set_mig_mode(0, is_on=True)
+        monkeypatch.setattr(control, "boot_id", lambda: "another")
+        assert [step.kind for step in replay(machine.journal)] == ["mig_mode"]
+        assert machine.gpu.mig_current is is_theirs
+
+
 def test_a_job_on_the_device_of_another_is_an_error(h100: Machine, sleeper: int) -> None:
     with h100.shared(None, None) as slots:
         slots.verify({0: sleeper, 1: os.getppid()})  # nobody has begun to compute
