@@ -23,6 +23,7 @@ from pipeline.base.paths import expanded
 from pipeline.base.protocols import Exporter, Showing
 from pipeline.base.records import Device, Group, Plan, Result, Resume
 from pipeline.base.words import counted, duration
+from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import failures, phases
@@ -39,6 +40,7 @@ from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
+from pipeline.record.group_folder import Survey
 from pipeline.record.original import FinishedGroup
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
@@ -266,9 +268,16 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
     for device in dirty:
         with lease.hold(device, folder):
-            group_folder.survey(root / layout.SPOOL)  # jobs that are still there hold what is to be undone
+            end_leftovers(root)  # jobs that are still there hold what is to be undone
             _undo(device, configs[0].gpu)
     return bool(dirty)
+
+
+def end_leftovers(root: Path) -> Survey:
+    """End what killed orchestrators of this user left running, of whatever study; gives what this one's spool holds."""
+    survey = group_folder.survey(root / layout.SPOOL)
+    leftovers.clear_all_abandoned()
+    return survey
 
 
 def _undo(device: Device, gpu: GpuConfig) -> None:
@@ -367,7 +376,7 @@ class _Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        self.unsent = group_folder.survey(self.root / layout.SPOOL).ready
+        self.unsent = end_leftovers(self.root).ready
         for device in self.plan.devices:
             _undo(device, gpu)
             lease.refuse_strangers(device, gpu.tolerate)

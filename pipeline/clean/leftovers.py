@@ -12,6 +12,7 @@ import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from pipeline.base import words
 from pipeline.base.layout import SHARED_PREFIX
 from pipeline.clean import held_folder, processes
 
@@ -39,10 +40,10 @@ def clear(spool_id: str) -> int:
 
 def find_abandoned() -> dict[Path, list[int]]:
     """The folders that killed orchestrators of this user left, each with the processes that its group left running."""
-    marks = processes.marks()
+    folders = held_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
+    marks = processes.marks() if folders else frozenset()
     return {
-        folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark))
-        for folder in held_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
+        folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark)) for folder in folders
     }
 
 
@@ -51,6 +52,14 @@ def clear_abandoned(folder: Path) -> None:
     for mark in _marks_of(folder, processes.marks()):
         processes.end(mark, _GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_all_abandoned() -> None:
+    """Clear what killed orchestrators of this user left, whichever study it was; says which processes are ended."""
+    for folder, pids in find_abandoned().items():
+        if pids:
+            words.say(f"ending processes that a killed orchestrator left: {', '.join(map(str, pids))}")
+        clear_abandoned(folder)
 
 
 def _marks_of(folder: Path, marks: frozenset[str]) -> list[str]:

@@ -20,7 +20,7 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.programs import Programs
 from pipeline.base.records import Device
-from pipeline.clean import journal
+from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import command, driver, in_words, is_of, printable, targets
 from pipeline.prepare.device import lease, nvml
@@ -88,7 +88,7 @@ def create(request: str, asked: Asked) -> Answer:
             _refuse_made(target, asked)
             stack.enter_context(_held(target, asked))
         if not asked.is_dry:
-            journal.replay(target.left)
+            _undo_leftovers(target)
         with _refused_as_it_is():
             before = target.control.read()
             division.refuse_what_is_not_ours(target.device, before)
@@ -119,7 +119,7 @@ def destroy(asked: Asked) -> Answer:
             target = stack.enter_context(_target(asked))
             stack.enter_context(_held(target, asked))
         if not asked.is_dry:
-            journal.replay(target.left)
+            _undo_leftovers(target)
         with _refused_as_it_is():
             _refuse_of_others(target, asked)
             steps = target.made.steps()
@@ -133,6 +133,12 @@ def destroy(asked: Asked) -> Answer:
         lines = [f"undone: {each}" for each in done]
         lines += [f"not undone: {each['undoing']}. {each['reason']}" for each in left]
         return _answer(target, {"undone": done, "failed": left}, lines, status=int(bool(left)))
+
+
+def _undo_leftovers(target: _Target) -> None:
+    """Undo what killed orchestrators left, their processes first: an instance with one on it cannot be destroyed."""
+    leftovers.clear_all_abandoned()
+    journal.replay(target.left)
 
 
 def _answer(target: _Target, data: dict[str, Any], lines: Sequence[str], *, status: int = 0) -> Answer:

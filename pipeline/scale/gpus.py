@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from pipeline import outcome, study
-from pipeline.base import factory, interrupts, layout, mig_table, words
+from pipeline.base import factory, interrupts, mig_table, words
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.protocols import Exporter
@@ -35,7 +35,6 @@ from pipeline.plan import plan as planning
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
-from pipeline.record import group_folder
 from pipeline.scale import cpus, workers
 from pipeline.scale.template import Forked, Template
 from pipeline.study import Asked
@@ -159,7 +158,7 @@ def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Devic
         raise ConfigError(f"hydra.launcher.devices={wanted} names {twice[0].name} {twice[0].uuid} twice")
     folder = Path(config.lock_dir)
     if not asked.config.dry_run:
-        group_folder.survey(asked.root / layout.SPOOL)  # ends what killed orchestrators left: it is no stranger's
+        study.end_leftovers(asked.root)  # it is no stranger's
     taken = {device: _why_not_free(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
     taken |= {

@@ -222,12 +222,16 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
 
 def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
     before = a100.gpu
-    study = a100.start("scenario=mig", "degree=2", "window.seconds=60")
+    study = a100.start("scenario=mig", "degree=2", "window.seconds=60", "workload.args=[forks]", "tracking.root=other")
     wait_for(lambda: len(a100.gpu.processes) == 2, study)
+    (record,) = a100.folder.glob("other/spool/*/*/record.json")
+    mark = group_folder.read(record.parent).spool_id
     kill_with_its_sender(study)
     assert a100.gpu.mig_current
+    assert processes.marked(mark)
     status, text = a100.run("scenario=naive", "degree=1")
     assert status == 0, text
+    assert not processes.marked(mark)
     assert "undid 3 steps that a killed orchestrator had left on NVIDIA A100-SXM4-40GB" in text
     assert a100.gpu == before
 

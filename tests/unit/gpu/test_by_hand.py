@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import subprocess
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.records import Device
+from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.device import lease, nvml
@@ -60,7 +63,7 @@ class Kept(simulated.Machine):
 
 
 @pytest.fixture
-def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Kept:
+def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     locks = tmp_path / "locks"
     locks.mkdir()
 
@@ -77,7 +80,9 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     fast_programs.use_in(tmp_path / "bin", kept.file.path)
     monkeypatch.setattr("pipeline.rehearsal.programs_beside", programs)
     monkeypatch.setattr(nvml, "_STARTS_WITHIN_S", 0.05)
-    return kept
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # what others leave there is none of ours
+        monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
+        yield kept
 
 
 @pytest.fixture
@@ -203,6 +208,23 @@ def test_who_holds_the_gpu_is_named_and_left_alone(a100: Kept, sleeper: int) -> 
 
 def myself() -> str:
     return str(lease.Holder(pid=os.getpid(), user=lease.host.user_name(), folder=str(Path.cwd())))
+
+
+@pytest.mark.parametrize("command", [["create", "1g"], ["destroy"]])
+def test_a_job_that_a_killed_study_left_is_ended_first_but_by_no_dry_run(a100: Kept, command: list[str]) -> None:
+    mark = uuid.uuid4().hex
+    leftovers.scratch_folder(mark).mkdir()
+    environ = {processes.MARK_VARIABLE: mark}
+    with subprocess.Popen(["sleep", "60"], env=environ) as job, subprocess.Popen(["sleep", "60"]) as other:
+        Clients(a100.file).hold(a100.gpu.uuid, job.pid, "train", 100)
+        a100.run(*command, "--dry-run")
+        assert job.poll() is None
+        status, text = a100.run(*command)
+        assert (status, job.wait(10)) == (0, -15)
+        assert f"ending processes that a killed orchestrator left: {job.pid}" in text
+        assert not leftovers.scratch_folder(mark).exists()
+        assert other.poll() is None
+        other.kill()
 
 
 def test_instances_of_others_are_never_touched(a100: Kept) -> None:
