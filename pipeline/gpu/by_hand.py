@@ -22,7 +22,7 @@ from pipeline.base.programs import Programs
 from pipeline.base.records import Device
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
-from pipeline.gpu.status import command, driver, in_words, is_of, printable, targets
+from pipeline.gpu.status import command, driver, in_words, is_of, printable, whole_gpu
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import compute, division, profiles
 from pipeline.prepare.mig.control import Control
@@ -123,7 +123,7 @@ def destroy(asked: Asked) -> Answer:
         with _refused_as_it_is():
             _refuse_of_others(target, asked)
             steps = target.made.steps()
-            _refuse_users(target)
+            _refuse_users(target, asked)
         if asked.is_dry:
             planned = [in_words(step) for step in reversed(steps)]
             return _answer(target, {"would_undo": planned}, [f"would undo: {each}" for each in planned])
@@ -182,7 +182,7 @@ def _target(asked: Asked) -> Iterator[_Target]:
     with driver(asked.gpu, asked.machine) as selector:
         if asked.is_model and not asked.is_dry:
             raise ConfigError(f"{asked.gpu} is a model: add --dry-run, or name a simulated machine with --machine FILE")
-        (device,) = targets(selector, asked.folder, is_real=False)
+        device = whole_gpu(selector, asked.folder)
         programs = Programs(what="MIG by hand", own=_own(asked), admin=asked.admin)
         made = Journal(asked.folder, device.uuid, programs, BY_HAND)
         if asked.is_model:
@@ -227,7 +227,7 @@ def _held(target: _Target, asked: Asked) -> Iterator[None]:
         with lease.hold(target.device, asked.folder):
             yield
         return
-    if (holder := lease.holder(target.device.uuid, asked.folder)) is not None:
+    if (holder := lease.held_by(target.device, asked.folder)) is not None:
         raise InUseError("", f"{target.name}, which is held by {holder}", lambda: False)
     yield
 
@@ -246,11 +246,13 @@ def _refuse_of_others(target: _Target, asked: Asked) -> None:
         raise ConfigError(f"{target.name} was divided by hand by user {found.owner}, who can undo it: {asked.destroy}")
 
 
-def _refuse_users(target: _Target) -> None:
-    """Refuse to take instances from processes that use them."""
+def _refuse_users(target: _Target, asked: Asked) -> None:
+    """Refuse to take instances from processes that use them, also from those that a killed study left on one."""
     state, steps = target.control.read(), target.made.steps()
     ours = {each.gi_id for each in state.instances or () if any(is_of(step, each) for step in steps)}
     for device in state.devices:
         if device.gi_id in ours and (users := nvml.staying_processes(device.uuid, lambda process: True)):
             listed = ", ".join(map(str, users))
-            raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}: end them first")
+            is_left = Journal(asked.folder, device.uuid).steps()
+            how = f"first {command('clean', asked.folder, asked.machine)}" if is_left else "end them first"
+            raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}: {how}")

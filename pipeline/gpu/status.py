@@ -57,24 +57,38 @@ def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
         yield gpu
 
 
-def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device]:
-    """The GPUs that are meant, all if there is no selector; also those that are gone but have a journal in `folder`.
+def whole_gpu(selector: str | None, folder: Path) -> Device:
+    """The one GPU that is meant; a ConfigError as of `targets`."""
+    assert selector is not None, "commands about one GPU have one by default"
+    _refuse_absent(folder)
+    return choose("--gpu", selector, nvml.list_devices())
 
-    A driver that is not real knows nothing of journals of other GPUs. ConfigError if no GPU or more than one matches,
-    there is no such folder, or the driver does not work.
+
+def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device]:
+    """What is meant, all if there is no selector: GPUs, each with its MIG devices that have a journal in `folder`.
+
+    Also what is gone but has a journal: a driver that is not real knows nothing of journals of other GPUs. ConfigError
+    if no GPU or more than one matches, there is no such folder, or the driver does not work.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
-    found = list(nvml.list_devices())
+    _refuse_absent(folder)
+    known = [each for each in journal.find(folder) if each.is_ours or not goes_with_its_study(each.device_uuid)]
+    uuids = dict.fromkeys(each.device_uuid for each in known)
+    gpus = nvml.list_devices()
+    found = [
+        each for gpu in gpus for each in (gpu, *(part for part in nvml.list_mig_devices(gpu) if part.uuid in uuids))
+    ]
     if is_real:
         there = {device.uuid for device in found}
-        known = (each for each in journal.find(folder) if each.is_ours or not goes_with_its_study(each.device_uuid))
-        absent = dict.fromkeys(each.device_uuid for each in known)
-        parts = {part.uuid: part for device in found for part in nvml.list_mig_devices(device)}
-        found += [
-            parts.get(uuid, Device(kind="nvidia", uuid=uuid, name=ABSENT)) for uuid in absent if uuid not in there
-        ]
-    return found if selector is None else [choose("--gpu", selector, found)]
+        found += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in uuids if uuid not in there]
+    if selector is None:
+        return found
+    chosen = choose("--gpu", selector, gpus if selector.isdecimal() else found)
+    return [each for each in found if chosen.uuid in (each.uuid, each.parent)]
+
+
+def _refuse_absent(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
 
 
 def in_words(step: Step) -> str:
@@ -134,9 +148,11 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
         "uuid": device.uuid,
         "name": device.name if is_there(device) else None,
         "index": device.index,
+        "mig_device_of": device.parent,
         "is_there": is_there(device),
         "holder": holder and asdict(holder),
         "held_by": holder and str(holder),
+        "mig_devices_held_by": {},
         "steps": [_step(step) for step in steps],
         "made_by_hand": [_step(step) for step in by_hand],
         "made_by_hand_by_others": by_others,
@@ -146,6 +162,7 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
     }
     if is_there(device):
         try:
+            data["mig_devices_held_by"] = {u: str(who) for u, who in lease.part_holders(device, folder).items()}
             data |= _reading(device, by_hand)
         except CollocationError as error:
             data["error"] = str(error)  # what the journal says is told all the same
@@ -179,11 +196,15 @@ def _step(step: Step) -> dict[str, Any]:
 def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
     details = dict(device.details)
     with nvml.session():
-        used_bytes = nvml.GpuReader(device.gpu_uuid).quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
+        reader = nvml.GpuReader(device.gpu_uuid)
         processes = nvml.processes(device.uuid)
         mig: MigState | None = None
-        with suppress(SharingError):  # it has no MIG
-            mig = read_state(device.gpu_uuid)
+        if device.gi_id is None:
+            used_bytes = reader.quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
+            with suppress(SharingError):  # it has no MIG
+                mig = read_state(device.uuid)
+        else:
+            used_bytes = reader.instance_memory_bytes().get(device.gi_id)
     told = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
     return {key: details.get(key) for key in told} | {
         "memory_mib": device.memory_mib,
@@ -230,7 +251,8 @@ def _lines(gpu: dict[str, Any]) -> list[str]:
         lines += [f"   {line}" for line in (*_settings(gpu), *_mig_lines(gpu), *_process_lines(gpu))]
     lines += [f"   by hand:   `destroy` will undo: {step['undoing']}" for step in gpu["made_by_hand"]]
     lines += [f"   by hand:   {whose}" for whose in gpu["made_by_hand_by_others"]]
-    lines.append(f"   held by:   {gpu['held_by'] or 'nobody'}")
+    parts = [f"{who} on {uuid}" for uuid, who in gpu["mig_devices_held_by"].items()]
+    lines += [f"   held by:   {who}" for who in ([gpu["held_by"]] if gpu["held_by"] else parts or ["nobody"])]
     whose = "the running study will undo" if gpu["held_by"] else "left to undo"
     lines += [f"   journal:   {whose}: {step['undoing']}" for step in gpu["steps"]]
     lines += [f"   journal:   {trouble}" for trouble in gpu["journal_trouble"]]
@@ -249,6 +271,8 @@ def _settings(gpu: dict[str, Any]) -> list[str]:
 
 
 def _mig_lines(gpu: dict[str, Any]) -> list[str]:
+    if gpu["mig_device_of"] is not None:
+        return [f"MIG:       a device of {gpu['mig_device_of']}"]
     current, pending = gpu["mig_mode_current"], gpu["mig_mode_pending"]
     if current is None:
         return ["MIG:       not on this GPU"]

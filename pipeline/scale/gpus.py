@@ -193,7 +193,7 @@ def _there(asked: Asked) -> Sequence[Device]:
 
 def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     """Who holds or uses a GPU, in words; empty if nobody does."""
-    if (holder := lease.holder(device.uuid, folder)) is not None:
+    if (holder := lease.held_by(device, folder)) is not None:
         return f"it is held by another study: {holder}"
     if Journal(folder, device.uuid).steps():
         return ""  # its worker undoes what a killed orchestrator left on it, and then looks for strangers itself

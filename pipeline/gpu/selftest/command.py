@@ -26,7 +26,7 @@ from pipeline.gpu.selftest.health import Item
 from pipeline.gpu.selftest.judge import Finding, Row
 from pipeline.gpu.selftest.measure import REHEARSED_PACE, Measured, devices_of, measure
 from pipeline.gpu.selftest.steps import QUANTITIES
-from pipeline.gpu.status import driver, printable, targets
+from pipeline.gpu.status import driver, printable, whole_gpu
 from pipeline.prepare.device import health as device_health
 from pipeline.prepare.device import lease, nvml
 
@@ -52,7 +52,7 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
                 f"--gpu {gpu}: there is no NVIDIA GPU on this machine to check; `--gpu simulated_h100_80gb` shows what "
                 "the answer looks like"
             )
-        (device,) = targets(selector, folder, is_real=False)
+        device = whole_gpu(selector, folder)
         if machine is not None or selector != gpu:
             device = dataclasses.replace(device, kind="simulated")
         unchecked = _HEALTH_ONLY if is_only_health else _unchecked(device)

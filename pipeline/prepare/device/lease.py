@@ -75,6 +75,23 @@ def holder(device_uuid: str, folder: Path) -> Holder | None:
     return _in_the_way(_path(folder, device_uuid), is_shared=True)
 
 
+def held_by(device: Device, folder: Path) -> str | None:
+    """Who holds a device, or MIG devices of a GPU, in words; `None` if nobody does."""
+    if (whole := holder(device.uuid, folder)) is not None:
+        return str(whole)
+    return "; ".join(f"{who} on {uuid}" for uuid, who in part_holders(device, folder).items()) or None
+
+
+def part_holders(device: Device, folder: Path) -> dict[str, Holder]:
+    """Who holds the MIG devices of a GPU, by their UUIDs. These keep others from the GPU without a name in its file."""
+    if not device.mig_enabled:
+        return {}
+    from pipeline.prepare.device import nvml
+
+    found = {part.uuid: holder(part.uuid, folder) for part in nvml.list_mig_devices(device)}
+    return {uuid: who for uuid, who in found.items() if who is not None}
+
+
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
     """Raise InUseError if a process that is not tolerated is on a GPU: it would be part of what is measured."""
     if not device.is_gpu:
@@ -112,11 +129,11 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
     while True:
         descriptor = _open(path, device)
         if not locks.try_take(descriptor, is_shared=is_shared):
-            other = _read_holder(descriptor)
             os.close(descriptor)
             if time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
                 continue
+            other = _in_the_way(path, is_shared=True) or held_by(device, path.parent) or Holder()
             raise InUseError(
                 f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
                 "wait for it with wait=true, or choose another device with gpu.device",

@@ -261,6 +261,17 @@ def test_instances_in_use_are_not_taken(a100: Kept, sleeper: int) -> None:
         assert "which is held by" in refused(a100, "destroy")
 
 
+def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sleeper: int) -> None:
+    (made,) = a100.told("create", "3g")["instances"]
+    with installed(a100.file.path):
+        (part,) = nvml.list_mig_devices(nvml.list_devices()[0])
+    with lease.hold(part, a100.locks):
+        assert f"which is held by {myself()} on {part.uuid}" in refused(a100, "destroy")
+    Journal(a100.locks, part.uuid).add("mps_daemon", pipes=str(a100.folder / "pipe"))
+    Clients(a100.file).hold(made["uuid"], sleeper, "nvidia-cuda-mps-server", 60)
+    assert f"(pid {sleeper}): first python -m pipeline.gpu clean --machine {a100.file.path}" in refused(a100, "destroy")
+
+
 def test_a_second_layout_needs_the_first_to_go(a100: Kept) -> None:
     a100.run("create", "3g")
     first = f"python -m pipeline.gpu destroy --machine {a100.file.path} --lock-dir {a100.locks}, or use"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from pipeline.base import host
+from pipeline.base.errors import GpuBusyError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import Journal
@@ -203,6 +205,57 @@ def test_clean_of_one_gpu_leaves_the_other(a100: Kept) -> None:
     assert len(a100.gpu.instances) == 1
     assert a100.ask("clean", "--gpu", a100.gpu.uuid[:12])[0] == 0
     assert a100.gpu.instances == ()
+
+
+def leave_on_a_part(a100: Kept, scratch: Path) -> Any:
+    """A MIG device of GPU 0 with the journal of a study on it that was killed."""
+    a100.driver.set_mig_mode(0, is_on=True)
+    for start in (0, 4):
+        a100.driver.create_compute_instance(0, a100.driver.create_gpu_instance(0, PROFILE_2G, start).id)
+    with installed(a100.file.path):
+        part, _ = nvml.list_mig_devices(nvml.list_devices()[0])
+    Journal(a100.locks, part.uuid).add("mps_daemon", pipes=str(scratch / "pipe"))
+    return part
+
+
+@pytest.mark.parametrize("is_real", [False, True])
+def test_what_is_left_on_a_mig_device_is_told_and_cleaned_with_its_gpu(
+    a100: Kept, ask: Callable[..., tuple[int, Any]], scratch: Path, is_real: bool
+) -> None:
+    part = leave_on_a_part(a100, scratch)
+    Clients(a100.file).hold(part.uuid, os.getppid(), "train", 400)
+    a100.journal.add("mig_mode", **a100.control().recorded())
+    asked = ask if is_real else a100.ask
+    with installed(a100.file.path) if is_real else contextlib.nullcontext():
+        code, answer = asked("status", "--gpu", "0")
+        assert (code, [gpu["uuid"] for gpu in answer["gpus"]]) == (1, [a100.gpu.uuid, part.uuid])
+        assert len(asked("status")[1]["gpus"]) == 3
+        _, text = asked("status", "--gpu", part.uuid, as_json=False)
+        assert "memory:    400 MiB used of 9856 MiB" in text
+        assert f"MIG:       a device of {a100.gpu.uuid}" in text
+        assert "instance:" not in text
+        assert asked("clean", "--gpu", "1", as_json=False) == (0, "nothing to clean\n")
+        code, answer = asked("clean", "--gpu", "0")
+    undone = [(gpu["uuid"], gpu["undone"]) for gpu in answer["gpus"]]
+    # What is on a MIG device first: it keeps the instances.
+    assert undone == [(part.uuid, [f"end the MPS daemon in {scratch / 'pipe'}"]), (a100.gpu.uuid, [])]
+    assert (code, len(a100.gpu.instances)) == (1, 2)
+
+
+def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: Kept, scratch: Path) -> None:
+    part = leave_on_a_part(a100, scratch)
+    myself = f"{host.user_name()} (pid {os.getpid()}, started in {Path.cwd()})"
+    with lease.hold(part, a100.locks):
+        _, answer = a100.ask("status", "--gpu", "0")
+        assert [each["held_by"] for each in answer["gpus"]] == [None, myself]
+        assert answer["gpus"][0]["mig_devices_held_by"] == {part.uuid: myself}
+        assert f"held by:   {myself} on {part.uuid}" in a100.ask("status", as_json=False)[1]
+        with installed(a100.file.path):
+            device = nvml.list_devices()[0]
+            refused = pytest.raises(GpuBusyError, match=rf"is held by another orchestrator: .*\) on {part.uuid} \(lock")
+            with refused, lease.hold(device, a100.locks):
+                pytest.fail("the GPU of a MIG device that is held")
+    assert a100.ask("status", "--gpu", "0")[1]["gpus"][0]["mig_devices_held_by"] == {}
 
 
 def test_clean_while_a_study_runs_is_refused_with_its_name(a100: Kept) -> None:
