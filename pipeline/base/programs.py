@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.errors import SharingError
+from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.records import Device, Group
 
 _PACKAGES = {"nvidia-cuda-mps-control": "package nvidia-compute-utils on Debian and Ubuntu"}
@@ -63,6 +63,12 @@ def of_group(group: Group, configured: Mapping[str, str | None] | None = None) -
 def of_device(device: Device) -> Programs:
     """The programs that undo what is found in the journal of a device."""
     return Programs(own=_own(device), admin=() if device.is_simulated else None)
+
+
+def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
+    """Raise ConfigError if no program is there to be put before commands that need an administrator."""
+    if admin and shutil.which(admin[0]) is None:
+        raise ConfigError(f"{key}: there is no program {admin[0]!r} that can be run; give its words as in {example}")
 
 
 def _own(device: Device) -> Mapping[str, str] | None:

@@ -18,7 +18,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, ConfigError, InUseError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
-from pipeline.base.programs import Programs
+from pipeline.base.programs import Programs, refuse_absent_admin
 from pipeline.base.records import Device
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
@@ -183,12 +183,14 @@ def _target(asked: Asked) -> Iterator[_Target]:
         if asked.is_model and not asked.is_dry:
             raise ConfigError(f"{asked.gpu} is a model: add --dry-run, or name a simulated machine with --machine FILE")
         device = whole_gpu(selector, asked.folder)
-        programs = Programs(what="MIG by hand", own=_own(asked), admin=asked.admin)
+        # Nobody becomes an administrator for a simulated GPU.
+        programs = Programs(what="MIG by hand", own=_own(asked), admin=asked.admin if asked.machine is None else ())
         made = Journal(asked.folder, device.uuid, programs, BY_HAND)
         if asked.is_model:
             control = Control(uuid=device.uuid, program="nvidia-smi", admin=asked.admin or ())
         else:
             control = Control.found(programs, device.uuid, _recorded_admin(made))
+            refuse_absent_admin(control.admin, f"--admin {','.join(control.admin)}", "--admin sudo,-n")
         yield _Target(
             device=device,
             is_simulated=asked.is_model or asked.machine is not None,

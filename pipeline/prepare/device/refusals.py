@@ -1,10 +1,11 @@
-"""What a sharing mode must not meet on a device: MIG mode, and an MPS server that is not the group's."""
+"""What a sharing mode must not meet on a device: MIG mode, another's MPS server, a setting that it may not change."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.base import programs, words
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.records import Device, Group
 from pipeline.prepare.device import nvml
@@ -38,6 +39,17 @@ def without_mps(scratch: Path) -> tuple[tuple[str, str], ...]:
     pipes = scratch / "no-mps"
     pipes.mkdir()
     return ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_MPS_PIPE_DIRECTORY", str(pipes))
+
+
+def refuse_without_admin(group: Group, change: str) -> None:
+    """Raise ConfigError if `gpu.admin` forbids a change of the GPU's settings, or names no program that is there."""
+    admin = group.gpu.admin
+    if admin is None:
+        raise ConfigError(
+            f"{change}, which gpu.admin=null forbids: gpu.admin=[] allows it to root, gpu.admin=[sudo,-n] to others"
+        )
+    if group.device.details and not group.device.is_simulated:  # else nothing is run here
+        programs.refuse_absent_admin(admin, f"gpu.admin={words.listed(admin)}", "'gpu.admin=[sudo,-n]'")
 
 
 def refuse_mig(group: Group) -> None:

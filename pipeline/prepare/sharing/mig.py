@@ -111,11 +111,8 @@ class Mig:
                 f"{what}: scenario.profiles names {len(self._profiles)} instances, and scenario.instances_per_job="
                 f"{self._per_job} gives {len(group.jobs) * self._per_job} to {counted(len(group.jobs), 'job')}"
             )
-        if group.gpu.admin is None and not self._uses_existing:
-            raise ConfigError(
-                f"{what} has to change the settings of {device.name}, which gpu.admin=null forbids: gpu.admin=[] "
-                "allows it to root, gpu.admin=[sudo,-n] to others"
-            )
+        if not self._uses_existing:
+            refusals.refuse_without_admin(group, f"{what} has to change the settings of {device.name}")
         if device.details and "mig_mode_current" not in dict(device.details):
             raise ConfigError(
                 f"{what}: {device.name} ({device.uuid}) has no MIG; choose another GPU with gpu.device, or scenario=mps"

@@ -54,8 +54,8 @@ class Mps:
             raise ConfigError(
                 "gpu.exclusive_process is for a whole GPU: no compute mode but the default is possible under MIG"
             )
-        if gpu.exclusive_process and gpu.admin is None:
-            raise ConfigError("gpu.exclusive_process changes a setting of the GPU, which gpu.admin=null forbids")
+        if gpu.exclusive_process:
+            refusals.refuse_without_admin(group, f"gpu.exclusive_process changes a setting of {device.name}")
         for position in range(group.degree):
             self.variables(position, group.degree)
 

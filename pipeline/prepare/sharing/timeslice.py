@@ -10,7 +10,7 @@ from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.programs import of_group
 from pipeline.base.records import Commands, Device, Group
 from pipeline.clean.journal import Journal
-from pipeline.prepare.device import time_slice
+from pipeline.prepare.device import refusals, time_slice
 from pipeline.prepare.device.smi import Smi
 from pipeline.prepare.sharing.naive import Naive, WholeDevice
 
@@ -33,11 +33,7 @@ class Timeslice(Naive):
                 f"{what} changes a setting of a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
                 "use scenario=naive"
             )
-        if group.gpu.admin is None:
-            raise ConfigError(
-                f"{what} changes the time slice of {device.name}, which gpu.admin=null forbids: gpu.admin=[] allows "
-                "it to root, gpu.admin=[sudo,-n] to others"
-            )
+        refusals.refuse_without_admin(group, f"{what} changes the time slice of {device.name}")
         if not device.details:  # it was not read: what it can do is not known before it is
             return
         try:

@@ -34,9 +34,13 @@ Ask = Callable[..., tuple[int, Any]]
 
 @dataclasses.dataclass(kw_only=True)
 class Kept(simulated.Machine):
-    """A simulated machine on which commands are run: `run` gives exit status and text, `told` what JSON says."""
+    """A simulated machine on which commands are run: `run` gives exit status and text, `told` what JSON says.
+
+    `run_as_real` runs them as on a machine of this driver, whose programs are on PATH.
+    """
 
     run: Ask
+    run_as_real: Ask
 
     @property
     def made(self) -> Journal:
@@ -67,16 +71,20 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     locks = tmp_path / "locks"
     locks.mkdir()
 
-    def run(*arguments: str) -> tuple[int, str]:
+    def run_as_real(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
-        status = main([*arguments, "--machine", str(tmp_path / "machine.json"), "--lock-dir", str(locks)])
+        with installed(kept.file.path):
+            status = main([*arguments, "--lock-dir", str(locks)])
         out, err = capsys.readouterr()
         return status, out + err
+
+    def run(*arguments: str) -> tuple[int, str]:
+        return run_as_real(*arguments, "--machine", str(tmp_path / "machine.json"))
 
     def programs(_: object) -> dict[str, Path]:
         return {name: Path(path) for name, path in kept.programs.items()}
 
-    kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run)
+    kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run, run_as_real=run_as_real)
     fast_programs.use_in(tmp_path / "bin", kept.file.path)
     monkeypatch.setattr("pipeline.rehearsal.programs_beside", programs)
     monkeypatch.setattr(nvml, "_STARTS_WITHIN_S", 0.05)
@@ -154,9 +162,8 @@ def test_a_mode_that_was_on_stays_on(a100: Kept) -> None:
 
 def test_a_dry_run_shows_the_commands_and_changes_nothing(a100: Kept) -> None:
     before = a100.gpu
-    shown = a100.told("create", "3g,1g", "--dry-run", "--admin", "sudo,-n")["commands"]
+    shown = a100.told("create", "3g,1g", "--dry-run")["commands"]
     assert [each[-2:] for each in shown] == [["-mig", "1"], ["9:0", "-C"], ["19:4", "-C"]]
-    assert all(each[:2] == ["sudo", "-n"] for each in shown)
     assert (a100.gpu, list(a100.locks.iterdir())) == (before, [])
     a100.run("create", "3g")
     there = a100.gpu
@@ -167,8 +174,8 @@ def test_a_dry_run_shows_the_commands_and_changes_nothing(a100: Kept) -> None:
 
 def test_a_model_only_shows(a100: Kept, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["create", "3g", "--gpu", "simulated_h100_80gb", "--lock-dir", str(a100.locks)]
-    assert main([*command, "--dry-run"]) == 0
-    assert "would run: nvidia-smi -i GPU-" in capsys.readouterr().out
+    assert main([*command, "--dry-run", "--admin", "sudo,-n"]) == 0
+    assert "would run: sudo -n nvidia-smi -i GPU-" in capsys.readouterr().out
     assert main(command) == 2
     assert "is a model: add --dry-run" in capsys.readouterr().err
 
@@ -316,12 +323,32 @@ def test_the_administrator_of_create_destroys_and_lists_what_only_such_a_one_see
     real = program.rename(program.with_name("real"))
     write_executable(program, f'[ "$IS_ADMIN" ] || {{ echo Insufficient Permissions; exit 4; }}; exec {real}')
     write_executable(a100.folder / "become", "export IS_ADMIN=1; exec")
-    monkeypatch.setenv("PATH", f"{a100.folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{a100.folder}:{program.parent}:{os.environ['PATH']}")
     a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
-    assert a100.run("create", "3g")[0] == 1
-    assert a100.run("create", "3g", "--admin", "become")[0] == 0
-    assert a100.run("destroy")[0] == 0
+    assert a100.run_as_real("create", "3g")[0] == 1
+    assert a100.run_as_real("create", "3g", "--admin", "become")[0] == 0
+    assert a100.run_as_real("destroy")[0] == 0
     assert a100.gpu == before
+
+
+@pytest.mark.parametrize("admin", ["nosuchadmin", "sudo -n"])
+def test_an_administrator_who_is_no_program_is_refused_before_anything(
+    a100: Kept, monkeypatch: pytest.MonkeyPatch, admin: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{a100.folder}/bin:{os.environ['PATH']}")
+    for dry in ([], ["--dry-run"]):
+        status, text = a100.run_as_real("create", "3g", "--admin", admin, *dry)
+        assert (status, text.count("\n")) == (2, 1)
+        assert f"--admin {admin}: there is no program '{admin}' that can be run; give its words as in --admin" in text
+    assert not a100.gpu.mig_current
+    assert a100.journal.steps() == ()
+
+
+def test_nobody_becomes_an_administrator_for_a_simulated_gpu(a100: Kept) -> None:
+    write_executable(a100.folder / "become", f'touch {a100.folder}/started; exec "$@"')
+    for command in (["create", "3g"], ["destroy"]):
+        assert a100.run(*command, "--admin", str(a100.folder / "become"))[0] == 0
+    assert not (a100.folder / "started").exists()
 
 
 def test_half_a_layout_is_taken_back(a100: Kept) -> None:
