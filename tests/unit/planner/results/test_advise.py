@@ -146,7 +146,7 @@ def test_a_recommendation_has_its_interval_the_runner_up_and_what_would_change_i
     assert two.over_runner_up is not None and two.over_runner_up.low is not None
     assert two.over_runner_up.low <= 1.8 / 1.4 <= two.over_runner_up.median * 1.001
     assert two.changes[0].startswith("naive instead, if MPS loses 22 %")
-    assert "naive for the least energy per sample, in J: 0.0200 against 0.03" in two.changes
+    assert "naive for the least energy per sample, in J: 0.02 against 0.03" in two.changes
     assert two.changes[-1] == "naive for 7 jobs"
     assert (seven.mode, seven.changes[-1]) == ("naive", "MPS for 2 jobs")
 
