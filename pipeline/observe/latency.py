@@ -96,15 +96,26 @@ def late_generator(requests: Requests, window: Window) -> str | None:
 
     mine = requests.where(_inside(requests["intended_ns"], window))
     sent = int(np.count_nonzero(_inside(requests["sent_ns"], window)))
+    due = len(mine) + _never_sent(requests, window)
+    if due - sent > max(LEAST_SHORT, SHORT_SHARE * due):
+        return f"its generator sent {sent} of the {due} requests that were due in the window"
     if not len(mine):
         return None
-    if len(mine) - sent > max(LEAST_SHORT, SHORT_SHARE * len(mine)):
-        return f"its generator sent {sent} of the {len(mine)} requests that were due in the window"
     late_ms = _rank(np.sort(_ms(mine, "intended_ns", "sent_ns")), 50)
     latency_ms = _rank(np.sort(_latency_ms(mine)), 50)
     if late_ms > max(LATE_MS, LATE_SHARE * latency_ms):
         return f"its generator sent half of its requests more than {late_ms:.3g} ms late (latency: {latency_ms:.3g} ms)"
     return None
+
+
+def _never_sent(requests: Requests, window: Window) -> int:
+    """How many more were due in a window than a generator came to before it ended, by the rate of those before."""
+    if len(requests) < 2:
+        return 0
+    intended = requests["intended_ns"]
+    distance_ns = float(intended[-1] - intended[0]) / (len(requests) - 1)
+    late_ns = min(int(requests["sent_ns"].max()), window[1]) - max(int(intended[-1]), window[0])
+    return int((late_ns - 1) / distance_ns) if late_ns > 0 and distance_ns > 0 else 0
 
 
 def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:

@@ -63,7 +63,8 @@ def absence(group: Group, job: Job, log: Events, found: dict[str, float], said: 
     is_lacking = units.rate_of(job.workload.unit) not in found
     if group.window.kind is WindowKind.STEADY and not job.is_neighbour and is_lacking:
         what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
-        return f"no {what} inside the window; make window.seconds longer"
+        lower = ", or the rate of the requests lower" if job.workload.is_rate_given else ""
+        return f"no {what} inside the window; make window.seconds longer{lower}"
     if not job.workload.ends_by_itself and not instants_ns(log):
         return "lost result: the job ended well, but its files hold no step and no answered request"
     return ""

@@ -55,9 +55,11 @@ def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
     held = bytearray()  # what whoever answers has not taken yet, and the pipe does not hold
     for number, after_ns in enumerate(due(arrival, rate_per_s, seed), start=1):
         intended_ns = start_ns + after_ns
-        while (left_ns := intended_ns - time.monotonic_ns()) > 0:
-            if _is_closed(left_ns / 1e9):
+        is_due = False
+        while not is_due:  # however late this one is, the end of input is seen
+            if _is_closed(max(0, intended_ns - time.monotonic_ns()) / 1e9):
                 return
+            is_due = time.monotonic_ns() >= intended_ns
         held += REQUEST.pack(intended_ns, time.monotonic_ns())
         with contextlib.suppress(BlockingIOError):
             del held[: os.write(_OUTPUT, held)]

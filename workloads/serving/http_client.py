@@ -195,9 +195,11 @@ class Client:
     def run_open(self, due: Iterator[int], count: int) -> None:
         """Send each request at its instant, whatever is answered, until there were `count`, or input closes."""
         for number, intended_ns in enumerate(due, start=1):
-            while (left_ns := intended_ns - time.monotonic_ns()) > 0:
-                if self.take(left_ns / 1e9, [0])[1]:
+            is_due = False
+            while not is_due:  # however late this one is, answers are taken, and the end of input is seen
+                if self.take(max(0, intended_ns - time.monotonic_ns()) / 1e9, [0])[1]:
                     return
+                is_due = time.monotonic_ns() >= intended_ns
             self.send(intended_ns)
             if number == count:
                 return

@@ -111,6 +111,10 @@ def test_a_generator_that_stays_behind_is_told_from_a_service_that_does(tmp_path
     due = range(S, 2 * S, MS)
     slow = [(at, S + 2 * (at - S), S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]
     assert "sent 500 of the 1000" in (latency.late_generator(recorded(tmp_path / "slow", slow), (S, 2 * S)) or "")
+    ended = slow[:500]  # told to stop with the window
+    assert "sent 500 of the 998" in (latency.late_generator(recorded(tmp_path / "ended", ended), (S, 2 * S)) or "")
+    # Of those that were due in this window, it came to none.
+    assert "sent 500 of the 997" in (latency.late_generator(recorded(tmp_path / "none", slow), (2 * S, 3 * S)) or "")
     late = [(at, at + 3 * MS, at + 3 * MS, at + 5 * MS) for at in due]
     assert "3 ms late" in (latency.late_generator(recorded(tmp_path / "late", late), (S, 2 * S)) or "")
     queue = [(at, at, S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]

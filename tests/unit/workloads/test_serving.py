@@ -146,6 +146,18 @@ def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_it
     orphan._process.wait()
 
 
+def test_a_generator_that_cannot_keep_its_rate_ends_with_its_owner():
+    loop = OpenLoop(Notebook(), "poisson", 1e9, 0, 0).__enter__()
+    loop.begin(time.monotonic_ns())
+    assert loop.take(timeout_s=60)
+    loop._input.close()
+    try:
+        assert wait_until(lambda: not loop.take() and not is_alive(loop._process.pid), 5)
+    finally:
+        loop._output.close()
+        loop._process.wait()
+
+
 def test_a_generator_of_a_fixed_number_sends_these_and_no_more():
     with OpenLoop(Notebook(), "poisson", 5000.0, 0, 50) as loop:
         loop.begin(time.monotonic_ns())
@@ -220,6 +232,17 @@ def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_re
     intended = sorted(request[0] - start_ns for request in job.requests)
     assert intended == list(itertools.islice(due("constant", 200.0, 0), len(intended)))
     assert {request[2] for request in job.requests if request not in answered} == {0}
+
+
+def test_whoever_cannot_send_at_the_rate_over_http_takes_answers_meanwhile_and_ends(over_http):
+    job = Notebook()
+    with over_http(job, 0, arrival="constant", rate_per_s=1e9) as loop:
+        loop.begin(time.monotonic_ns())
+        server = Server(job, loop, Lengths(), Batching())
+        has_answers = wait_until(lambda: server._turn() or any(request[3] > 0 for request in job.requests), 10)
+        if not has_answers:
+            loop._sender._process.kill()
+    assert has_answers
 
 
 def test_a_request_that_the_server_refuses_is_recorded_as_not_answered_and_the_job_ends(over_http, monkeypatch):
