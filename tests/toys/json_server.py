@@ -11,7 +11,7 @@ READY_S = time.monotonic() + float(sys.argv[2] if len(sys.argv) > 2 else 0)
 class Handler(BaseHTTPRequestHandler):
     """Answers with as many tokens as are asked for: /whole at once, /stream in parts.
 
-    /slow takes a minute, which is noted in a file.
+    /slow takes a minute, which is noted in a file. /close keeps no connection, and /old speaks HTTP/1.0.
     """
 
     protocol_version = "HTTP/1.1"
@@ -29,17 +29,22 @@ class Handler(BaseHTTPRequestHandler):
                 file.write("x")
             time.sleep(60)
         usage = json.dumps({"usage": {"completion_tokens": asked["max_tokens"]}}).encode()
+        if self.path == "/old":
+            self.protocol_version, self.close_connection = "HTTP/1.0", True
         self.send_response(200)
         if self.path == "/stream":
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for part in (b"data: {}\n\n", b"data: " + usage + b"\n\n"):
+            for part in (b"data: 10\r\n", b"data: " + usage + b"\n\n"):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
                 self.wfile.flush()
                 time.sleep(0.01)
-            self.wfile.write(b"0\r\n\r\n")
+            self.wfile.write(b"0\r\nX-Took: long\r\n\r\n")
         else:
-            self.send_header("Content-Length", str(len(usage)))
+            if self.path == "/close":
+                self.send_header("Connection", "close")
+            if self.path != "/old":
+                self.send_header("Content-Length", str(len(usage)))
             self.end_headers()
             self.wfile.write(usage)
 

@@ -39,13 +39,21 @@ REPLY = struct.Struct("<qqii")
 READY = bytes(REQUEST.size)
 """Written before the first record, when everything is there that is to be sent."""
 
-_END_OF_HEAD, _LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
-_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
+_END_OF_HEAD = _END_OF_TRAILER = b"\r\n\r\n"
+_OK = re.compile(rb"HTTP/1\.[01] 200\b")
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked\b", re.IGNORECASE)
+_CLOSE = re.compile(rb"\r\nconnection:[^\r]*\bclose\b", re.IGNORECASE)
+_CHUNK = re.compile(rb"([0-9a-f]+)[^\r\n]*\r\n", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens": *(\d+)')
 
 
 class _Connection:
-    """One connection, and the request that it waits for."""
+    """One connection, and the request that it waits for.
+
+    Attributes:
+        is_kept: whether the server takes another request over it.
+    """
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -54,6 +62,7 @@ class _Connection:
         self.intended_ns = self.sent_ns = 0
         self.left = memoryview(b"")
         self.received = b""
+        self.is_kept = True
 
     def send(self, intended_ns: int, request: bytes) -> None:
         """Begin a request."""
@@ -72,20 +81,21 @@ class _Connection:
         Raises:
             OSError: it will never be.
         """
+        is_closed = False
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(1 << 16)
-            if not data:
-                raise ConnectionError
+            is_closed = not data
             self.received += data
+        record = self._record(is_closed)
+        if record is None and is_closed:
+            raise ConnectionError
+        return record
+
+    def _record(self, is_closed: bool) -> bytes | None:
         head, has_ended, body = self.received.partition(_END_OF_HEAD)
         if has_ended and not head.startswith(b"HTTP/1.1 200 "):
             raise ConnectionError
-        return self._record(head, body) if has_ended else None
-
-    def _record(self, head: bytes, body: bytes) -> bytes | None:
-        if len(body) < REPLY.size:
-            return None
-        return self._packed(*REPLY.unpack(body))
+        return self._packed(*REPLY.unpack(body)) if len(body) >= REPLY.size else None
 
     def _packed(self, begun_ns: int, first_ns: int, tokens: int, batch: int) -> bytes:
         return REQUEST.pack(self.intended_ns, self.sent_ns, begun_ns, first_ns, time.monotonic_ns(), tokens, batch)
@@ -102,19 +112,49 @@ class _ToOther(_Connection):
     """
 
     def send(self, intended_ns: int, request: bytes) -> None:
-        self._first_ns = 0
+        self._body_at = self._first_ns = 0
         super().send(intended_ns, request)
 
-    def _record(self, head: bytes, body: bytes) -> bytes | None:
-        fields = head.lower() + b"\r\n"
-        is_stream = b"\r\ntransfer-encoding: chunked\r\n" in fields
-        if is_stream and body and not self._first_ns:
-            self._first_ns = time.monotonic_ns()
-        size = _CONTENT_LENGTH.search(fields)
-        if not (body.endswith(_LAST_CHUNK) if is_stream else size is not None and len(body) >= int(size[1])):
+    def _record(self, is_closed: bool) -> bytes | None:
+        if not self._body_at and not self._read_head():
             return None
-        said = _TOKENS.findall(body)
+        if self._is_stream and not self._first_ns and len(self.received) > self._body_at:
+            self._first_ns = time.monotonic_ns()
+        if not self._is_whole(is_closed):
+            return None
+        said = _TOKENS.findall(self.received, self._body_at)
         return self._packed(0, self._first_ns, int(said[-1]) if said else 0, 1)
+
+    def _read_head(self) -> bool:
+        """Find out where the answer ends; return whether its head is there."""
+        head, has_ended, _ = self.received.partition(_END_OF_HEAD)
+        if not has_ended:
+            return False
+        if not _OK.match(head):
+            raise ConnectionError
+        size = _CONTENT_LENGTH.search(head)
+        self._body_at = self._chunk_at = len(head) + len(_END_OF_HEAD)
+        self._is_stream = _CHUNKED.search(head) is not None
+        self._end = self._body_at + int(size[1]) if size else None
+        says_its_end = self._is_stream or size is not None
+        self.is_kept = says_its_end and head.startswith(b"HTTP/1.1") and not _CLOSE.search(head)
+        return True
+
+    def _is_whole(self, is_closed: bool) -> bool:
+        if self._is_stream:
+            return self._has_last_chunk()
+        return is_closed if self._end is None else len(self.received) >= self._end
+
+    def _has_last_chunk(self) -> bool:
+        """Go on to the first chunk that is not all there; return whether there is none."""
+        while chunk := _CHUNK.match(self.received, self._chunk_at):
+            size = int(chunk[1], 16)
+            if size == 0:
+                return self.received.find(_END_OF_TRAILER, chunk.end() - 2) >= 0
+            if len(self.received) < chunk.end() + size + 2:
+                return False
+            self._chunk_at = chunk.end() + size + 2
+        return False
 
 
 _SERVERS = {"ours": _Connection, "other": _ToOther}
@@ -174,8 +214,11 @@ class Client:
         """Forget a connection that the server closed while nothing was asked over it."""
         for connection in [each for each in self._free if each.socket.fileno() == fd]:
             self._free.remove(connection)
-            self._events.unregister(fd)
-            connection.socket.close()
+            self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        self._events.unregister(connection.socket.fileno())
+        connection.socket.close()
 
     def _read(self, fd: int) -> None:
         connection = self._busy[fd]
@@ -183,12 +226,13 @@ class Client:
             record = connection.answer()
             if record is None:
                 return
-            self._free.append(connection)
         except OSError:
-            record = connection.record_of_none()
-            self._events.unregister(fd)
-            connection.socket.close()
+            record, connection.is_kept = connection.record_of_none(), False
         del self._busy[fd]
+        if connection.is_kept:
+            self._free.append(connection)
+        else:
+            self._close(connection)
         self.num_over += 1
         os.write(self._out, record)
 

@@ -57,7 +57,7 @@ def ask(tmp_path):
 
 
 @pytest.mark.parametrize("how", [["--outstanding", "3"], ["--arrival", "constant", "--rate-per-s", "200"]])
-@pytest.mark.parametrize("path", ["/whole", "/stream"])
+@pytest.mark.parametrize("path", ["/whole", "/stream", "/close", "/old"])
 def test_each_request_is_recorded_with_its_tokens_and_that_of_a_stream_with_its_first(ask, path, how):
     job = ask("--path", path, "--requests", "5", "--epochs", "2", *how)
     assert (len(job.requests), job.epochs) == (10, [1, 2])
