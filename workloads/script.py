@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # by its interpreters only: a shell has their default actions
 
 
 class ScriptError(SystemExit):
@@ -86,7 +87,7 @@ def _start(command: list[str]) -> int:
     environ = {name: value for name, value in os.environ.items() if name != client.FOLDER_VARIABLE}
     old = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
-        pid = os.posix_spawn(command[0], command, environ, setsigmask=old)
+        pid = os.posix_spawn(command[0], command, environ, setsigmask=old, setsigdef=_IGNORED_BY_PYTHON)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             os.kill(pid, number)

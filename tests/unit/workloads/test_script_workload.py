@@ -128,6 +128,15 @@ def test_no_signal_stays_blocked_in_the_script(server, write):
     assert server.end()[1] == "set()\n"
 
 
+def test_a_shell_script_may_write_to_a_reader_that_has_gone(server, tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\n{ echo line; sleep 0.2; echo line; echo on >&2; } | head -1\n")
+    script.chmod(0o755)
+    server.start(SCRIPT_WORKLOAD, script)
+    server.go()
+    assert server.end() == (0, "line\n", "")
+
+
 def test_a_dead_orchestrator_takes_the_script_along(server, write):
     server.start(SCRIPT_WORKLOAD, write(WAITS.replace("sys.exit(40 + number)", "pass")))
     server.go()
