@@ -114,6 +114,8 @@ class NullJob:
 
     def process(self, pid: int) -> None: ...
 
+    def process_ended(self) -> None: ...
+
     def written(self, stdout: int, stderr: int) -> None: ...
 
 
@@ -280,6 +282,10 @@ class Job(NullJob):
     def process(self, pid: int) -> None:
         """Record the process that does the work, if it is a child."""
         self._event("process", pid=int(pid))
+
+    def process_ended(self) -> None:
+        """Record that this child has just ended, and with it the work."""
+        self._event("process_ended")
 
     def written(self, stdout: int, stderr: int) -> None:
         """Record how many bytes of output there are by now."""

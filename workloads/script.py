@@ -59,6 +59,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
     with _watched_output(job):
         # The ended script is not reaped: its PID cannot become another process while signals are passed on to it.
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        job.process_ended()
     assert end is not None
     if end.si_code != os.CLD_EXITED:
         raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)

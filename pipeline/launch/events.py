@@ -17,6 +17,8 @@ from pipeline.base import layout, regular_files
 from pipeline.launch import requests
 from pipeline.launch.requests import Requests
 
+_INSTANTS = {"started": "started_ns", "process_ended": "ended_ns"}
+
 
 @dataclass(slots=True)
 class Steps:
@@ -53,6 +55,7 @@ class Events:
         phases: what the job did, and since when.
         wrong: results that the job found to be wrong, in words.
         processes: those that did the work, if they were children of the job's own.
+        ended_ns: when such a child was seen to have ended; `None` if there is none.
         written: instants, with the bytes of output and of error output that there were.
         requests: those that it answered, or was asked; `None` if it recorded none.
         damaged: number of whole lines that are no event, or one that cannot be: they are left out.
@@ -67,6 +70,7 @@ class Events:
     phases: list[tuple[str, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
+    ended_ns: int | None = None
     written: list[tuple[int, int, int]] = field(default_factory=list)
     requests: Requests | None = None
     damaged: int = 0
@@ -161,8 +165,8 @@ def _add(events: Events, event: dict[str, Any]) -> None:
         events.processes.append(_count(event["pid"]))
     elif kind == "written":
         events.written.append((_count(event["t_ns"]), _count(event["stdout"]), _count(event["stderr"])))
-    elif kind == "started":
-        events.started_ns = _count(event["t_ns"])
+    elif kind in _INSTANTS:
+        setattr(events, _INSTANTS[kind], _count(event["t_ns"]))
     else:
         raise ValueError(kind)
 

@@ -163,6 +163,8 @@ def _end_ns(state: JobState, log: Events) -> int | None:
         return min(max(marks), state.ended.told_ns)  # what it answers after the stop was asked before it
     if marks:
         return max(marks)
+    if log.ended_ns is not None:
+        return log.ended_ns  # and not after what we ourselves still do beside a script
     # What a profiler does after the job's end is not the job's work.
     return state.ended.at_ns if state.profiler is None else state.said.bye_ns
 

@@ -14,7 +14,8 @@ from workloads import client
 chance = random.Random({seed} + int(os.path.basename(os.environ["COLLOCATION_JOB"])))
 folder = os.environ["COLLOCATION_JOB"]
 values = [None, True, -1, 0, 1, 2**70, -2**70, 1e300, float("nan"), float("inf"), "", "x" * 9000, [], {{}}, [1]]
-kinds = ["step", "epoch", "metric", "param", "error", "phase", "wrong", "process", "written", "started", "other", None]
+kinds = ["step", "epoch", "metric", "param", "error", "phase", "wrong", "process", "process_ended", "written",
+         "started", "other", None]
 keys = ["t_ns", "total", "samples", "epoch", "seconds", "metrics", "name", "step", "value", "params", "type", "message",
         "what", "pid", "stdout", "stderr"]
 

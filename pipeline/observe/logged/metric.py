@@ -72,7 +72,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_of
 
 
 def _in_output(state: JobState, log: Events, pattern: str) -> Logged:
-    end_ns = state.ended.at_ns or 0
+    end_ns = log.ended_ns or state.ended.at_ns or 0
     found: list[tuple[int, float]] = []
     for name, sizes in (
         (layout.STDOUT, [(t_ns, size) for t_ns, size, _ in log.written]),

@@ -8,13 +8,13 @@ import json
 
 import pytest
 
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.records import Job, Result, WindowKind
 from pipeline.base.samples import Sample
 from pipeline.launch.state import Ending
 from pipeline.observe import compare, endings, fields, measure, sampled
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
-from tests.rows import FIELDS, S, group, state, steps
+from tests.rows import FIELDS, S, group, state, steps, workload
 
 
 def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
@@ -103,6 +103,14 @@ def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp
     assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
     more = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], numbered(*events, *steps(6, 9, 0.5, 10)[1:])))
     assert more.jobs[0].metrics["throughput_samples_per_s"] == 20, "what follows the epochs is not of their time"
+
+
+def test_a_script_ends_when_it_was_seen_to_and_not_when_its_runner_does(tmp_path):
+    job = Job(index=0, workload=workload(ends_by_itself=True))
+    alone = group("a", kind=WindowKind.WORK, jobs=(job,))
+    events = [{"event": "started", "t_ns": S}, {"event": "process_ended", "t_ns": 5 * S}]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))  # which is gone at 100 s
+    assert row.metrics["makespan_s"] == 4
 
 
 def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):

@@ -62,7 +62,9 @@ def test_when_output_was_written_is_noted_if_asked_for(server, write):
     assert server.end()[0] == 0
     first, *_ = server.events("written")
     assert first["stdout"] == len("one\n")
-    assert server.events("process")[0]["pid"] != server.process.pid
+    (process,), (ended,) = server.events("process"), server.events("process_ended")
+    assert process["pid"] != server.process.pid
+    assert 0.5e9 < ended["t_ns"] - process["t_ns"] < server.events("metric")[-1]["t_ns"] - process["t_ns"]
 
 
 def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
