@@ -5,7 +5,8 @@ program beside this interpreter, such as `torchrun`, or on PATH. It is a child p
 with the same output, working directory and environment (except that it is not attached to the orchestrator itself). It
 is measured from outside: from its start, right after the group's common start, to its exit, whose status becomes ours.
 Told to stop, it gets SIGTERM; the SIGTERM, SIGINT and SIGHUP that we get are passed on, so one sent to the whole group
-arrives twice.
+arrives twice. What it started becomes our child when its parent has ended, wherever it hides. What still runs a second
+after the script is ended, and the job has failed.
 
 Standard library only (Python 3.8 or newer) and few imports, so that this process is nothing beside the script: hence no
 `argparse`. `posix_spawn` starts the script with a signal mask of our choice, and without forking a process of threads.
@@ -14,10 +15,12 @@ Standard library only (Python 3.8 or newer) and few imports, so that this proces
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
+import time
 
 if __name__ == "__main__":
     # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _LOOK_S = 0.2
+_HELPERS_END_S = 1.0  # such as the resource tracker of multiprocessing, which ends by itself after its owner
+_TERM_S = 0.5
+_PR_SET_CHILD_SUBREAPER = 36  # Source: linux/prctl.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # by its interpreters only: a shell has their default actions
 
@@ -43,28 +49,36 @@ class ScriptError(SystemExit):
         self.code = status
 
 
+class LeftRunningError(ScriptError):
+    """The script ended before its work did."""
+
+
 def run(job: client.NullJob, argv: list[str]) -> None:
     """Start the script together with the group's other jobs and wait for its end.
 
     Raises:
         FileNotFoundError: there is no such script; raised before the job is ready.
         ScriptError: the script ended with another status than 0.
+        LeftRunningError: it ended well, and left processes running.
     """
     script, command = argv[0], _command(argv)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     job.ready()
     job.phase("train")
     pid = _start(command)
     job.process(pid)
-    threading.Thread(target=_end_on_stop, args=(job, pid), name="script-stop", daemon=True).start()
+    threading.Thread(target=_end_on_stop, args=(job,), name="script-stop", daemon=True).start()
     with _watched_output(job):
-        # The ended script is not reaped: its PID cannot become another process while signals are passed on to it.
-        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        end = _end_of(pid)
         job.process_ended()
-    assert end is not None
+    left = _end_what_is_left()
     if end.si_code != os.CLD_EXITED:
         raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)
     if end.si_status != 0:
         raise ScriptError(f"{script} ended with status {end.si_status}", end.si_status)
+    if left:
+        running = f"{len(left)} process{'es' if len(left) > 1 else ''} running ({', '.join(left)})"
+        raise LeftRunningError(f"{script} ended, but left {running}, now ended: let it `wait` for what it starts", 1)
 
 
 def _command(argv: list[str]) -> list[str]:
@@ -100,9 +114,62 @@ def _start(command: list[str]) -> int:
     return pid
 
 
-def _end_on_stop(job: client.NullJob, pid: int) -> None:
+def _end_on_stop(job: client.NullJob) -> None:
     if job.wait_stop():
-        os.kill(pid, signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # which is passed on
+
+
+def _end_of(pid: int) -> os.waitid_result:
+    """Wait for the script's end, and reap what it left behind before; from then on no signal is passed on."""
+    while True:
+        # Not reaped yet: its PID cannot become another process while signals are passed on to it.
+        end = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        if end.si_pid == pid:
+            for number in _PASSED_ON:
+                signal.signal(number, signal.SIG_IGN)
+        os.waitpid(end.si_pid, 0)
+        if end.si_pid == pid:
+            return end
+
+
+def _end_what_is_left() -> list[str]:
+    """End what runs for longer than helpers do; return the PID and name of each of them."""
+    if _are_gone(_HELPERS_END_S):
+        return []
+    left = _children()
+    signum = signal.SIGTERM
+    end_s = time.monotonic() + 4 * _TERM_S
+    while time.monotonic() < end_s:
+        for pid in _children():  # among them those whose parent has just ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        if _are_gone(_TERM_S):
+            break
+        signum = signal.SIGKILL
+    return [f"{pid} {name}" for pid, name in left.items()]
+
+
+def _are_gone(limit_s: float) -> bool:
+    """Wait so long for the end of all children."""
+    end_s = time.monotonic() + limit_s
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < end_s:
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is None:
+                time.sleep(0.01)
+        return False
+    return True
+
+
+def _children() -> dict[int, str]:
+    """Names of our living children, by their PID."""
+    found = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", errors="replace") as file:  # noqa: PTH123
+            name, _, fields = file.read().partition("(")[2].rpartition(")")
+            if fields.split()[1] == str(os.getpid()):
+                found[int(entry)] = name
+    return found
 
 
 @contextlib.contextmanager

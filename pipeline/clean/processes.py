@@ -6,6 +6,7 @@ session, or whose parent died, is found by it; a process of somebody else never 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -48,6 +49,16 @@ def send_signal(mark: str, signum: int) -> int:
         finally:
             os.close(descriptor)
     return count
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill what descends from a process, whatever it carries."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
 
 
 def end(mark: str, grace_s: float) -> int:

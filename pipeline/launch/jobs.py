@@ -217,6 +217,8 @@ class JobGroup:
         for state in self.states:
             if state.pid is not None and not state.ended.is_lost:
                 state.ended.was_signalled |= not state.has_ended
+                if signum == signal.SIGKILL:  # also what left both our session and the mark, as long as it has a parent
+                    processes.kill_descendants(state.pid)
                 # The leader is not reaped before the end, so its number cannot belong to anybody else; only where the
                 # fork server died, the system may have reaped it just now.
                 with contextlib.suppress(ProcessLookupError):

@@ -25,6 +25,7 @@ from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.conftest import TOYS
+from tests.job_server import is_alive, wait_until
 from tests.rows import group
 from tests.toys.waiting import waited_ms
 
@@ -216,6 +217,13 @@ def test_a_job_that_hangs_runs_into_its_deadline(run, kind):
 def test_neither_a_stubborn_job_nor_its_stubborn_children_survive(run):
     row = run("ignores_term", "forks", limits=Limits(ready_s=60, group_s=1, stop_s=0.5))
     assert row.result is Result.TIMEOUT
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_child_without_our_session_and_mark_ends_with_its_parent(run, tmp_path):
+    assert run("hides", limits=Limits(ready_s=60, group_s=1, stop_s=0.5)).result is Result.TIMEOUT
+    (output,) = tmp_path.glob("*/jobs/0/stdout.log")
+    assert wait_until(lambda: not is_alive(int(output.read_text())), 5)
 
 
 @pytest.mark.usefixtures("impatient")

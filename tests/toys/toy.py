@@ -37,6 +37,9 @@ def main() -> None:  # noqa: C901  one line a manner
                 [sys.executable, "-c", child], start_new_session=has_session, stdout=subprocess.PIPE
             )
             started.stdout.readline()  # it ignores SIGTERM from here on
+    if manner == "hides":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(subprocess.Popen(["sleep", "600"], env={}, start_new_session=True).pid, flush=True)
     if manner == "fills_stdout":
         for _ in range(20_000):
             print("x" * 1000)
@@ -65,7 +68,7 @@ def main() -> None:  # noqa: C901  one line a manner
             while not job.stopping:
                 time.sleep(0.01)
             return
-        if manner in ("hangs", "ignores_term"):
+        if manner in ("hangs", "hides", "ignores_term"):
             time.sleep(600)
         steps = 20
         epoch = 0

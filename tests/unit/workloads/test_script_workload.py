@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests.job_server import JobServer, wait_until
+from tests.job_server import JobServer, is_alive, wait_until
 
 SCRIPT_WORKLOAD = PROJECT_DIR / "workloads" / "script.py"
 
@@ -76,6 +76,31 @@ def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
     (error,) = server.events("error")
     said = ("ScriptError", f"{script} ended with status 3", 3)
     assert (error["type"], error["message"], error["status"]) == said
+
+
+LEAVES = """
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:], env={}, start_new_session=True).pid)
+"""
+
+
+def test_a_script_that_leaves_its_work_in_the_background_fails_and_the_work_is_ended(server, write):
+    script = write(LEAVES)
+    server.start(SCRIPT_WORKLOAD, script, "/bin/sh", "-c", "trap '' TERM; sleep 60; :")
+    server.go()
+    status, output, _ = server.end()
+    (error,) = server.events("error")
+    said = f"{script} ended, but left 1 process running ({int(output)} sh), now ended: let it `wait` for what it starts"
+    assert (status, error["type"], error["message"]) == (1, "LeftRunningError", said)
+    assert not is_alive(int(output))
+
+
+def test_a_helper_may_end_a_little_after_its_script(server, write):
+    server.start(SCRIPT_WORKLOAD, write(LEAVES), "/bin/sleep", "0.3")
+    server.go()
+    assert server.end()[0] == 0
+    (ended,) = server.events("process_ended")
+    assert server.events("metric")[-1]["t_ns"] - ended["t_ns"] > 0.2e9
 
 
 def test_a_killed_script_is_told_from_one_that_failed(server, write):
