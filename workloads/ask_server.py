@@ -35,6 +35,7 @@ PORT = "{port}"
 
 _TERM_S = 10.0
 _LOOK_S = 0.05
+_LONGEST_S = 86_400.0  # of one answer: a socket takes at most 2^31 ms
 _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
 """What servers answer while they load: some know no path before the model behind it is there."""
@@ -184,7 +185,7 @@ class RunningServer:
         while time.monotonic() < end_s:
             self.check()
             try:
-                status, text = self._said(path, body, end_s - time.monotonic())
+                status, text = self._said(path, body, min(end_s - time.monotonic(), _LONGEST_S))
             except OSError as error:
                 said = f"nothing listens ({error})"
             except http.client.HTTPException as error:

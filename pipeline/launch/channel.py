@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PROTOCOL = 1
+_LONGEST_S = 86_400.0  # of one wait: epoll takes at most 2^31 ms
 
 
 class Connection:
@@ -86,7 +87,7 @@ class Channel:
             timeout_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if timeout_s <= 0:
                 return False
-            for key, _ in self._selector.select(timeout_s):
+            for key, _ in self._selector.select(min(timeout_s, _LONGEST_S)):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, Connection):

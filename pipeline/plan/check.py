@@ -17,6 +17,8 @@ JSON = "json"
 
 _MAX_SEED = 2**32 - 1  # the largest that libraries take
 _MAX_REPEATS = 10_000
+_MAX_S = 366 * 86_400
+_MAX_INTERVAL_MS = 86_400_000
 
 
 def settings(config: Config) -> None:
@@ -39,16 +41,20 @@ def settings(config: Config) -> None:
         if value is not None and not 0 < value < math.inf:
             least = "at least 1" if isinstance(value, int) else "greater than 0, and finite"
             raise ConfigError(f"{key}={value}: must be {least}")
-    for key, value in {
+    others = {
         "window.settle_s": config.window.settle_s,
         "seed": config.seed,
         "gpu.beside": config.gpu.beside,
-    }.items():
+    }
+    for key, value in others.items():
         if not 0 <= value < math.inf:
             least = "must not be negative" if isinstance(value, int) else "must be at least 0, and finite"
             raise ConfigError(f"{key}={value}: {least}")
-    for key, value, most in (("repeats", config.repeats, _MAX_REPEATS), ("seed", config.seed, _MAX_SEED)):
-        if value > most:
+    limits = ("limits.ready_s", "limits.group_s", "limits.stop_s", "time_limit_s", "wait_limit_s")
+    most_of = {"repeats": _MAX_REPEATS, "seed": _MAX_SEED}
+    most_of |= dict.fromkeys(("window.seconds", "window.settle_s", *limits), _MAX_S)
+    for key, most in most_of.items():
+        if (value := (positive | others)[key]) is not None and value > most:
             raise ConfigError(f"{key}={value}: must not be greater than {most}")
     expanded("gpu.lock_dir", config.gpu.lock_dir)
     _tracking(config.tracking)
@@ -68,6 +74,10 @@ def _listeners(listeners: Mapping[str, ListenerConfig]) -> None:
             raise ConfigError(
                 f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {MIN_INTERVAL_MS} ms, "
                 "because sampling faster would disturb what is measured"
+            )
+        if listener.interval_ms > _MAX_INTERVAL_MS:
+            raise ConfigError(
+                f"listeners.{name}.interval_ms={listener.interval_ms}: the longest interval is {_MAX_INTERVAL_MS} ms"
             )
 
 
