@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, OmegaConf, StringNode
+from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pipeline import outcome
@@ -169,7 +169,7 @@ def why_refused(key: str, cause: OmegaConfBaseException) -> str:
     if "is not a subclass of" in said:
         group = key.partition(".")[0]
         return f"this has settings of its own, {key}.NAME=VALUE; python run.py --help-keys {group} prints them"
-    if "is not a ListConfig" in said:
+    if "is not a ListConfig" in said or isinstance(cause.parent_node, ListConfig):
         return f"a list is written '{key}=[A,B]'"
     node = cause.child_node
     if isinstance(node, DictConfig) or "not assignable to" in said or "Cannot merge DictConfig" in said:

@@ -75,11 +75,13 @@ def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Gro
     """The groups of these names, and the baselines of their jobs; all of them where no names are given.
 
     Raises:
-        ConfigError: no group has one of the names.
+        ConfigError: no group has one of the names, or there is none.
     """
     if names is None:
         return list(groups)
     known = list(dict.fromkeys(group.name for group in groups))
+    if not names:
+        raise ConfigError(f"only=[]: name at least one group, as in only=[{known[0]}]")
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]

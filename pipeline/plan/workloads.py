@@ -8,6 +8,7 @@ refuses some combinations itself; the checks here say so before minutes are spen
 from __future__ import annotations
 
 import enum
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -255,6 +256,8 @@ class TrainingConfig(WorkloadConfig):
         super().check(device, device_was_chosen=device_was_chosen)
         self._refuse_below(1, "batch_size", "samples", "threads")
         self._refuse_below(0, "loader_workers", "warmup_steps")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise self._refused(f"learning_rate={self.learning_rate:g} must be above 0, and finite")
         if self.step_mode is StepMode.cuda_graph:
             self._check_cuda_graph(device)
 

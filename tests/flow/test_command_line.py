@@ -60,6 +60,7 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
             "limits=3",
             "limits=3: this has settings of its own, limits.NAME=VALUE; python run.py --help-keys limits prints them",
         ),
+        ("mix={a: 1}", "mix={a: 1}: a list is written 'mix=[A,B]'"),
         ("mix=S", "mix=S: a list is written 'mix=[A,B]'"),
         ("window.seconds=long", "window.seconds=long: the value must be a number"),
         ("env=docker", "env=docker: there is no such choice; there are conda, current, existing, venv"),

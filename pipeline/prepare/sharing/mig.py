@@ -76,6 +76,8 @@ class Mig:
             raise ConfigError(f"scenario.layout={layout}: existing, or nothing for instances that are made")
         if instances_per_job is not None and not 1 <= instances_per_job <= _MAX_INSTANCES:
             raise ConfigError(f"scenario.instances_per_job={instances_per_job}: must be from 1 to {_MAX_INSTANCES}")
+        if profiles is not None and not profiles:
+            raise ConfigError("scenario.profiles=[]: name the profile of each instance, as in [1g.5gb,2g.10gb]")
         self._per_job = instances_per_job or 1
         self._uses_existing = layout == _EXISTING
         self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
