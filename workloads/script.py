@@ -5,8 +5,8 @@ program beside this interpreter, such as `torchrun`, or on PATH. It is a child p
 with the same output, working directory and environment (except that it is not attached to the orchestrator itself). It
 is measured from outside: from its start, right after the group's common start, to its exit, whose status becomes ours.
 Told to stop, it gets SIGTERM; the SIGTERM, SIGINT and SIGHUP that we get are passed on, so one sent to the whole group
-arrives twice. What it started becomes our child when its parent has ended, wherever it hides. What still runs a second
-after the script is ended, and the job has failed.
+arrives twice. What it started becomes our child when its parent has ended, wherever it hides. What still runs five
+seconds after the script is ended, and the job has failed.
 
 Standard library only (Python 3.8 or newer) and few imports, so that this process is nothing beside the script: hence no
 `argparse`. `posix_spawn` starts the script with a signal mask of our choice, and without forking a process of threads.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _LOOK_S = 0.2
-_HELPERS_END_S = 1.0  # such as the resource tracker of multiprocessing, which ends by itself after its owner
+_HELPERS_END_S = 5.0  # such as what sends the last of a run to a tracking service after its owner
 _TERM_S = 0.5
 _PR_SET_CHILD_SUBREAPER = 36  # Source: linux/prctl.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
