@@ -24,7 +24,8 @@ UNITS = {
 }
 """By operation: what its work is counted in."""
 
-_LEAST_FOR_FP8 = (8, 9)  # Ada and Hopper
+# Ada and Hopper; Ampere. An older GPU computes in fp32 what is asked for in TF32.
+_LEAST_CAPABILITY = {"fp8_tensor": (8, 9), "tf32_tensor": (8, 0), "bf16_tensor": (8, 0)}
 
 
 def build_parser() -> program.Parser:
@@ -60,12 +61,12 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     device = program.device_of(args, build_parser())
     if operations.kind_of(args.operation) == "fma":
         program.need_triton(device, build_parser())
-    if args.operation == "fp8_tensor" and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability < _LEAST_FOR_FP8:
+    if args.operation in _LEAST_CAPABILITY and device.type == "cuda":
+        capability, least = torch.cuda.get_device_capability(device), _LEAST_CAPABILITY[args.operation]
+        if capability < least:
             build_parser().error(
-                f"--operation fp8_tensor: {torch.cuda.get_device_name(device)} has no fp8, which needs compute "
-                f"capability 8.9, and has {capability[0]}.{capability[1]}"
+                f"--operation {args.operation}: {torch.cuda.get_device_name(device)} cannot compute it, which needs "
+                f"compute capability {least[0]}.{least[1]}, and has {capability[0]}.{capability[1]}"
             )
     program.set_arithmetic(args, "tf32" if args.operation == "tf32_tensor" else "fp32")
     size = operations.SIZES[device.type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -163,6 +164,8 @@ class InferConfig(ServiceConfig):
         super().check(device, device_was_chosen=device_was_chosen)
         self._refuse_below(1, "batch_size", "image_px", "num_classes", "sequence_tokens", "max_batch", "threads")
         self._refuse_below(0, "output_tokens", "max_delay_ms")
+        if self.max_delay_ms == math.inf:
+            raise self._refused("max_delay_ms=inf must be finite")
         self._check_positions()
         self._check_batching()
         is_decoder = self.output_tokens > 0

@@ -23,7 +23,7 @@ TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
 """Arithmetic of particle tracking."""
 
 # Ada and Hopper. Source: NVIDIA, CUDA C++ Programming Guide, arithmetic by compute capability.
-_LEAST_FOR_FP8 = (8, 9)
+_LEAST_CAPABILITY = {Operation.fp8_tensor: (8, 9), Operation.tf32_tensor: (8, 0), Operation.bf16_tensor: (8, 0)}
 
 
 @dataclass
@@ -92,11 +92,11 @@ class MicroConfig(RepeatingConfig):
         if self.array_mib is not None and self._unit() != "GB":
             raise self._refused(f"array_mib={self.array_mib} is for copies and transfers, not for operation={name}")
         capability = dict(device.details).get("compute_capability")
-        lacks_fp8 = capability is not None and tuple(map(int, capability.split("."))) < _LEAST_FOR_FP8
-        if self.operation is Operation.fp8_tensor and lacks_fp8:
+        least = _LEAST_CAPABILITY.get(self.operation, (0, 0))
+        if capability is not None and tuple(map(int, capability.split("."))) < least:
             raise self._refused(
-                f"operation=fp8_tensor: {device.name} has no fp8 (compute capability {capability}, and 8.9 is needed); "
-                "choose fp16_tensor or bf16_tensor"
+                f"operation={name}: {device.name} has no {name.removesuffix('_tensor')} (compute capability "
+                f"{capability}, and {'.'.join(map(str, least))} is needed); choose fp16_tensor"
             )
 
 

@@ -214,7 +214,7 @@ class WorkloadConfig:
 
     def _refuse_below(self, least: int, *keys: str) -> None:
         for key in keys:
-            if (value := getattr(self, key)) is not None and value < least:
+            if (value := getattr(self, key)) is not None and not value >= least:
                 raise self._refused(f"{key}={value} must {'be at least 1' if least else 'not be negative'}")
 
     def _refused(self, why: str) -> ConfigError:

@@ -14,6 +14,7 @@ Every output that is checked lands where NaN was written before, so what is left
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -330,12 +331,19 @@ def _is_beyond_numbers(operator: Any, arguments: Sequence[Any]) -> bool:
     """Whether the factors, or sums of their products, need not be finite: training diverged, the GPU may be right."""
     if operator in _ATTENTIONS:
         return not all(bool(tensor.isfinite().all()) for tensor in arguments[:3])
-    is_convolution = operator is _ATEN.convolution.default
+    is_convolution = _CHECKS[operator] is _check_convolution
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     a, b = tensors[:2] if is_convolution else tensors[-2:]
-    terms = b[0].numel() if is_convolution else a.shape[-1]
-    largest = terms * float(a.abs().max().double() * b.abs().max().double())
-    return not largest <= torch.finfo(a.dtype).max
+    # A sum of products is at most the product of the lengths of its factors (Cauchy-Schwarz).
+    if is_convolution:
+        lengths = math.sqrt(b[0].numel()) * float(a.abs().max()), _longest(b.flatten(1), -1)
+    else:
+        lengths = _longest(a, -1), _longest(b, -2)
+    return not math.prod(lengths) <= torch.finfo(a.dtype).max
+
+
+def _longest(tensor: Tensor, dim: int) -> float:
+    return float(torch.linalg.vector_norm(tensor, dim=dim, dtype=torch.float64).max())
 
 
 def _largest(difference: Tensor, unit: Tensor) -> float:

@@ -51,6 +51,9 @@ def test_fp8_is_refused_on_a_gpu_without_it():
     workload.check(of["9.0"], device_was_chosen=True)
     with pytest.raises(ConfigError, match="has no fp8"):
         workload.check(of["8.0"], device_was_chosen=True)
+    older = dataclasses.replace(GPU, details=(("compute_capability", "7.5"),))
+    with pytest.raises(ConfigError, match="has no tf32"):
+        MicroConfig(operation=Operation.tf32_tensor).check(older, device_was_chosen=True)
 
 
 def test_particles_have_four_or_six_dimensions(make_plan):

@@ -136,6 +136,13 @@ def test_an_overflow_of_fp16_is_no_fault():
     assert (checked.num_checked, checked.wrong) == (1, [])
 
 
+def test_an_unwritten_product_of_one_row_in_fp16_is_a_fault(spoil):
+    checked = Canary(limit_s=60)
+    factors = torch.randn(1, 4096).half(), torch.randn(4096, 4096).half()
+    checked.run(spoil(MM, lambda result: result.fill_(float("nan"))), factors, {})
+    assert len(checked.wrong) == 1
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
 def test_a_training_that_diverged_is_no_fault_of_the_gpu(value):
     checked = Canary(limit_s=60)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.plan import text_workloads, workloads
+from pipeline.plan import read, text_workloads, workloads
 from tests.training import Notebook, train_on_text
-from workloads import train_text
+from workloads import program, train_text
 from workloads.data.batches import PASSED_OVER
 from workloads.text import models, text_data
 from workloads.text.request import TextRequest
@@ -78,6 +78,45 @@ def test_wrong_arguments_end_with_status_2(flags, changes, message):
     with pytest.raises(SystemExit) as caught:
         train_text.parse([*flags, *changes])
     assert caught.value.code == 2 and message in str(caught.value)
+
+
+_SWEPT = {
+    "migperf_train_batch": ("batch_size=512", "sequence_tokens=64"),
+    "migperf_train_seq": ("sequence_tokens=256",),
+}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workload=cern_finetune"],
+        ["+experiment=cern_mig", "workload=cern_finetune"],
+        *(
+            [f"+experiment={name}", "workload=bert_base", "workload.source=synthetic_host", "workload.batch_size=128"]
+            + [f"workload.{each}" for each in values]
+            for name, values in _SWEPT.items()
+        ),
+    ],
+)
+def test_the_data_of_published_text_workloads_fill_many_batches(compose, overrides):
+    (config,) = read.read(compose(overrides))
+    wanted = config.workload
+    assert wanted.source is workloads.DataSource.synthetic_host
+    flags = [
+        "--model",
+        "bert",
+        "--task",
+        "classification",
+        "--num-classes",
+        str(wanted.num_classes),
+        "--loader-workers=0",
+    ]
+    flags += ["--source", wanted.source.name, "--sequence-tokens", str(wanted.sequence_tokens)]
+    flags += ["--batch-size", str(wanted.batch_size), *(["--samples", str(wanted.samples)] if wanted.samples else [])]
+    request = program.request_of(TextRequest, train_text.parse(flags))
+    data = text_data.open_data(request, 30522, torch.device("cpu")).batches
+    assert data.train.num_batches > 10
+    data.close()
 
 
 def test_it_learns_to_tell_topics_apart(flags):
