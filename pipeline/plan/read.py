@@ -29,6 +29,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
             each = OmegaConf.to_object(config)
             assert isinstance(each, Config)
             _refuse_other_kinds(each)
+            _refuse_no_workloads(each)
             each.resume = _resume(each.resume)
             each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
             each.env = _node("env", each.env)
@@ -46,6 +47,17 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
             each.gpu.admin = []  # whatever a file says that was written for a real GPU
     return typed
+
+
+def _refuse_no_workloads(config: Config) -> None:
+    """Refuse a workload or a size that no kind of workload was named for, as by a file that extends none."""
+    for where, node in {"workload": config.workload, **{f"sizes.{k}": v for k, v in config.sizes.items()}}.items():
+        if not dataclasses.is_dataclass(node):
+            choice = "workload" if where == "workload" else f"+workload@{where}"
+            raise ConfigError(
+                f"{where} is of no kind of workload; {choice}=NAME names a file of conf/workload, which begins with "
+                "`defaults: [/schema/workload@_here_, _self_]`, or another kind (docs/workloads.md)"
+            )
 
 
 def _refuse_other_kinds(node: Any, where: str = "") -> None:

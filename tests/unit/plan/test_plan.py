@@ -257,6 +257,7 @@ def test_options_become_flags(make_plan):
         (["workload.environ=${workload.name}"], "workload.environ=tiny: must be a map"),
         (["gpu.tolerate=${workload.name}"], "gpu.tolerate=tiny: must be a list"),
         (["workload.script="], "workload.script=: there is no such file"),
+        (["+sizes.X.script=train.py", "mix=[X,X]"], "sizes.X is of no kind of workload; +workload@sizes.X=NAME names"),
         (["workload=script", "workload.script=", "env=venv"], "workload.script=: there is no such file"),
     ],
 )
