@@ -19,7 +19,7 @@ PLANS = "plans"
 """What the workers of a study on several GPUs agree on."""
 AMENDMENTS = "amendments"
 LEFT_OUT = "left_out"
-"""Files of jobs that were too many or too large for artifacts."""
+"""Files of jobs that did not become artifacts: too many, too large, unreadable, or not taken by the store."""
 
 SHARED_PREFIX = "collocation-"
 """Of what lies in folders that others use too: `gpu.lock_dir` and /tmp."""

@@ -32,6 +32,16 @@ def opened(path: Path) -> int:
     return descriptor
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a regular file that can be read.
+
+    Raises:
+        OSError: as `opened`.
+    """
+    with os.fdopen(opened(path), "rb") as file:
+        return os.fstat(file.fileno()).st_size
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a regular file.
 

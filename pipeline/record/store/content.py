@@ -22,6 +22,10 @@ MAX_ENTITIES, MAX_PARAMS, MAX_TAGS = 1000, 100, 100
 MAX_BYTES = 500_000
 """Of one request. MLflow takes 1e6; half of it leaves room for what JSON and the transport add."""
 
+# Sources: mlflow/utils/validation.py, path_not_unique; mlflow/store/artifact/local_artifact_repo.py.
+_REFUSED_FILE = re.compile(r"^\.\.|(^|/)\.artifact\.uploading\.[^/]*$")
+_CHANGED_IN_ADDRESS = re.compile(r"[#?%\\\x00-\x1f\x7f\ud800-\udfff]")
+
 CUT = f" ... [cut: the whole value is in {LONG_VALUES}]"
 
 Point = tuple[int, int, float]
@@ -123,8 +127,16 @@ def words_of(command_line: str) -> list[str] | None:
 
 def safe_name(key: str) -> str:
     """The key as MLflow accepts it: letters, digits and `_-./ :`, a plain relative path, at most 250 characters."""
-    name = re.sub(r"[^\w\-./ :]", "_", key)
-    return posixpath.normpath(f"/{name}").lstrip("/")[:MAX_KEY].rstrip("/") or "_"
+    name = posixpath.normpath("/" + re.sub(r"[^\w\-./ :]", "_", key)).lstrip("/")
+    return re.sub(r"^\.\.+", "_", name)[:MAX_KEY].rstrip("/") or "_"
+
+
+def takes_file(name: str, *, is_server: bool) -> bool:
+    """Whether MLflow keeps a file by this path below a run's artifacts, and does not refuse or change it.
+
+    Its client puts the path into the address of a server as it is.
+    """
+    return not (_REFUSED_FILE.search(name) or (is_server and _CHANGED_IN_ADDRESS.search(name)))
 
 
 def _free_name(key: str, taken: Container[str]) -> str:

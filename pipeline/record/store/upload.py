@@ -6,6 +6,7 @@ rows and accepts equal params, files are replaced, and the folder is removed onl
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 from pipeline.base import layout, locks, mig_names, regular_files, units
@@ -29,12 +31,20 @@ from pipeline.observe.table import in_one_line
 from pipeline.record import group_folder, request_table, series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
 from pipeline.record.series import About, Series, SeriesKey
-from pipeline.record.store.content import RunContent
+from pipeline.record.store.content import RunContent, takes_file
 from pipeline.record.store.local import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 """Of one job, as artifacts. What is beyond that is kept in a folder beside the store."""
 MAX_NAMED = 10
+
+_NO_FILE = "no regular file"
+_TOO_MANY = "too many or too large, kept beside the store"
+_UNREADABLE = "cannot be read, kept beside the store"
+_NOT_TAKEN = "not taken by the store, kept beside it"
+_KEPT = (_TOO_MANY, _UNREADABLE, _NOT_TAKEN)
+_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+"""What a server says of one file: its name or, as a proxy in front of it may, its size."""
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +209,7 @@ class _Upload:
     scratch: Path
     series_points: int
     described: Mapping[str, RunContent]
-    too_many: list[Path] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
 
     def child(self, child: ChildRecord, run_id: str) -> None:
         content = _described(child)
@@ -246,44 +256,61 @@ class _Upload:
             content.add_metric(name, points)
 
     def keep_what_was_left_out(self) -> None:
-        """Move files that were too many or too large to a folder of their own: they may be what a job computed."""
-        for path in self.too_many:
+        """Move files that the store does not have to a folder of their own: they may be what a job computed."""
+        for path in self.kept:
             place = self.folder.parents[2] / layout.LEFT_OUT / path.relative_to(self.folder.parents[1])
             place.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(place)
+            with suppress(PermissionError, FileNotFoundError):  # what is not ours to move is not removed either
+                path.rename(place)
 
     def _log_below(
         self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Sequence[Path] = ()
     ) -> None:
-        """Log what lies below folders, each with the folder that it becomes; a tag names what is no regular file.
+        """Log what lies below folders, each with the folder that it becomes; a tag names what is left out.
 
-        A job may have put links and pipes there, and as many files as it likes.
+        A job may have put links and pipes there, as many files as it likes, by any name and readable to nobody.
         """
-        others: list[Path] = []
-        too_many: list[Path] = []
+        left: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
         num_bytes = num_files = 0
         for folder, target in places:
             found = regular_files.below(folder, without)
-            others += found.others
+            left[_NO_FILE] += found.others
             for path in found.files:
-                size = path.stat().st_size
+                try:
+                    size = regular_files.size_of(path)
+                except OSError:
+                    left[_UNREADABLE].append(path)
+                    continue
                 if num_files == MAX_FILES or num_bytes + size > MAX_FILE_BYTES:
-                    too_many.append(path)
+                    left[_TOO_MANY].append(path)
                     continue
                 num_files, num_bytes = num_files + 1, num_bytes + size
-                parent = (Path(target) / path.relative_to(folder)).parent.as_posix()
-                self.store.client.log_artifact(run_id, str(path), None if parent == "." else parent)
-        said = [self._named("no regular file", others)] if others else []
-        said += [self._named("too many or too large, kept beside the store", too_many)] if too_many else []
-        if said:
-            content.add_tag(Tag.LEFT_OUT, "; ".join(said))
-            log.warning("%s: left out of the artifacts: %s", self.folder.name, "; ".join(said))
-        self.too_many.extend(too_many)
+                if not self._is_taken(run_id, path, Path(target) / path.relative_to(folder)):
+                    left[_NOT_TAKEN].append(path)
+        if said := "; ".join(self._named(reason, paths) for reason, paths in left.items() if paths):
+            content.add_tag(Tag.LEFT_OUT, said)
+            log.warning("%s: left out of the artifacts: %s", self.folder.name, said)
+        self.kept.extend(path for reason in _KEPT for path in left[reason])
+
+    def _is_taken(self, run_id: str, path: Path, place: Path) -> bool:
+        """Log a file; false if the store does not take this one, whatever else it takes."""
+        if not takes_file(place.as_posix(), is_server=self.store.root is None):
+            return False
+        try:
+            self.store.client.log_artifact(run_id, str(path), None if place.parent == Path() else str(place.parent))
+        except OSError as error:  # those of the connection are of this kind too
+            if error.errno == errno.ENAMETOOLONG:
+                return False
+            if getattr(getattr(error, "response", None), "status_code", None) in _REFUSED:
+                return False
+            raise
+        return True
 
     def _named(self, what: str, paths: Sequence[Path]) -> str:
         names = [path.relative_to(self.folder).as_posix() for path in paths[:MAX_NAMED]]
         more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
-        return f"{', '.join(names)}{more} ({what})"
+        told = f"{', '.join(names)}{more} ({what})"
+        return told.encode(errors="backslashreplace").decode()  # a name may be no UTF-8
 
     def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
         _log(self.store, run_id, content, self.described.get(run_id))

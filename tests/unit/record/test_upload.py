@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from listeners.host import HostListener
 from pipeline.base.errors import TrackingError
@@ -115,7 +116,8 @@ def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: 
     long = "x" * 9000
     one = child(
         0,
-        params={"a@b": "1", "a#b": "2", "../up": "3", "config": long} | {f"p{k}": str(k) for k in range(250)},
+        params={"a@b": "1", "a#b": "2", "../up": "3", "..lr": "4", "config": long}
+        | {f"p{k}": str(k) for k in range(250)},
         tags={"note": long},
         metrics={"ok_s": 1.0, "bad_s": float("nan"), "loss": 5.0},
         series={"loss": [(0, START, 2.0), (1, START + SECOND, float("inf")), (2, START + 2 * SECOND, 1.0)]},
@@ -126,7 +128,7 @@ def test_names_lengths_and_numbers_that_mlflow_refuses_are_kept_elsewhere(root: 
     upload.send(lambda uri: store, folder, series_points=10)
     run = by_name(store.client)["0-toy"]
     assert {key: run.data.params[key] for key in ("a_b", "a_b_2", "up")} == {"a_b": "1", "a_b_2": "2", "up": "3"}
-    assert run.data.params["p249"] == "249"
+    assert run.data.params["p249"] == "249" and run.data.params["_lr"] == "4"
     assert run.data.metrics == {"ok_s": 1.0, "loss": 1.0, "summary/loss": 5.0}
     assert run.data.tags["collocation.not_finite"] == "bad_s, loss"
     assert run.data.params["config"].endswith("long_values.json]")
@@ -282,6 +284,78 @@ def test_files_beyond_the_limits_are_kept_beside_the_store(root: Path, monkeypat
     kept = files_of(root / "left_out/study/0001-mig")
     assert len(kept) == 2 and len(logged) == 6
     assert sorted(int(Path(path).name) for path in (*kept, *logged)) == list(range(8))
+
+
+@pytest.fixture
+def odd(root: Path) -> Path:
+    """The folder of a group whose job logged files by names that MLflow does not take, and one that nobody reads."""
+    folder = make_spool(root, record((child(0),)))
+    run = folder / "jobs/0/mlflow/1/run"
+    (run / "artifacts/..2024").mkdir(parents=True)
+    (run / "artifacts/..2024/of_a_config_map").write_text("x")
+    (run / "meta.yaml").write_text("{run_id: run, lifecycle_stage: active, start_time: 1}")
+    (folder / "jobs/0/output").mkdir()
+    for name in (".artifact.uploading.x", "loss#1", "%41", "a\nb", os.fsdecode(b"\xff"), "ordinary"):
+        (folder / f"jobs/0/output/{name}").write_text("x")
+    return folder
+
+
+def test_a_file_that_cannot_be_read_or_is_not_taken_keeps_no_group_out_of_the_store(
+    root: Path, odd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def opened(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path).name == "%41":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+    store = open_store(root)
+    upload.send(lambda uri: store, odd, series_points=10)
+    run = by_name(store.client)["0-toy"]
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["collocation.left_out"] == (
+        "jobs/0/output/%41 (cannot be read, kept beside the store); jobs/0/output/.artifact.uploading.x, "
+        "jobs/0/mlflow/1/run/artifacts/..2024/of_a_config_map (not taken by the store, kept beside it)"
+    )
+    logged = {item.path for item in store.client.list_artifacts(run.info.run_id, "output")}
+    assert logged == {"output/loss#1", "output/a\nb", os.fsdecode(b"output/\xff"), "output/ordinary"}
+    kept = {path.name for path in files_of(root / "left_out")}
+    assert kept == {"%41", ".artifact.uploading.x", "of_a_config_map"}
+
+
+class Server:
+    """An MLflow client of a server, of which a proxy refuses every file by one name."""
+
+    def __init__(self, real: Any, refused: str, status: int) -> None:
+        self.real, self.refused, self.status = real, refused, status
+        self.files: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def log_artifact(self, run_id: str, path: str, parent: str | None = None) -> None:
+        if Path(path).name == self.refused:
+            response = requests.Response()
+            response.status_code = self.status
+            raise requests.HTTPError(response=response)
+        self.files.append(path)
+
+
+def test_a_server_gets_no_file_by_another_name_and_may_refuse_one_but_not_all(root: Path, odd: Path) -> None:
+    real = open_store(root)
+    server: Any = Server(real.client, "ordinary", 502)
+    store = Store(client=server, uri=real.uri, root=None)
+    with pytest.raises(requests.HTTPError):
+        upload.send(lambda uri: store, odd, series_points=10)
+    server.status, server.files = 413, []
+    upload.send(lambda uri: store, odd, series_points=10)
+    assert not [path for path in server.files if "output" in path or ".." in path]
+    assert {path.name for path in files_of(root / "left_out")} == {
+        *(".artifact.uploading.x", "loss#1", "%41", "a\nb", os.fsdecode(b"\xff"), "ordinary"),
+        "of_a_config_map",
+    }
 
 
 def test_a_record_that_names_another_folder_reads_nothing_there(root: Path) -> None:
