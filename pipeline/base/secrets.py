@@ -10,13 +10,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.base import override_values
+
 HIDDEN = "<hidden>"
 
 _SEPARATED = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
 _ANYWHERE = frozenset({"secret", "password", "passwd", "passphrase", "credentials", "apikey"})
 _AT_THE_END = frozenset({"token", "key", "pwd"})  # TOKENIZERS_PARALLELISM and SSH_KEY_FILE are none
 _NAME = r"[A-Za-z_][\w.\-]*"
-_VALUE = r""""[^"]*"|'[^']*'|[^\s,"'\[\]{}]+"""
+_VALUE = r"""(?:"[^"]*"|'[^']*'|\S)+"""
 # `--token VALUE` in a text, `name=VALUE` and `name: VALUE`.
 _FLAG_IN_TEXT = re.compile(rf"(?P<before>(?<![\w-])--?(?P<name>{_NAME})[\"']?[\s,]+)(?!--)(?P<value>{_VALUE})")
 _GIVEN_IN_TEXT = re.compile(rf"(?P<before>(?P<name>{_NAME})[\"']?(?:=|:\s*))(?P<value>{_VALUE})")
@@ -46,17 +48,33 @@ def hidden_in_text(text: str) -> str:
 def hidden_in_words(words: Sequence[str]) -> list[str]:
     """The words of a command line without the secrets among them."""
     found: list[str] = []
-    is_value = False
+    is_value = is_first = False
     for word in words:
         given, flag = _GIVEN.fullmatch(word), _FLAG.fullmatch(word)
-        if is_value and not word.startswith("--"):
+        if is_value and not word.startswith("--" if is_first else "-"):  # a flag may take several
             found.append(HIDDEN)
-        elif given and is_of_secret(given["name"]):
-            found.append(f"{given['before']}{HIDDEN}")
+            is_first = False
+            continue
+        if given:
+            found.append(f"{given['before']}{_hidden_in_given(given['value'], given['name'])}")
         else:
-            found.append(hidden_in_text(word))
-        is_value = flag is not None and is_of_secret(flag["name"])
+            found.append(_in_scalar(word))
+        is_value = is_first = flag is not None and is_of_secret(flag["name"])
     return found
+
+
+def _hidden_in_given(text: str, name: str) -> str:
+    """What a word gives to a name, as an override does: as it was typed if there is no secret in it."""
+    if is_of_secret(name):
+        return HIDDEN
+    if not any(is_of_secret(each) for each in re.findall(_NAME, text)):
+        return hidden_in_text(text)
+    try:
+        value = override_values.parsed(text)
+    except ValueError:
+        return HIDDEN
+    hidden = hidden_in(value, name)
+    return text if hidden == value else override_values.as_text(hidden)
 
 
 def hidden_in(value: Any, name: str = "") -> Any:
@@ -68,7 +86,7 @@ def hidden_in(value: Any, name: str = "") -> Any:
     if is_of_secret(name):
         return HIDDEN
     if isinstance(value, list | tuple):
-        if len(value) == 2 and isinstance(value[0], str) and is_of_secret(value[0]) and value[0][:1] != "-":
+        if len(value) == 2 and re.fullmatch(_NAME, str(value[0])) and is_of_secret(str(value[0])):
             return [value[0], hidden_in(value[1], value[0])]  # a name and its value
         if any(isinstance(each, Mapping | list | tuple) for each in value):
             return [hidden_in(each) for each in value]
@@ -83,9 +101,11 @@ def _in_scalar(value: Any) -> Any:
         return value
     try:
         words = shlex.split(value)
-    except ValueError:
-        words = []
-    hidden = hidden_in_words(words) if len(words) > 1 else words
+    except ValueError:  # where a value in it ends is not known
+        return HIDDEN if hidden_in_text(value) != value else value
+    if len(words) < 2:
+        return hidden_in_text(value)
+    hidden = hidden_in_words(words)
     return hidden_in_text(value) if hidden == words else shlex.join(hidden)
 
 

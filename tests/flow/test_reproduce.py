@@ -117,17 +117,17 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
     (tmp_path / "train.py").write_text(
         "import os, sys\nassert [os.environ['HF_TOKEN'][::-1], sys.argv[2][::-1]] == ['terc3s'] * 2\n"
     )
-    secrets = ["workload.environ.HF_TOKEN=s3cret", "workload.args=[--password,s3cret,1]"]
+    secrets = ["workload.environ.HF_TOKEN=s3cret", "workload.args=[--password,s3cret,s3cret,--lr,1]"]
     assert run("workload=script", "workload.script=train.py", *secrets, "degree=1")[0] == 0
     ((original, _),) = groups(client)
-    assert original.data.params["args"] == "--password '<hidden>' 1"
+    assert original.data.params["args"] == "--password '<hidden>' '<hidden>' --lr 1"
     # By another process: one that closes a file of sqlite loses the locks of its own connections to it.
     assert subprocess.run(["grep", "-r", "s3cret", tmp_path], capture_output=True).stdout == b""
 
     again = f"reproduce={original.info.run_id}"
     status, _, err = run(again, secrets[0])
     assert status == 2 and "give again workload.args=..." in err and "HF_TOKEN" not in err
-    status, _, err = run(again, secrets[0], "workload.args=[--password,s3cret,2]")
+    status, _, err = run(again, secrets[0], "workload.args=[--password,s3cret,s3cret,--lr,2]")
     assert status == 2 and "workload.args differs from the original's in more than its secrets" in err
     status, _, err = run(again, *secrets)
     assert status == 0, err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.base import secrets
+from pipeline.base import override_values, secrets
 from pipeline.base.words import without_secrets
 
 
@@ -29,15 +29,39 @@ def test_names_that_only_look_like_it(name):
         (["--api-key=S", "x"], ["--api-key=<hidden>", "x"]),
         (["--token", "--lr", "1"], ["--token", "--lr", "1"]),
         (["workload.environ.HF_TOKEN=S,S"], ["workload.environ.HF_TOKEN=<hidden>"]),
-        (["+workload.environ={HF_TOKEN: S,A: b}"], ["+workload.environ={HF_TOKEN: <hidden>,A: b}"]),
-        (["workload.args=[--token,S,--lr,1]"], ["workload.args=[--token,<hidden>,--lr,1]"]),
-        (["mix=['t.py --password S',b]"], ["mix=['t.py --password <hidden>',b]"]),
+        (["--token", "S", "S", "-v", "1"], ["--token", "<hidden>", "<hidden>", "-v", "1"]),
+        (["--token", "-S", "-v"], ["--token", "<hidden>", "-v"]),
+        (["+workload.environ={HF_TOKEN: S,A: b}"], ["+workload.environ={HF_TOKEN: '<hidden>',A: 'b'}"]),
+        (["workload.args=[--token,S,--lr,1]"], ["workload.args=['--token','<hidden>','--lr',1]"]),
+        (["workload.args=[--lr,1]", "--out=a/key"], ["workload.args=[--lr,1]", "--out=a/key"]),
+        (["sizes.S.args='--lr 1 --token=S'"], ["sizes.S.args='--lr 1 \\'--token=<hidden>\\''"]),
+        (["workload.args=--token=S"], ["workload.args=<hidden>"]),
+        (["mix=[{command: 't.py --token=S'},b]"], ["mix=[{command: 't.py \\'--token=<hidden>\\''},'b']"]),
+        (["mix=['t.py --password S',b]"], ["mix=['t.py --password \\'<hidden>\\'','b']"]),
+        (["workload.flags.api_key=[S,S]"], ["workload.flags.api_key=<hidden>"]),
+        (["workload.flags={api_key: [S,S],lr: 1}"], ["workload.flags={api_key: '<hidden>',lr: 1}"]),
+        (["workload.args='--password S[S{S\\'S'"], ["workload.args='<hidden>'"]),
+        (["workload.args=--lr,'--token S'"], ["workload.args=<hidden>"]),
+        (["t.py --password S[S,S x"], ["t.py --password '<hidden>' '<hidden>'"]),
+        (["t.py --password S'S", "b"], ["<hidden>", "b"]),
         (["postgres://me:S@host/db", "ssh://git@host/x"], ["postgres://<hidden>@host/db", "ssh://git@host/x"]),
     ],
 )
 def test_words_of_a_command_line(words, hidden):
     assert secrets.hidden_in_words(words) == hidden
     assert [without_secrets(word) for word in hidden] == hidden
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["--re", r"\d+ x\'", "l1\nl2", "é, [x]", "${a}", "", "null", "1", r"a\\", "it's"],
+        [None, True, 1e-3, 7, float("inf"), [], {}],
+        {"a b": {"c:d": [1]}, "e=,{}": "f", r"g\h": None},
+    ],
+)
+def test_a_value_in_hydras_grammar_means_itself(value):
+    assert override_values.parsed(override_values.as_text(value)) == value
 
 
 def test_a_configuration_tells_where_something_was_hidden():

@@ -1,0 +1,47 @@
+"""Values in the grammar of Hydra's overrides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def parsed(text: str) -> Any:
+    """The value that `KEY=text` gives.
+
+    Raises:
+        ValueError: Hydra cannot read it, or it is several values.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(f"key={text}")
+    except HydraException as error:
+        raise ValueError(f"{text} is no value of an override: {error}") from error
+    if override.is_sweep_override():
+        raise ValueError(f"{text} are several values")
+    return override.value()
+
+
+def as_text(value: Any) -> str:
+    """The value in the grammar, where it means exactly itself: lists, maps, texts, numbers, booleans and `None`."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return str(QuotedString(value, Quote.single).with_quotes())
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{_key(str(key))}: {as_text(each)}' for key, each in value.items())}}}"
+    if isinstance(value, Sequence):
+        return f"[{','.join(map(as_text, value))}]"
+    return str(value)
+
+
+def _key(name: str) -> str:
+    """The key of a map, which takes no quotes."""
+    return re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", name)
