@@ -14,6 +14,8 @@ from pipeline.prepare.env import lock
 
 _EDITABLE = ("-e", "--editable")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")
+_FOLDERS = ("-f", "--find-links")
+_ARCHIVE = re.compile(r"\.(whl|zip|tgz|tar\.\w+)\b")
 _SOURCES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--pre", "--trusted-host")
 
 
@@ -22,7 +24,8 @@ class Requirements:
     """A requirements file, or what stands for one.
 
     Attributes:
-        content: digests of the file and of those that it includes.
+        content: digests of the file and of those that it includes, and what else decides what they mean: the folder
+            that they name files in, and the archives in folders that packages come from.
         options: lines that say where packages come from, with absolute paths.
         python: version that a lock names.
     """
@@ -44,7 +47,8 @@ def read(file: Path) -> Requirements:
         parsed = parse(() if is_toml else _lines(text), file.parent)
     except RecursionError as error:
         raise ConfigError(f"{file} includes itself") from error
-    content = (hashlib.sha256(data).hexdigest(), *parsed.content)
+    places = (str(file.parent.resolve()),) if is_toml else ()
+    content = (hashlib.sha256(data).hexdigest(), *places, *parsed.content)
     return Requirements(content=content, options=parsed.options, python=lock.python_of(text))
 
 
@@ -64,6 +68,9 @@ def parse(lines: Iterable[str], folder: Path) -> Requirements:
             options += included.options
         elif word in _SOURCES:
             options.append(with_absolute_place(line, folder))
+            content += _archives(options[-1]) if word in _FOLDERS else ()
+        elif "://" not in line and ("/" in line or _ARCHIVE.search(line)):
+            content.append(str(folder.resolve()))
     return Requirements(content=tuple(content), options=tuple(dict.fromkeys(options)))
 
 
@@ -76,6 +83,15 @@ def with_absolute_place(line: str, folder: Path) -> str:
     if line.startswith((".", "/")):
         return str((folder / line).resolve())
     return line
+
+
+def _archives(line: str) -> list[str]:
+    """The archives in the folder that a line names, each with what changes if it is replaced."""
+    try:
+        files = [file for file in sorted(Path(_split(line)[1]).iterdir()) if _ARCHIVE.search(file.name)]
+        return [f"{file.name} {(found := file.stat()).st_size} {found.st_mtime_ns}" for file in files]
+    except OSError:  # an address, or what uv will find no folder either
+        return []
 
 
 def _split(line: str) -> tuple[str, str]:

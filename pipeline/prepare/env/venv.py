@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from pipeline.base.errors import ConfigError
+from pipeline.base.paths import expanded
 from pipeline.prepare.env import lock, uv
 from pipeline.prepare.env import requirements as env_requirements
 from pipeline.prepare.env.built import BuiltEnv
@@ -38,6 +39,8 @@ class VenvEnv(BuiltEnv):
         self._is_uv_lock = self.file.name == "uv.lock"
         if self._is_uv_lock:
             content += env_requirements.read(self.file.with_name("pyproject.toml")).content
+        if python and "/" in python:
+            python = str(expanded("env.python", python).absolute())
         named, own = python or read.python or platform.python_version(), platform.python_version()
         # Its own version for a venv of the orchestrator's interpreter: an upgrade of it makes another environment.
         self._python = sys.executable if named == own else named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -104,6 +105,31 @@ def test_what_a_file_includes_decides_as_well(resolve, tmp_path):
     second = resolve(file)
     assert (version_of(first), version_of(second)) == ("1.0", "2.0")
     assert f"--find-links {tmp_path}/wheels" in second.lock
+
+
+@pytest.mark.parametrize("line", ["./tiny-1.0-py3-none-any.whl", "tiny-1.0-py3-none-any.whl", "--find-links ."])
+def test_the_same_text_beside_other_archives_is_another_environment(tmp_path, line):
+    def key(folder: str) -> str:
+        return VenvEnv(str(write(tmp_path / folder / "requirements.txt", line)), cache_root=str(tmp_path)).key
+
+    mine, theirs = key("mine"), key("theirs")
+    assert mine != theirs
+    wheel(tmp_path / "mine", "tiny", "1.0")
+    assert line.startswith("--") == (key("mine") != mine)  # one that is named is looked at once it is installed
+    assert key("theirs") == theirs
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "pylock.toml"])
+def test_a_project_of_the_same_text_in_another_folder_is_another_one(tmp_path, name):
+    files = [write(tmp_path / folder / name, PROJECT) for folder in ("mine", "theirs")]
+    assert len({VenvEnv(str(file), cache_root=str(tmp_path)).key for file in files}) == 2
+
+
+def test_an_interpreter_is_named_from_the_working_directory(resolve, tmp_path, monkeypatch):
+    (tmp_path / "mypython").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path / "elsewhere/requirements.txt", "--no-index\n--find-links ../wheels\ntiny==1.0\n")
+    assert version_of(resolve(file, python="./mypython")) == "1.0"
 
 
 def test_the_dependencies_of_a_pyproject_are_installed(resolve, tmp_path, wheels):
