@@ -36,7 +36,7 @@ _MAY_BE_GIVEN = (
 # What says nothing of the group.
 _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
-    *("unit", "plan_file"),
+    *("unit", "plan_file", "only"),
 )
 _SUFFIX = "-reproductions"
 
@@ -197,7 +197,7 @@ def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -
         job = jobs.get(index, {})
         if job.get("size") is not None:
             whole.sizes[job["size"]].env_file = str(path)
-        elif whole.mix is None:
+        elif whole.mix is None or job["entry"] >= len(whole.mix):  # a neighbour, which is a copy of it
             whole.workload.env_file = str(path)
         else:
             whole.mix[job["entry"]] = programs.with_environment(whole.mix[job["entry"]], path)

@@ -49,6 +49,15 @@ def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
     ]
 
 
+def test_a_group_of_a_study_with_only_some_of_its_groups_is_planned_again(run, client):
+    only = 'only=["naive-1x-toy-environ.A=2"]'
+    status, _, err = run("-m", *TOY, *SHORT, "degree=1", "baseline=never", "workload.environ.A=1,2", only)
+    assert status == 0, err
+    ((original, _),) = groups(client)
+    status, _, err = run(f"reproduce={original.info.run_id}", "dry_run=true")
+    assert status == 0, err
+
+
 @pytest.mark.torch
 def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tmp_path):
     script = tmp_path / "train.py"

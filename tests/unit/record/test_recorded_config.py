@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from pipeline.base import layout
+from pipeline.base import interrupts, layout
 from pipeline.base.errors import ConfigError
 from pipeline.plan import plan as planning
 from pipeline.plan import read
@@ -100,6 +102,18 @@ def test_who_looks_on_at_a_reproduction_is_who_is_given_for_it(compose):
             reproduce._take_over(original, given, key)
     (config,) = read.read([original])
     assert (config.exporter.name, config.exporter.port) == ("prometheus", 9412)
+
+
+def test_jobs_of_a_mix_and_copies_of_the_workload_beside_it_are_built_from_their_locks(compose):
+    (whole,) = compose(["mix=['python a.py']", "neighbours=1", "env=venv"])
+    jobs = [{"index": 0, "entry": 0, "size": None}, {"index": 1, "entry": 1, "size": None}]
+    original = dataclasses.replace(
+        recorded(""), files={layout.GROUP: json.dumps({"jobs": jobs})}, job_locks={"0": "mine", "1": "theirs"}
+    )
+    with interrupts.UndoStack() as stack, open_dict(whole):
+        reproduce._build_from_locks(whole, original, stack)
+        assert Path(whole.mix[0].env_file).read_text() == "mine"
+        assert Path(whole.workload.env_file).read_text() == "theirs"
 
 
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
