@@ -161,9 +161,10 @@ def _arguments(params: str) -> tuple[str, ...]:
         words = shlex.split(params)
     except ValueError as error:
         raise ValueError(f"Params {params!r}: {error}") from error
-    if not words or words[0].startswith("-") or "=" not in words[0]:
+    closed = re.sub(r"\s+\+\s+", "+", params)
+    if closed.startswith("-") or "=" not in closed or len(closed.split()) > 1:  # several words: overrides of Hydra
         return tuple(words)
-    older = [part.strip().partition("=") for part in params.split("+")]
+    older = [part.partition("=") for part in closed.split("+")]
     return tuple(word for key, equals, value in older for word in (f"--{key}", *([value] if equals else [])))
 
 

@@ -110,11 +110,15 @@ def test_what_looks_like_an_interpolation_is_left_alone(tmp_path):
 
 
 def test_older_params_are_arguments_too(tmp_path):
-    table = write(tmp_path / "t.csv", [job(1, params="batch-size=128+amp+lr=0.1"), job(2, params="batch-size=8")])
+    table = write(
+        tmp_path / "t.csv",
+        [job(1, params="batch-size=128+amp+lr=0.1"), job(2, params="batch-size=8"), job(3, params="lr=0.1 +epochs=3")],
+    )
     groups, _ = radt_table.read(table)
     assert [group.rows[0].args for group in groups] == [
         ("--batch-size", "128", "--amp", "--lr", "0.1"),
         ("--batch-size", "8"),
+        ("lr=0.1", "+epochs=3"),  # overrides of Hydra
     ]
 
 
