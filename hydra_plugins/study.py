@@ -12,7 +12,6 @@ job a study of its own.
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
-import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from pipeline.base import library_internals
+from pipeline.base import library_internals, override_values
 from pipeline.base.errors import ConfigError
 from pipeline.plan import command_line, stand_ins
 from pipeline.scale.options import SlurmOptions
@@ -94,7 +93,8 @@ def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_override(key: str, value: Any) -> str:
-    return f"{key}={json.dumps(value) if value is None or isinstance(value, bool) else value}"
+    """A text is what would be typed, such as several values; a list is one value, as it stands in the file."""
+    return f"{key}={value if isinstance(value, str) else override_values.as_text(value)}"
 
 
 class StudyLauncher(Launcher):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.types import Quote, QuotedString
 
+from pipeline.base import override_values
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan.user_command import plain
@@ -53,11 +54,7 @@ def size_of(program: Program, sizes: dict[Program, str]) -> str:
 
 def override_value(value: Value) -> int | float | str:
     """The value in Hydra's grammar, where it means exactly itself."""
-    if isinstance(value, int | float):
-        return value
-    if isinstance(value, tuple):
-        return f"[{','.join(str(override_value(each)) for each in value)}]"
-    return str(QuotedString(value, Quote.single).with_quotes())
+    return value if isinstance(value, int | float) else override_values.as_text(value)
 
 
 def text_of(
@@ -106,8 +103,8 @@ def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
-    option = f" --config-dir {folder.resolve()}" if folder else ""
-    return f"run it: python run.py{option} +experiment={name}"
+    option = ["--config-dir", str(folder.resolve())] if folder else []
+    return f"run it: {shlex.join(['python', 'run.py', *option, f'+experiment={name}'])}"
 
 
 def _yaml(value: Value) -> Any:
