@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import operator
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -527,7 +528,7 @@ class _Study:
         unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
-            command = f"{sys.executable} -m pipeline.tracking flush --root {self.root}"
+            command = shlex.join([sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(self.root)])
             figures = f"figures of {words.counted(late, 'group')}"
             what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(

@@ -36,9 +36,9 @@ def show(plan: Plan, rows: Sequence[GroupResult], reproduction: Reproduction | N
 
 def show_where(experiment: str, tracking: TrackingConfig, sender: Sender, root: Path) -> None:
     """Print the commands that write the report and open MLflow's page."""
-    where = ["--uri", tracking.uri] if tracking.uri else ["--root", tracking.root]
-    where = [] if where == ["--root", TrackingConfig().root] else where
-    command = [outcome.python(), "-m", "pipeline.report", "--experiment", experiment, *where]
+    where = [f"--uri={tracking.uri}" if tracking.uri else f"--root={tracking.root}"]
+    where = [] if where == [f"--root={TrackingConfig().root}"] else where
+    command = [outcome.python(), "-m", "pipeline.report", f"--experiment={experiment}", *where]
     sys.stdout.write(f"report: {shlex.join(command)}\n{_how_to_open(sender, root)}\n")
 
 

@@ -24,7 +24,7 @@ def ui_hint(root: Path, experiment_id: str) -> str:
     """What to type to see a local store, and the page to open then."""
     shown = _from_here((root / DATABASE).absolute())
     program = "mlflow" if shutil.which("mlflow") else _from_here(Path(sys.executable).parent / "mlflow")
-    command = f"{program} ui --backend-store-uri {shlex.quote(f'sqlite:///{shown}')}"
+    command = shlex.join([str(program), "ui", "--backend-store-uri", f"sqlite:///{shown}"])
     return f"{command}   then open {ui_link(_UI, experiment_id)}"
 
 

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -134,7 +135,7 @@ class Store:
         if self.root is not None and foreign_root(experiment.artifact_location, self.root) is not None:
             raise TrackingError(
                 f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
-                f"{self.root}; run `python -m pipeline.tracking relocate --root {self.root}` first"
+                f"{self.root}; run `python -m pipeline.tracking relocate --root {shlex.quote(str(self.root))}` first"
             )
         state = experiment.tags.get(shared_view.TAG, "")
         counted |= shared_view.units_of(state)
@@ -267,7 +268,10 @@ def is_ready(root: Path, experiment: str) -> bool:
 def _schema(database: Path) -> str:
     """The revision of MLflow's schema that an existing database has."""
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
-        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+        found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    if found is None:
+        raise sqlite3.DatabaseError(f"{database} names no version of its schema")
+    return str(found[0])
 
 
 def _create(root: Path) -> None:

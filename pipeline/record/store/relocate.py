@@ -52,7 +52,7 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
             closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")
-            old = old_root or _old_root(connection, place)
+            old = old_root.absolute() if old_root else _old_root(connection, place)
             counts = {} if old is None or old == place else _rewrite(connection, old, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:

@@ -198,7 +198,7 @@ def test_a_copied_store_asks_to_be_relocated_and_then_has_its_artifacts(root: Pa
     moved = tmp_path / "new place" / "mlruns"
     shutil.copytree(root, moved)
     shutil.rmtree(root)
-    with pytest.raises(TrackingError, match="relocate --root"):
+    with pytest.raises(TrackingError, match=r"relocate --root '.*/new place/mlruns'`"):
         open_store(moved).experiment_id(EXPERIMENT)
 
     assert relocate(moved)["runs.artifact_uri"] == 1
@@ -206,6 +206,20 @@ def test_a_copied_store_asks_to_be_relocated_and_then_has_its_artifacts(root: Pa
     assert Path(client(moved).download_artifacts(run_id, "note.txt")).read_text() == "kept"
     assert open_store(moved).experiment_id(EXPERIMENT) == runs_of(client(moved))[0].info.experiment_id
     assert relocate(moved) == {}
+
+
+def test_a_database_that_names_no_schema_is_said(root: Path) -> None:
+    with closing(sqlite3.connect(root / DATABASE)) as connection:
+        connection.execute("DELETE FROM alembic_version")
+        connection.commit()
+    assert not is_ready(root, EXPERIMENT)
+    with pytest.raises(TrackingError, match="names no version of its schema"):
+        open_store(root)
+
+
+def test_an_old_place_may_be_named_from_the_working_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root.parent)
+    assert relocate(root, Path("mlruns")) == {}
 
 
 def test_relocating_leaves_other_places_alone(root: Path, tmp_path: Path) -> None:

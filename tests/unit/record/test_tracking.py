@@ -329,6 +329,9 @@ def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest
         f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db   then open http://127.0.0.1:5000/{page}"
     )
     assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    monkeypatch.setattr("sys.executable", "/b c/python")
+    assert ui_hint(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")
 
 
 def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(
