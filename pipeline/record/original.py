@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.layout import SCRIPT_PREFIX
+from pipeline.base.paths import MAX_NAME_BYTES
 from pipeline.base.records import Result
 from pipeline.base.tags import fact_tag
 
@@ -16,10 +18,15 @@ def script_files(scripts: Iterable[str]) -> dict[str, str]:
     """The artifact of a group that each script becomes, by the script's path."""
     first = {path: index for index, path in reversed(list(enumerate(scripts)))}
     names = Counter(Path(path).name for path in first)
-    return {
-        path: f"{SCRIPT_PREFIX}{f'{index}-' if names[Path(path).name] > 1 else ''}{Path(path).name}"
-        for path, index in first.items()
-    }
+    return {path: _artifact(Path(path).name, index, names[Path(path).name] == 1) for path, index in first.items()}
+
+
+def _artifact(name: str, index: int, is_unique: bool) -> str:
+    """The name of a script's artifact, with its number where it would else be another's; a long one loses its begin."""
+    whole, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
+    if is_unique and len(os.fsencode(whole)) <= MAX_NAME_BYTES:
+        return whole
+    return numbered + os.fsencode(name)[-(MAX_NAME_BYTES - len(numbered)) :].decode(errors="ignore")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,9 @@ def origin_of(workload: Workload) -> Origin:
     try:
         parts = [_as_new(path, root) for path in git.untracked(repository, files)]
         if repository.is_changed:
-            parts.insert(0, f"# {root} at {repository.commit}\n{git.difference(repository)}")
+            changes = git.difference(repository)
+            replaced = "# bytes that are no UTF-8 are \ufffd here\n" if "\ufffd" in changes else ""
+            parts.insert(0, f"# {root} at {repository.commit}\n{replaced}{changes}")
     except CommandError as error:
         parts = [f"# the changes of {root} cannot be read: {error}\n"]
     return Origin(repository=repository, uncommitted=tuple(map(without_secrets, parts)))
@@ -115,9 +117,10 @@ def _as_new(path: Path, root: Path) -> str:
     name = path.relative_to(root)
     begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        *lines, rest = path.read_bytes().decode().split("\n")  # git knows no other end of a line
     except (OSError, UnicodeDecodeError):
         return f"{begin}Binary files /dev/null and b/{name} differ\n"
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n\\ No newline at end of file\n"
+    lines = [f"{line}\n" for line in lines]
+    if rest:
+        lines.append(f"{rest}\n\\ No newline at end of file\n")
     return begin + "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{name}"))

@@ -17,6 +17,7 @@ from pipeline.base.records import Workload
 from pipeline.plan import command_line
 from pipeline.plan.source_digest import code_of
 from pipeline.record import provenance
+from pipeline.record.original import script_files
 
 
 def test_the_command_line_is_recorded_without_passwords(monkeypatch):
@@ -103,10 +104,12 @@ def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path)
     (repository / ".gitignore").write_text("fresh.py\n")
     (repository / "model.py").write_text("WIDTH = 2\nURL = 'https://me:s3cret@example.org'\n")
     (repository / "fresh.py").write_text("import model\nNEW = True")
+    ends = "A = '\f \u2028'\r\nB = 1\n".encode()
+    (repository / "ends.py").write_bytes(ends)
     (repository / "notes.txt").write_text("not of the program")
     (tmp_path / "elsewhere.py").write_text("TOKEN = 's3cret'\n")
     (repository / "linked.py").symlink_to(tmp_path / "elsewhere.py")
-    (repository / "train.py").write_text("import model, fresh, linked\n")
+    (repository / "train.py").write_text("import model, fresh, linked, ends\n")
     index = (repository / ".git/index").read_bytes()
     found = origin(repository)
     assert (repository / ".git/index").read_bytes() == index
@@ -117,6 +120,7 @@ def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path)
     (tmp_path / "diff").write_text(text)
     run(tmp_path / "clone", "git", "apply", str(tmp_path / "diff"))
     assert (tmp_path / "clone/fresh.py").read_text() == "import model\nNEW = True"
+    assert (tmp_path / "clone/ends.py").read_bytes() == ends
     assert (tmp_path / "clone/train.py").read_text() == (repository / "train.py").read_text()
 
 
@@ -127,6 +131,19 @@ def test_a_repository_that_would_run_programs_runs_none(repository):
     (repository / "model.py").write_text("WIDTH = 2\n")
     assert "+WIDTH = 2" in provenance.uncommitted([origin(repository)])
     assert not (repository / "ran").exists()
+
+
+def test_bytes_that_are_no_text_are_told_of(repository):
+    (repository / "model.py").write_bytes(b"WIDTH = '\xe9'\n")
+    assert "# bytes that are no UTF-8 are \ufffd here\n" in provenance.uncommitted([origin(repository)])
+
+
+def test_the_artifacts_of_scripts_have_names_that_a_disk_takes():
+    long = "x" * 246 + ".py"
+    found = script_files(["a/t.py", f"a/{long}", f"a/y{long}", "a/t.py", "b/u.py"])
+    assert found["a/t.py"] == "script-t.py" and found["b/u.py"] == "script-u.py"
+    assert len(set(found.values())) == 4 and found[f"a/{long}"].startswith("script-1-x")
+    assert all(len(name) <= 255 and name.endswith(".py") for name in found.values())
 
 
 def test_modules_of_a_script_without_a_repository_are_kept(tmp_path):
