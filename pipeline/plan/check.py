@@ -84,6 +84,11 @@ def _listeners(listeners: Mapping[str, ListenerConfig]) -> None:
 def _tracking(config: TrackingConfig) -> None:
     if not config.root.strip():
         raise ConfigError("tracking.root is empty: give the folder of the store and of the spool")
+    if config.uri is None and (odd := {"?", "%"} & set(str(expanded("tracking.root", config.root).absolute()))):
+        raise ConfigError(
+            f"tracking.root={config.root}: the path of a store must not have {' or '.join(sorted(odd))} in it, which "
+            "MLflow would not read as part of a name; choose another folder"
+        )
     if not config.experiment.strip():
         raise ConfigError("tracking.experiment is empty: name the MLflow experiment for the results")
     if len(os.fsencode(config.experiment)) > MAX_NAME_BYTES:  # its artifacts are in a folder of its name
