@@ -50,9 +50,9 @@ def settings(config: Config) -> None:
         if not 0 <= value < math.inf:
             least = "must not be negative" if isinstance(value, int) else "must be at least 0, and finite"
             raise ConfigError(f"{key}={value}: {least}")
-    limits = ("limits.ready_s", "limits.group_s", "limits.stop_s")  # time_limit_s without a limit of Slurm is huge
-    most_of = {"repeats": _MAX_REPEATS, "seed": _MAX_SEED}
-    most_of |= dict.fromkeys(("window.seconds", "window.settle_s", *limits), _MAX_S)
+    # Not time_limit_s: that of a task of Slurm without a limit is 68 years.
+    waits = ("window.seconds", "window.settle_s", "limits.ready_s", "limits.group_s", "limits.stop_s")
+    most_of = {"repeats": _MAX_REPEATS, "seed": _MAX_SEED, **dict.fromkeys(waits, _MAX_S)}
     for key, most in most_of.items():
         if (value := (positive | others)[key]) is not None and value > most:
             raise ConfigError(f"{key}={value}: must not be greater than {most}")

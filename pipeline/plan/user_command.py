@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
+from pipeline.base import override_values
 from pipeline.base.errors import ConfigError
 
 _SEPARATOR = "--"
@@ -109,7 +108,7 @@ def override(key: str, value: object) -> str:
 
 def _quoted(word: str) -> str:
     """The word in Hydra's grammar, where it means exactly itself, and holds no interpolation."""
-    return str(QuotedString(plain(word), Quote.single).with_quotes())
+    return override_values.as_text(plain(word))
 
 
 def plain(text: str) -> str:

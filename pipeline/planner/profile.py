@@ -26,6 +26,13 @@ _VERSION_COLUMN, _SIMULATED_COLUMN = "schema_version", "is_simulated"
 _TRUTHS = {"": False, "false": False, "true": True}
 SIMULATED = "simulated: the profile says nothing about a real GPU"
 """What stands beside everything that follows from such a profile."""
+
+
+def marks(*, is_simulated: bool) -> list[str]:
+    """The lines that an answer has more if what it says is simulated."""
+    return [SIMULATED] if is_simulated else []
+
+
 PLANNED_AS = {mode.name: mode.planned_as for mode in modes.MODES.values() if mode.planned_as}
 """By sharing mode, how a plan shares the GPU. Rows of other modes are read, and no plan is made of them."""
 ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")

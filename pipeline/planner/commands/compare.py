@@ -11,7 +11,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned
 from pipeline.planner.commands.serve import no_plan
-from pipeline.planner.profile import SIMULATED
+from pipeline.planner.profile import marks
 from pipeline.planner.serving import asked, methods
 from pipeline.planner.serving.problem import WHOLE, Partition, Problem
 from pipeline.planner.serving.solution import Solution
@@ -49,7 +49,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
         rows = _rows(scaled, best, arguments)
         found.append({"load": load, "bound": best.bound, "methods": rows})
         texts.append((f"{load:g} times the rates\n" if arguments.load else "") + _table(rows))
-    note = [SIMULATED] if profile.is_simulated else []
+    note = marks(is_simulated=profile.is_simulated)
     data = found[0] | {"loads": found, "is_simulated": profile.is_simulated}
     return Answer(data=data, text="\n\n".join([*note, *texts]))
 

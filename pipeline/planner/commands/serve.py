@@ -10,7 +10,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.words import aligned, counted
 from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Instance, Plan
-from pipeline.planner.profile import SIMULATED, Profile
+from pipeline.planner.profile import Profile, marks
 from pipeline.planner.serving import asked, methods, planned
 from pipeline.planner.serving import change as changes
 from pipeline.planner.serving.problem import Problem
@@ -85,7 +85,7 @@ def no_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: 
         "reasons": [reason for reason, _ in reasons],
         "unmet": [facts for _, facts in reasons if facts],
     }
-    text = "\n".join([*(f"no plan: {reason}" for reason, _ in reasons), *([SIMULATED] if profile.is_simulated else [])])
+    text = "\n".join([*(f"no plan: {reason}" for reason, _ in reasons), *marks(is_simulated=profile.is_simulated)])
     return Answer(data=data, text=text, status=1)
 
 
@@ -125,7 +125,7 @@ def in_words(plan: Plan) -> str:
                 str(row["num_instances"]),
             ]
         )
-    note = [SIMULATED] if plan.is_simulated else []
+    note = marks(is_simulated=plan.is_simulated)
     return "\n".join([head, *note, "", *aligned(gpus, left=(0, 1, 2)), "", *aligned(services)])
 
 

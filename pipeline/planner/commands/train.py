@@ -16,7 +16,7 @@ from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned, counted
 from pipeline.planner import profile, typed_json
-from pipeline.planner.profile import SIMULATED, Profile
+from pipeline.planner.profile import Profile, marks
 from pipeline.planner.serving import asked
 from pipeline.planner.serving.services import Limits
 from pipeline.planner.training import as_plan, schedule
@@ -63,7 +63,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     (model,) = asked.find_models(selectors, table, Limits(), arguments.driver_branch)
     problem = training.read(arguments.jobs, arguments.gpus, model, table)
     found, why = _solved(problem, arguments, allowed, arguments.time_limit_s)
-    note = [SIMULATED] if table.is_simulated else []
+    note = marks(is_simulated=table.is_simulated)
     if found is None:
         infeasible = {
             "version": as_plan.VERSION,

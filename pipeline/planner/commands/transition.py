@@ -13,7 +13,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned, counted
 from pipeline.planner import deployment, typed_json
 from pipeline.planner.deployment import Instance
-from pipeline.planner.profile import SIMULATED
+from pipeline.planner.profile import marks
 from pipeline.planner.transition import plan, proof, steps
 from pipeline.planner.transition.proof import Proof
 from pipeline.planner.transition.steps import KINDS, Step, Transition
@@ -88,7 +88,7 @@ def in_words(transition: Transition, proved: Proof) -> str:
         f"longest chain {counted(transition.longest_chain, 'step')}{makespan}; "
         f"{transition.spare_used} of {counted(transition.spare, 'spare GPU')} used",
         "checked: in whatever order the steps come to run, each is legal and each service keeps what it must",
-        *([SIMULATED] if transition.is_simulated else []),
+        *marks(is_simulated=transition.is_simulated),
     ]
     return "\n".join([*head, "", *_services(transition, proved), "", *_steps(transition.steps)])
 

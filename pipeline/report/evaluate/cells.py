@@ -106,9 +106,8 @@ class Cell:
     @property
     def num_saturated(self) -> int:
         """Blocks in which a job did not sustain the rate that the user chose, so that it has no latency."""
-        return (
-            sum(value < 1 for value in self.values.get(services.SUSTAINED_WORST, {}).values()) if self.num_given else 0
-        )
+        sustained = self.values.get(services.SUSTAINED_WORST, {}) if self.num_given else {}
+        return sum(ratio < 1 for ratio in sustained.values())
 
     @property
     def is_compared(self) -> bool:

@@ -21,7 +21,7 @@ from pipeline.base.records import Result
 from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, METRICS, P99_LATENCY, TOTAL_TIME, Metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner, in_order, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, Winner, leading, slower_pairs
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
 from pipeline.report.read.records import JobRow, Row, Study
@@ -165,11 +165,9 @@ def _outcome(
     if winner is not None:
         tied, figure, is_enough = winner.tied, winner.speedup, winner.is_enough
     else:
-        sign, is_slower = (1 if name in _LESS_IS_BETTER else -1), slower_pairs(verdicts)
-        order = in_order({mode: sign * estimate.median for mode, estimate in values.items()}, is_slower)
-        beaten = {slower for slower, faster in is_slower if order and faster == order[0]}
-        tied = tuple(mode for mode in order if mode not in beaten)
-        figure, is_enough = (values[order[0]] if order else None), any(v.p_adjusted is not None for v in verdicts)
+        sign = 1 if name in _LESS_IS_BETTER else -1
+        tied, _ = leading({mode: sign * each.median for mode, each in values.items()}, slower_pairs(verdicts))
+        figure, is_enough = (values[tied[0]] if tied else None), any(v.p_adjusted is not None for v in verdicts)
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
     energy = units.energy_of(row.unit) if row.unit else ""

@@ -26,7 +26,7 @@ from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import of_workload
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, leading, slower_pairs
 from pipeline.report.evaluate.wording import finding_in_words, interval_in_words
 from pipeline.report.read import labels
 
@@ -291,8 +291,8 @@ def _is_fastest(about: _About, here: Sequence[Cell]) -> FindingCheck | None:
         found = Agreement.DIFFERS
     else:
         found = Agreement.UNDECIDED
-    best = max(here, key=lambda cell: cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0)
-    tied = [cell.mode for cell in here if (cell.mode, best.mode) not in slower]
+    by_mode = {cell.mode: -cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0.0 for cell in here}
+    tied, _ = leading(by_mode, slower)
     why = "not told apart" if found is Agreement.UNDECIDED else ""
     return dataclasses.replace(_check(about, here[0], None, " or ".join(tied), found, why), mode="")
 

@@ -173,15 +173,17 @@ def slower_pairs(found: Iterable[Verdict]) -> set[tuple[str, str]]:
     return slower | {(verdict.against, verdict.mode) for verdict in found if verdict.decision is Decision.BETTER}
 
 
-def in_order(by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]) -> list[str]:
-    """Modes by a figure, the lowest first, but before it the first that none of the others was shown to be faster than.
+def leading(by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]) -> tuple[tuple[str, ...], list[str]]:
+    """Modes of which none was shown to be slower than the first of them, and the others; the lowest figure first.
 
-    A median over all blocks of a mode may say otherwise than the blocks that it has in common with another one.
+    The first is one that no other was shown to beat: a median over all blocks of a mode may say otherwise than the
+    blocks that it has in common with another one.
     """
     order = sorted(by_mode, key=by_mode.__getitem__)
     beaten = {slower for slower, faster in is_slower if faster in by_mode}
-    first = next((mode for mode in order if mode not in beaten), None)
-    return order if first is None else [first, *(mode for mode in order if mode != first)]
+    first = next((mode for mode in order if mode not in beaten), order[0] if order else "")
+    tied = [mode for mode in order if mode != first and (mode, first) not in is_slower]
+    return (first, *tied) if order else (), [mode for mode in order if (mode, first) in is_slower]
 
 
 def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
@@ -294,10 +296,8 @@ def _more_blocks(verdict: Verdict) -> str:
 def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[Verdict]) -> Winner:
     case, degree = cells[0].case, cells[0].degree
     is_slower = slower_pairs(found)
-    order = in_order({mode: -estimate.median for mode, estimate in speeds.items()}, is_slower)
-    best = order[0]
-    beaten = {loser for loser, faster in is_slower if faster == best}
-    tied = tuple(mode for mode in order if mode not in beaten)
+    tied, slower = leading({mode: -estimate.median for mode, estimate in speeds.items()}, is_slower)
+    best = tied[0]
     mode = best if len(tied) == 1 else None
     num_gpus = max((verdict.num_gpus for verdict in found), default=1)
     what, speedup = jobs_in_words(case, degree) + on_gpus(num_gpus), speeds[best]
@@ -307,7 +307,6 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
         sentence = f"{what}: {mode} is fastest, {times_in_words(speedup)} as fast as one after another."
     else:
         sentence = f"{what}: {listed(tied)} are not told apart"
-        slower = sorted(beaten, key=order.index)
         if slower:
             ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
             sentence += f"; {ahead} ahead of {listed(slower)}"

@@ -200,6 +200,18 @@ def test_the_winner_is_no_mode_that_another_was_shown_to_be_faster_than() -> Non
     assert naive is not None and naive.high is not None and naive.median <= naive.high
 
 
+def test_a_loser_without_any_baseline_is_no_part_of_the_winners() -> None:
+    rows = []
+    for block in range(1, 11):
+        rows.append(copies("naive", 2, 600.0 + block, block))
+        rows.append(copies("serial", 1, 500.0, block)) if block <= 5 else rows.append(copies("mps", 2, 400.0, block))
+    cells = cells_of(study(*rows))
+    found = verdicts.verdicts(cells)
+    assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.WORSE
+    (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
+    assert winner.tied == ("naive",)
+
+
 def test_a_missing_baseline_takes_no_block_from_what_needs_none() -> None:
     rows = []
     for block in range(1, 6):
