@@ -75,16 +75,22 @@ class Clients:
 
 
 def _with_process(gpu: Gpu, process: Process) -> Gpu:
-    others = [other for other in gpu.processes if other.pid != process.pid]
-    is_taken = any(other.kind == "C" for other in others) and process.kind == "C"
+    is_taken = any(other.kind == "C" and other.pid != process.pid for other in gpu.processes) and process.kind == "C"
     if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE_PROCESS and is_taken):
         raise DriverError(IN_USE)
+    # A process may have contexts on several MIG devices of one GPU, and holds memory on each.
+    others = [other for other in gpu.processes if _context(other) != _context(process)]
     beside_mib = sum(other.memory_mib for other in others if other.gpu_instance_id == process.gpu_instance_id)
     if beside_mib + process.memory_mib > memory_capacity_mib(gpu, process.gpu_instance_id):
         raise DriverError(MEMORY)
     if len(others) == len(gpu.processes):
         return replace(gpu, processes=(*gpu.processes, process))
-    return replace(gpu, processes=tuple(process if other.pid == process.pid else other for other in gpu.processes))
+    held = (process if _context(other) == _context(process) else other for other in gpu.processes)
+    return replace(gpu, processes=tuple(held))
+
+
+def _context(process: Process) -> tuple[int, int | None, int | None]:
+    return process.pid, process.gpu_instance_id, process.compute_instance_id
 
 
 def _device(state: State, uuid: str) -> tuple[int, tuple[int | None, int | None]]:

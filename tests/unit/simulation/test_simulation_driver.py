@@ -308,6 +308,23 @@ def test_memory_is_charged_to_the_instance(state_file: StateFile, sleeper: int) 
     assert queries.used_memory_mib(driver.state().gpus[0], gi.id) == 9984
 
 
+def test_a_process_on_two_mig_devices_holds_both(state_file: StateFile, sleeper: int) -> None:
+    driver, clients = _driver(state_file, "a100_40gb"), Clients(state_file)
+    for gi_id, _ in _make(driver, 9, 9):
+        driver.create_compute_instance(0, gi_id)
+    gpu = driver.state().gpus[0]
+    pairs = queries.mig_devices(gpu)
+    for amount_mib in (100, 200):
+        for pair in pairs:
+            clients.hold(mig_uuid(gpu, *pair), sleeper, "sleep", amount_mib)
+    gpu = driver.state().gpus[0]
+    assert [queries.used_memory_mib(gpu, instance.id) for instance, _ in pairs] == [200, 200]
+    for instance, ci in pairs:
+        assert _refusal(lambda place=(instance.id, ci.id): driver.destroy_compute_instance(0, *place)) == codes.IN_USE
+    clients.release(sleeper)
+    assert driver.state().gpus[0].processes == ()
+
+
 def test_the_dead_hold_nothing(state_file: StateFile) -> None:
     driver = _driver(state_file, "h100_80gb", mig=False)
     uuid = driver.state().gpus[0].uuid
