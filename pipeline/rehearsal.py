@@ -156,9 +156,11 @@ class Rehearsal:
                     return
                 for uuid in slot.every_device:
                     self._clients.hold(uuid, pid, program, memory_mib, kind)
-            except codes.DriverError as error:
+            except (RuntimeError, codes.DriverError) as error:
                 if start_ticks(pid) is None:
                     continue  # it has just ended, which the group notices
+                if isinstance(error, RuntimeError):
+                    raise SharingError(f"job {state.job.name} cannot become a client of MPS: {error}") from error
                 if error.code != codes.MEMORY:
                     raise SharingError(
                         f"job {state.job.name} cannot use the simulated device {uuid}: {error}"
@@ -173,11 +175,11 @@ class Rehearsal:
             charged += slot.every_device
 
     def _join_mps(self, state: JobState, slot: Slot) -> str:
-        """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind."""
-        try:
-            connection = control.connect(dict(slot.environ), on_behalf_of=state.working_pid)
-        except RuntimeError as error:
-            raise SharingError(f"job {state.job.name} cannot become a client of MPS: {error}") from error
+        """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.
+
+        RuntimeError if the daemon does not take it.
+        """
+        connection = control.connect(dict(slot.environ), on_behalf_of=state.working_pid)
         if connection is None:
             return "C"
         connection.close()

@@ -30,6 +30,7 @@ from pipeline.record.store import results
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.mps import control
 from tests import forks, made_up_recording
 from tests.conftest import GPU
 from tests.rows import Gone, group
@@ -534,7 +535,11 @@ def test_an_unknown_model_is_refused_with_those_that_are_known(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temporary, tmp_path):
+def _raise_not_ready(*_: object, **__: object) -> None:
+    raise RuntimeError("NOT_READY")
+
+
+def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temporary, tmp_path, monkeypatch):
     job = group("a").jobs[0]
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -547,6 +552,11 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
             for pid in (ended.pid, os.getpid())
         )
         simulated.charge([gone], slots, ["python"], 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(control, "connect", _raise_not_ready)
+            simulated.charge([gone], slots, ["python"], 10)
+            with pytest.raises(SharingError, match="cannot become a client of MPS: NOT_READY"):
+                simulated.charge([here], slots, ["python"], 10)
         assert not gone.went_wrong
         with pytest.raises(SharingError, match="GPU-absent: Not Found"):
             simulated.charge([here], [Slot(visible_devices="GPU-absent")], ["python"], 10)

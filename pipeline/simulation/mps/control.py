@@ -85,7 +85,7 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
         return None
     answer = b""
     with suppress(OSError):  # the daemon may end at this moment
-        partition = environ.get("CUDA_MPS_SM_PARTITION", "-")
+        partition = environ.get("CUDA_MPS_SM_PARTITION") or "-"
         connection.sendall(f"CLIENT {on_behalf_of or '-'} {partition}\n".encode())
         answer = connection.recv(64)
     if answer == b"no such partition\n":

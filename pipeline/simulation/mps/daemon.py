@@ -22,6 +22,7 @@ from typing import Any
 from pipeline.simulation.mps.partitions import Partitions
 
 _LOOK_S = 0.02
+_SPEAKS_WITHIN_S = 2.0  # whoever connects; meanwhile nobody else is answered
 _SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
 
 
@@ -108,18 +109,22 @@ class Daemon:
             self._selector.register(connection, selectors.EVENT_READ, "client")
             return
         pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        words = connection.makefile("r", encoding="utf-8").readline().split()
-        if words[:1] == ["CLIENT"]:
-            self._greet(_Client(pid, connection), uid, *words[1:])
-        elif words[:1] == ["UI"]:
-            self._log("Control", "NEW UI")
-            self._log("Control", f"Cmd:{' '.join(words[1:])}")
-            if words[1:] == ["quit"] and self._is_legacy and "ignores_quit" not in self._faults:
-                self._quitting = connection
-                return
-            self._reply(connection, self._answer(words[1:]))
-        else:
-            connection.close()
+        connection.settimeout(_SPEAKS_WITHIN_S)
+        words: list[str] = []
+        with suppress(OSError, UnicodeDecodeError):
+            words = connection.makefile("r", encoding="utf-8").readline().split()
+        match words:
+            case ["CLIENT", whom, partition]:
+                self._greet(_Client(pid, connection), uid, whom, partition)
+            case ["UI", *command]:
+                self._log("Control", "NEW UI")
+                self._log("Control", f"Cmd:{' '.join(command)}")
+                if command == ["quit"] and self._is_legacy and "ignores_quit" not in self._faults:
+                    self._quitting = connection
+                    return
+                self._reply(connection, self._answer(command))
+            case _:
+                connection.close()
 
     def _reply(self, connection: socket.socket, lines: Sequence[str]) -> None:
         for line in lines:
@@ -134,12 +139,17 @@ class Daemon:
         if self._partitions is not None:
             client.partition = self._partitions.find(partition)
             if client.partition is None:
-                client.connection.sendall(b"no such partition\n")
+                with suppress(OSError):
+                    client.connection.sendall(b"no such partition\n")
                 client.connection.close()
                 return
         if whom != "-":
             client.pid = int(whom)
-            self._stand_ins[client.connection] = os.pidfd_open(client.pid)
+            try:
+                self._stand_ins[client.connection] = os.pidfd_open(client.pid)
+            except ProcessLookupError:  # it has just ended
+                client.connection.close()
+                return
         self._new_client(client, uid)
 
     def _new_client(self, client: _Client, uid: int) -> None:
@@ -230,7 +240,7 @@ class Daemon:
     def _disconnect(self, connections: Sequence[socket.socket]) -> None:
         for connection in connections:
             watched = self._stand_ins.pop(connection, None)
-            with suppress(KeyError):
+            with suppress(KeyError, ValueError):  # ValueError: it was closed already
                 self._selector.unregister(connection if watched is None else watched)
             if watched is not None:
                 os.close(watched)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,24 @@ def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
     while session.run(stdin=f"get_server_status {server}") != "ACTIVE\nexit 0\n":
         pass
     session.run(stdin="quit")
+
+
+def test_who_says_nothing_nonsense_or_speaks_for_the_dead_does_not_stop_the_daemon(session):
+    session.run("-d")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(RuntimeError, match="NOT_READY"):
+        connect(session.environ, on_behalf_of=ended.pid)
+    with ExitStack() as stack:
+        for words in (b"", b"CLIENT -\n", b"\xff\n"):
+            speaker = stack.enter_context(socket.socket(socket.AF_UNIX))
+            speaker.connect(str(session.pipes / "control"))
+            speaker.sendall(words)
+        client = connect({**session.environ, "CUDA_MPS_SM_PARTITION": ""})
+        assert client is not None
+        stack.enter_context(client)
+        assert session.run(stdin="quit_").startswith('Unknown command "quit_"')
+    assert session.run(stdin="quit") == "exit 0\n"
 
 
 def test_an_unknown_fault_is_refused(tmp_path):
