@@ -1,7 +1,7 @@
 """What the simulated machine remembers: one JSON file, changed under a lock, shared by every process.
 
 This module owns the file and knows no rule of the driver. Processes and NVML sessions that have ended are not in what
-it returns, as the kernel would have closed what they held.
+it returns, as the kernel would have closed what they held; nor is what a restart of the computer has ended.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from typing import Any
 from pipeline.base import factory, mig_table, regular_files
 from pipeline.base.errors import ConfigError
 from pipeline.base.factory import Spec
-from pipeline.base.host import read_process
+from pipeline.base.host import boot_id, read_process
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
+# Whose MIG mode is in its InfoROM, so that a restart of the computer does not end it. Source: NVIDIA MIG User Guide.
+_KEEPS_MIG_MODE = frozenset({"Ampere"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,7 @@ class State:
         dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
         sources: classes that answer for sensors and counters (`simulation.machine.readings`), by precedence.
         branch: of `RELEASES`, which driver it has.
+        boot: of this computer, in which it was last changed; empty if that is not known.
     """
 
     gpus: tuple[Gpu, ...]
@@ -162,6 +165,7 @@ class State:
     dcgm_is_paused: bool = False
     sources: tuple[Spec, ...] = ()
     branch: str = RECORDED
+    boot: str = ""
 
     @property
     def release(self) -> Release:
@@ -204,7 +208,7 @@ class StateFile:
 
     def read(self) -> State:
         """The machine as it is now."""
-        return _without_the_dead(self._read_all())
+        return _without_the_dead(_in_this_boot(self._read_all()))
 
     def faults(self) -> tuple[Fault, ...]:
         """Its faults; whatever asks the driver looks at them, and no process needs to be looked for."""
@@ -244,6 +248,7 @@ class StateFile:
             gpus=tuple(_new_gpu(index, mig_table.find(name)) for index, name in enumerate(model_names)),
             faults=tuple(faults),
             branch=branch,
+            boot=boot_id(),
         )
         with self._locked():
             self._write(state)
@@ -260,7 +265,7 @@ class StateFile:
             # Locks and journals are found by UUID, and those of another machine are no business of this one.
             its_own = uuid.uuid4().hex
             gpus = tuple(_new_gpu(index, model, its_own) for index, model in enumerate(new))
-            state = State(gpus=gpus, branch=branch)
+            state = State(gpus=gpus, branch=branch, boot=boot_id())
             self._write(state)
         return state
 
@@ -313,6 +318,28 @@ def _new_gpu(index: int, model: mig_table.Model, machine: str = "") -> Gpu:
     )
 
 
+def _in_this_boot(state: State) -> State:
+    """The machine after what restarts of this computer have ended since it was last changed."""
+    boot = boot_id()
+    if state.boot == boot:
+        return state
+    if not state.boot or not boot:
+        return replace(state, boot=boot)
+    return replace(state, boot=boot, gpus=tuple(map(_restarted, state.gpus)), sessions=(), dcgm_is_paused=False)
+
+
+def _restarted(gpu: Gpu) -> Gpu:
+    is_on = gpu.mig_pending and mig_table.find(gpu.model).architecture in _KEEPS_MIG_MODE
+    return Gpu(
+        model=gpu.model,
+        uuid=gpu.uuid,
+        bus_id=gpu.bus_id,
+        mig_current=is_on,
+        mig_pending=is_on,
+        health=gpu.health,
+    )
+
+
 def _without_the_dead(state: State) -> State:
     return replace(
         state,
@@ -340,6 +367,7 @@ def _from_json(text: str) -> State:
         # Machines that were kept before there were sources have none.
         sources=tuple(_source(row) for row in data.get("sources", ())),
         branch=data.get("branch", RECORDED),  # which a machine kept by an earlier version does not have
+        boot=data.get("boot", ""),
     )
 
 

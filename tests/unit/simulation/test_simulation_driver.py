@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.mig_table import GiProfile, Model
 from pipeline.prepare.mig import partitions, profiles
-from pipeline.simulation.machine import codes, placement, queries
+from pipeline.simulation.machine import codes, placement, queries, state
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
@@ -387,6 +388,29 @@ def test_the_file_holds_everything(state_file: StateFile, sleeper: int) -> None:
     Clients(state_file).hold(_only_mig_uuid(driver.state().gpus[0]), sleeper, "sleep", 7)
     assert StateFile(state_file.path).read() == driver.state()
     assert json.loads(state_file.path.read_text())["gpus"][0]["processes"][0]["memory_mib"] == 7
+
+
+def test_a_restart_of_the_computer_ends_what_a_gpu_does_not_keep(
+    state_file: StateFile, monkeypatch: pytest.MonkeyPatch, sleeper: int
+) -> None:
+    driver = _driver(state_file, "a100_40gb", "a100_40gb", "h100_80gb", "h100_80gb", mig=False)
+    for index in (0, 2):
+        driver.set_mig_mode(index, is_on=True)
+        driver.create_gpu_instance(index, 19)
+    Clients(state_file).hold(driver.state().gpus[1].uuid, sleeper, "sleep", 100)
+    assert driver.set_mig_mode(1, is_on=True) == codes.IN_USE
+    driver.set_compute_mode(3, 3)
+    driver.set_timeslice(3, 1)
+    before = driver.state()
+    monkeypatch.setattr(state, "boot_id", lambda: "another")
+    gpus = driver.state().gpus
+    assert [(gpu.mig_current, gpu.mig_pending) for gpu in gpus] == [(True, True)] * 2 + [(False, False)] * 2
+    assert not any(gpu.instances or gpu.processes or gpu.compute_mode or gpu.timeslice for gpu in gpus)
+    # A machine that was kept before the boot was noted is taken for one of this boot.
+    state_file.path.write_text(json.dumps({**json.loads(state_file.path.read_text()), "boot": ""}))
+    assert driver.state() == dataclasses.replace(before, boot="another")
+    driver.create_gpu_instance(0, 19)
+    assert json.loads(state_file.path.read_text())["boot"] == "another"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"gpus": [{"model": 1}], "sessions": [], "faults": []}'])
