@@ -33,11 +33,10 @@ from pipeline.simulation.machine import codes, readings, replay
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
-from pipeline.simulation.machine.state import StateFile, start_ticks
+from pipeline.simulation.machine.state import MAX_GPUS, StateFile, start_ticks
 from pipeline.simulation.mps import control
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
-_MAX_GPUS = 64
 _OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
 
 
@@ -274,8 +273,8 @@ def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
     """The GPUs of a new machine: of each model as many as are asked for at most."""
     counts: dict[str, int] = {}
     for gpu in gpus:
-        if not 1 <= gpu.count <= _MAX_GPUS:
-            raise ConfigError(f"gpu.count={gpu.count}: a simulated machine has 1 to {_MAX_GPUS} GPUs")
+        if not 1 <= gpu.count <= MAX_GPUS:
+            raise ConfigError(f"gpu.count={gpu.count}: a simulated machine has 1 to {MAX_GPUS} GPUs")
         name = _model_name(gpu)
         counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]

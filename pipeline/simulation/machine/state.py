@@ -24,6 +24,9 @@ from pipeline.base.host import boot_id, read_process
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 
+MAX_GPUS = 64
+"""That a machine made for a study has of one model."""
+
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
 # Whose MIG mode is in its InfoROM, so that a restart of the computer does not end it. Source: NVIDIA MIG User Guide.
@@ -306,14 +309,23 @@ def mig_uuid(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
 
 def goes_with_its_study(gpu_uuid: str) -> bool:
     """Whether a GPU with this UUID is of a machine that is made for a study; kept machines have UUIDs of their own."""
-    models = mig_table.models()
-    return any(_new_gpu(index, model).uuid == gpu_uuid for index in range(len(models)) for model in models.values())
+    return gpu_uuid in _uuids_of_studies()
+
+
+@functools.cache
+def _uuids_of_studies() -> frozenset[str]:
+    names = mig_table.models()
+    return frozenset(_gpu_uuid(index, name) for name in names for index in range(MAX_GPUS * len(names)))
+
+
+def _gpu_uuid(index: int, model_name: str, machine: str = "") -> str:
+    return f"GPU-{uuid.uuid5(_NAMESPACE, f'{machine}{model_name}/{index}')}"
 
 
 def _new_gpu(index: int, model: mig_table.Model, machine: str = "") -> Gpu:
     return Gpu(
         model=model.name,
-        uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{machine}{model.name}/{index}')}",
+        uuid=_gpu_uuid(index, model.name, machine),
         bus_id=f"00000000:00:{_FIRST_PCI_DEVICE + index:02X}.0",
     )
 

@@ -426,6 +426,13 @@ def test_a_pipe_is_no_machine_and_is_not_waited_for(tmp_path: Path) -> None:
         StateFile(tmp_path / "pipe").keep(["a100_40gb"])
 
 
+def test_a_machine_of_a_study_is_known_by_each_of_its_gpus(state_file: StateFile) -> None:
+    every = [name for name in EVERY_MODEL for _ in range(state.MAX_GPUS)]
+    assert all(state.goes_with_its_study(gpu.uuid) for gpu in state_file.create(every).gpus)
+    state_file.path.unlink()
+    assert not any(state.goes_with_its_study(gpu.uuid) for gpu in state_file.keep(["a100_40gb"]).gpus)
+
+
 def test_gpus_differ_by_uuid_and_address(state_file: StateFile) -> None:
     gpus = state_file.create(["h100_80gb", "h100_80gb", "a30_24gb"]).gpus
     for one, other in itertools.combinations(gpus, 2):
