@@ -15,10 +15,6 @@ from pipeline.simulation.machine.state import Gpu, GpuInstance
 WHOLE = -1
 """What stands for the id of a GPU instance where the whole GPU is loaded."""
 
-FAULTS = ("capped", "stuck", "swapped")
-"""How counters can lie (`Health.counter_fault`): an instance shows at most the share of its smallest neighbour
-(NVIDIA/DCGM#248), they stay at 0, or SMACT and GRACT are each other's."""
-
 _SWAPPED = {Quantity.GRACT: Quantity.SMACT, Quantity.SMACT: Quantity.GRACT}
 _ACTIVITY = (Quantity.GRACT, Quantity.SMACT, Quantity.SM_OCCUPANCY)
 # Source: CUDA C++ Programming Guide, compute capabilities: threads that one multiprocessor holds.

@@ -13,9 +13,9 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.base import factory, mig_table, regular_files
 from pipeline.base.errors import ConfigError
@@ -26,6 +26,13 @@ from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 
 MAX_GPUS = 64
 """That a machine made for a study has of one model."""
+
+COUNTER_FAULTS = ("capped", "stuck", "swapped")
+"""How counters can lie (`Health.counter_fault`): an instance shows at most the share of its smallest neighbour
+(NVIDIA/DCGM#248), they stay at 0, or SMACT and GRACT are each other's."""
+
+_PLAIN_TYPES: dict[object, type] = {"bool": bool, "int": int, "str": str}  # by annotation
+T = TypeVar("T")
 
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
@@ -117,7 +124,7 @@ class Health:
         ecc_uncorrected_now, ecc_uncorrected_ever: errors since the driver was loaded, and since the GPU was made.
         rows_remapped_correctable, rows_remapped_uncorrectable: how many rows of the memory were replaced.
         recovery_action: what the driver wants done, as nvml.h numbers it: 0 nothing, 1 a reset.
-        counter_fault: how its counters lie in a self-test, one of `simulation.machine.occupied.FAULTS`.
+        counter_fault: how its counters lie in a self-test, one of `COUNTER_FAULTS`.
     """
 
     ecc_uncorrected_now: int = 0
@@ -370,15 +377,18 @@ def _lives(pid: int, began: int | None) -> bool:
 @functools.lru_cache(maxsize=4)  # each call of the driver reads the file, and few of them change it
 def _from_json(text: str) -> State:
     data: dict[str, Any] = json.loads(text)
+    branch = data.get("branch", RECORDED)  # which a machine kept by an earlier version does not have
+    if branch not in RELEASES:
+        raise ValueError(f"branch is {branch!r}, none of {', '.join(RELEASES)}")
     return State(
         gpus=tuple(_gpu(row) for row in data["gpus"]),
-        sessions=tuple(Session(**row) for row in data["sessions"]),
-        faults=tuple(Fault(**row) for row in data["faults"]),
+        sessions=tuple(_checked(Session(**row)) for row in data["sessions"]),
+        faults=tuple(_checked(Fault(**row)) for row in data["faults"]),
         mps_faults=tuple(data["mps_faults"]),
         dcgm_is_paused=data["dcgm_is_paused"],
         # Machines that were kept before there were sources have none.
         sources=tuple(_source(row) for row in data.get("sources", ())),
-        branch=data.get("branch", RECORDED),  # which a machine kept by an earlier version does not have
+        branch=branch,
         boot=data.get("boot", ""),
     )
 
@@ -389,10 +399,25 @@ def _source(row: dict[str, Any]) -> Spec:
 
 def _gpu(row: dict[str, Any]) -> Gpu:
     instances = tuple(
-        GpuInstance(**{**i, "compute_instances": tuple(ComputeInstance(**ci) for ci in i["compute_instances"])})
+        _checked(GpuInstance(**{**i, "compute_instances": tuple(map(_compute_instance, i["compute_instances"]))}))
         for i in row["instances"]
     )
-    processes = tuple(Process(**p) for p in row["processes"])
+    processes = tuple(_checked(Process(**p)) for p in row["processes"])
     # A machine that was kept before there was a health has none in its file.
-    health = Health(**row.get("health", {}))
-    return Gpu(**{**row, "instances": instances, "processes": processes, "health": health})
+    health = _checked(Health(**row.get("health", {})))
+    if health.counter_fault not in ("", *COUNTER_FAULTS):
+        raise ValueError(f"counter_fault is {health.counter_fault!r}, none of {', '.join(COUNTER_FAULTS)}")
+    return _checked(Gpu(**{**row, "instances": instances, "processes": processes, "health": health}))
+
+
+def _compute_instance(row: dict[str, Any]) -> ComputeInstance:
+    return _checked(ComputeInstance(**row))
+
+
+def _checked(made: T) -> T:
+    """The same, whose plain attributes are of the types that they are declared to be; a file can hold others."""
+    for each in fields(made):  # type: ignore[arg-type]
+        value, declared = getattr(made, each.name), _PLAIN_TYPES.get(each.type)
+        if declared is not None and type(value) is not declared:
+            raise ValueError(f"{each.name} is {value!r}, which is not of type {declared.__name__}")
+    return made

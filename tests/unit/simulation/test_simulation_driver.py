@@ -420,6 +420,29 @@ def test_what_is_no_machine_is_refused(state_file: StateFile, text: str) -> None
         state_file.read()
 
 
+@pytest.mark.parametrize(
+    ("of_machine", "health", "words"),
+    [
+        ({"branch": "620"}, {}, "branch is '620', none of 580, 590, 615"),
+        ({"branch": 580}, {}, "branch is 580, none of"),
+        ({"faults": [{"function": "nvmlShutdown", "code": "19"}]}, {}, "code is '19', which is not of type int"),
+        ({}, {"counter_fault": "stuk"}, "counter_fault is 'stuk', none of capped, stuck, swapped"),
+        ({}, {"recovery_action": "1"}, "recovery_action is '1', which is not of type int"),
+        ({}, {"ecc_uncorrected_now": True}, "ecc_uncorrected_now is True, which is not of type int"),
+        ({}, {"is_remap_pending": "false"}, "is_remap_pending is 'false', which is not of type bool"),
+    ],
+)
+def test_what_somebody_wrote_into_the_file_wrongly_is_named(
+    state_file: StateFile, of_machine: dict[str, object], health: dict[str, object], words: str
+) -> None:
+    state_file.create(["a100_40gb"])
+    data = json.loads(state_file.path.read_text()) | of_machine
+    data["gpus"][0]["health"] = health
+    state_file.path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=words):
+        state_file.read()
+
+
 def test_a_pipe_is_no_machine_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="not a regular file"):
