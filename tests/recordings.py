@@ -21,6 +21,7 @@ IDLE = (
     "mig_lgip.txt",
     "mig_lgip_i0.txt",
     "mig_lgip_i9.txt",
+    "policy.txt",
     "query_bad.txt",
     "query_i9.txt",
     "smi_L.txt",

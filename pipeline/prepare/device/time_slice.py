@@ -114,7 +114,7 @@ def _set(smi: Smi, wanted: str) -> None:
 
 
 def _value_in(listing: str) -> str | None:
-    """The one value in the lines about time slices, else in all lines: the layout of the list is not documented."""
+    """The one value in the lines about time slices, else in all lines: the layout is known of driver 580 only."""
     lines = listing.splitlines()
     for about in ([line for line in lines if _ABOUT_IT.search(line)], lines):
         found: set[str] = {word.lower() for line in about for word in _VALUE.findall(line)}

@@ -1,9 +1,8 @@
 """`nvidia-smi compute-policy`: shows and sets for how long processes that share a GPU have it in turn.
 
-How it is called, and what it says where the GPU has no such setting (with status 3), is known from public transcripts:
-the help text of R525 (NVIDIA/k8s-device-plugin, issue 354) and a Tesla P4
-(kubernetes-sigs/dra-driver-nvidia-gpu, issue 41). Nobody has published its list, nor what it says when all went well:
-these texts are ours, and nothing is to rest on them but the word for the value.
+The list is as recorded from an H100 80GB (driver 580.159.04). How the setting is called, and what is said where the GPU
+has none (with status 3), is known from public transcripts: the help text of R525 (NVIDIA/k8s-device-plugin, issue 354)
+and a Tesla P4 (kubernetes-sigs/dra-driver-nvidia-gpu, issue 41). What it says when all went well is ours.
 """
 
 from __future__ import annotations
@@ -19,15 +18,20 @@ from pipeline.simulation.smi.output import Numbered
 SET = "--set-timeslice"
 _VALUES = ("Default", "Short", "Medium", "Long")
 _RULE = "+-------------------------------------+"
+_HEADER = (
+    _RULE,
+    "| GPU compute policies:               |",
+    "| GPU     Name           Value        |",
+    "|=====================================|",
+)
 
 
 def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Numbered]) -> None:
     """Set what the options say on these GPUs, or list what they have."""
     value = options.get(SET)
     if value is None:
-        rows = [f"|{index:>5}  {'Timeslice':<18}{_VALUES[gpu.timeslice]:<12}|" for index, gpu in gpus]
-        header = (_RULE, "| GPU compute policies:               |", "|  GPU  Name              Value       |", _RULE)
-        for line in (*header, *rows, _RULE):
+        rows = [f"|{index:>4}   {'Timeslice':<16}{_VALUES[gpu.timeslice]:<14}|" for index, gpu in gpus]
+        for line in (*_HEADER, *rows, _RULE):
             say(line)
         return
     if value not in map(str, range(len(_VALUES))):
