@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from pipeline.simulation import program
 from pipeline.simulation.machine import queries, readings
+from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.queries import model_of
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, GpuInstance, State
+from pipeline.simulation.machine.state import Gpu, GpuInstance, State, StateFile
 from pipeline.simulation.program import RefusedError, say
 
 # What a fault names to keep the host engine from answering, or from watching a field, as `dcgmWatchFields:1006`.
@@ -75,7 +76,20 @@ _MIB = 2**20
 
 def main(arguments: Sequence[str]) -> int:
     """Run the program with `--state-file FILE` and the arguments of dcgmi; returns the exit status."""
-    return program.run(lambda file, own: _Program(Driver(file)).run(own), arguments, without_machine=1, is_apart=True)
+    return program.run(_run, arguments, without_machine=1, is_apart=True)
+
+
+def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
+    clients = Clients(state_file)
+    try:
+        # The real host engine is a client of the driver all the time; here it lives as long as this program.
+        clients.open_session()
+    except DriverError as error:
+        raise _refusal(_NO_ENGINE, _NO_CONNECTION) from error
+    try:
+        _Program(Driver(state_file)).run(arguments)
+    finally:
+        clients.close_session()
 
 
 def _refusal(message: str, code: int) -> RefusedError:

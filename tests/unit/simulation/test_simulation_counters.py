@@ -232,6 +232,18 @@ def test_an_instance_is_seen_a_second_after_it_was_made(state_file: StateFile, r
         assert run_dcgmi("dmon", "-e", "1001", "-i", "i:0", "-c", "1")[0] == 0
 
 
+def test_dcgm_that_watches_an_ampere_gpu_leaves_its_mig_mode_pending(state_file: StateFile, tmp_path: Path) -> None:
+    state_file.create(["a100_40gb"])
+    driver = Driver(state_file)
+    argv = [write_programs(tmp_path / "bin", state_file.path)["dcgmi"], "dmon", "-e", "1001", "-d", "100"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert driver.set_mig_mode(0, is_on=True) == codes.IN_USE
+        process.kill()
+    assert driver.state().sessions == ()
+
+
 def test_dmon_is_laid_out_as_that_of_dcgm_and_has_no_reading(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
     _partition(state_file, "9")
     recorded = (DATA / "dcgmi_dmon_v4.txt").read_text().splitlines()
