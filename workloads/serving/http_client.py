@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -46,6 +47,8 @@ _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked\b", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[^\r]*\bclose\b", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9a-f]+)[^\r\n]*\r\n", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens": *(\d+)')
+_REST_S = 0.01
+"""How long a client rests whose request was not answered: a server that refuses at once is not asked without end."""
 
 
 class _Connection:
@@ -56,9 +59,11 @@ class _Connection:
     """
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
+        # Not awaited: one that the server has no room for comes about after a second. Reading shows whether it fails.
+        self.socket.connect_ex(("127.0.0.1", port))
         self.intended_ns = self.sent_ns = 0
         self.left = memoryview(b"")
         self.received = b""
@@ -72,7 +77,7 @@ class _Connection:
 
     def push(self) -> None:
         """Send as much more of the request as the socket takes."""
-        with contextlib.suppress(OSError):  # full for now, or closed, which reading shows
+        with contextlib.suppress(OSError):  # not connected yet, full for now, or closed, which reading shows
             self.left = self.left[self.socket.send(self.left) :]
 
     def answer(self) -> bytes | None:
@@ -99,10 +104,6 @@ class _Connection:
 
     def _packed(self, begun_ns: int, first_ns: int, tokens: int, batch: int) -> bytes:
         return REQUEST.pack(self.intended_ns, self.sent_ns, begun_ns, first_ns, time.monotonic_ns(), tokens, batch)
-
-    def record_of_none(self) -> bytes:
-        """Return the record of a request that was not answered."""
-        return REQUEST.pack(self.intended_ns, self.sent_ns, 0, 0, 0, 0, 1)
 
 
 class _ToOther(_Connection):
@@ -168,7 +169,7 @@ class Client:
         self._events = select.epoll()
         self._free: list[_Connection] = []
         self._busy: dict[int, _Connection] = {}
-        self.num_sent = self.num_over = 0
+        self.num_sent = self.num_over = self.num_failed = 0
 
     def send(self, intended_ns: int) -> None:
         """Send the next request now."""
@@ -176,8 +177,7 @@ class Client:
         self.num_sent += 1
         connection = self._free.pop() if self._free else self._connected()
         if connection is None:
-            self.num_over += 1
-            os.write(self._out, REQUEST.pack(intended_ns, time.monotonic_ns(), 0, 0, 0, 0, 1))
+            self._fail(intended_ns, time.monotonic_ns())
             return
         fd = connection.socket.fileno()
         self._busy[fd] = connection
@@ -193,11 +193,10 @@ class Client:
         self._events.register(connection.socket.fileno(), select.EPOLLIN)
         return connection
 
-    def take(self, timeout_s: float, stdin: Sequence[int]) -> tuple[int, bool]:
-        """Wait so long for answers, and send what is left of requests; return their number, and if input closed."""
+    def take(self, timeout_s: float, stdin: Sequence[int]) -> bool:
+        """Wait so long for answers, and send what is left of requests; return whether input closed."""
         # `epoll` waits to the millisecond, `select` takes no file beyond the first 1,024: so one waits for the other.
         readable, _, _ = select.select([self._events.fileno(), *stdin], [], [], timeout_s)
-        before = self.num_over
         for fd, events in self._events.poll(0):
             if fd not in self._busy:
                 self._drop(fd)
@@ -208,7 +207,7 @@ class Client:
                     self._events.modify(fd, select.EPOLLIN)
             if events & ~select.EPOLLOUT:
                 self._read(fd)
-        return self.num_over - before, any(each in readable for each in stdin)
+        return any(each in readable for each in stdin)
 
     def _drop(self, fd: int) -> None:
         """Forget a connection that the server closed while nothing was asked over it."""
@@ -222,17 +221,29 @@ class Client:
 
     def _read(self, fd: int) -> None:
         connection = self._busy[fd]
+        record = None
         try:
             record = connection.answer()
             if record is None:
                 return
         except OSError:
-            record, connection.is_kept = connection.record_of_none(), False
+            connection.is_kept = False
         del self._busy[fd]
         if connection.is_kept:
             self._free.append(connection)
         else:
             self._close(connection)
+        if record is None:
+            self._fail(connection.intended_ns, connection.sent_ns)
+        else:
+            self._note(record)
+
+    def _fail(self, intended_ns: int, sent_ns: int) -> None:
+        """Record a request that was not answered."""
+        self.num_failed += 1
+        self._note(REQUEST.pack(intended_ns, sent_ns, 0, 0, 0, 0, 1))
+
+    def _note(self, record: bytes) -> None:
         self.num_over += 1
         os.write(self._out, record)
 
@@ -241,7 +252,7 @@ class Client:
         for number, intended_ns in enumerate(due, start=1):
             is_due = False
             while not is_due:  # however late this one is, answers are taken, and the end of input is seen
-                if self.take(max(0, intended_ns - time.monotonic_ns()) / 1e9, [0])[1]:
+                if self.take(max(0, intended_ns - time.monotonic_ns()) / 1e9, [0]):
                     return
                 is_due = time.monotonic_ns() >= intended_ns
             self.send(intended_ns)
@@ -249,16 +260,19 @@ class Client:
                 return
 
     def run_closed(self, outstanding: int, count: int) -> None:
-        """Send each request when an answer is there, so that always as many are outstanding."""
+        """Send each request when an answer is there, so that as many are outstanding but for clients at rest."""
         most = count or sys.maxsize
-        for _ in range(min(outstanding, most)):
-            self.send(time.monotonic_ns())
+        idle_from_s = deque([0.0] * outstanding)  # of each client that waits for no answer, the earliest first
         while self.num_over < most:
-            answered, is_closed = self.take(1.0, [0])
-            if is_closed:
-                return
-            for _ in range(min(answered, most - self.num_sent)):
+            num_over, num_failed = self.num_over, self.num_failed
+            while idle_from_s and idle_from_s[0] <= time.monotonic() and self.num_sent < most:
+                idle_from_s.popleft()
                 self.send(time.monotonic_ns())
+            if self.take(1.0 if self.num_sent - self.num_over == outstanding else _REST_S, [0]):
+                return
+            failed = self.num_failed - num_failed
+            idle_from_s.extendleft([0.0] * (self.num_over - num_over - failed))
+            idle_from_s.extend([time.monotonic() + _REST_S] * failed)
 
     def finish(self) -> None:
         """Take the answers that still come, until the server has closed the connections of the others."""

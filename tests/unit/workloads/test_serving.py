@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import select
+import socket
+import threading
 import time
 
 import pytest
@@ -12,6 +16,7 @@ from workloads import client
 from workloads.serving import server as serving
 from workloads.serving.arrivals import Answer, ClosedLoop, OpenLoop, Request
 from workloads.serving.generator import due
+from workloads.serving.http_client import _REST_S, Client
 from workloads.serving.server import Batching, Server
 
 MS = 1_000_000
@@ -261,3 +266,54 @@ def test_a_request_that_the_server_refuses_is_recorded_as_not_answered_and_the_j
         loop.begin(time.monotonic_ns())
         Server(job, loop, Lengths(), Batching()).serve(3)
     assert [(begun, done) for _, _, begun, done, *_ in job.requests] == [(0, 0)] * 3
+
+
+@pytest.fixture
+def http_client():
+    """A client of a port in this process, whose standard input stays open, and what it records."""
+    reading, writing = os.pipe()
+
+    class Open(Client):
+        def take(self, timeout_s, stdin) -> bool:
+            return super().take(timeout_s, [])
+
+        def records(self) -> list[tuple[int, ...]]:
+            ready = select.select([reading], [], [], 0)[0]
+            return list(client.REQUEST.iter_unpack(os.read(reading, 1 << 16))) if ready else []
+
+    yield lambda port: Open("other", port, [b"GET / HTTP/1.1\r\n\r\n"], writing)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_connection_that_the_server_has_no_room_for_holds_nothing_up(http_client):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        asking = http_client(listening.getsockname()[1])
+        began_s = time.monotonic()
+        for _ in range(3):
+            asking.send(time.monotonic_ns())
+        assert time.monotonic() - began_s < 0.5
+
+        def answer() -> None:
+            for _ in range(3):  # the kernel tries those again that it had no room for
+                with listening.accept()[0] as accepted:
+                    accepted.recv(99)
+                    accepted.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        asking.finish()
+        answering.join()
+    assert [done_ns > sent_ns for _, sent_ns, _, _, done_ns, *_ in asking.records()] == [True] * 3
+
+
+@pytest.mark.parametrize("has_connections", [True, False])
+def test_a_client_that_gets_no_connection_asks_again_after_a_rest(http_client, monkeypatch, has_connections):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        asking = http_client(gone.getsockname()[1])
+    if not has_connections:
+        monkeypatch.setattr(asking, "_connected", lambda: None)
+    began_s = time.monotonic()
+    asking.run_closed(2, 6)
+    assert time.monotonic() - began_s >= 2 * _REST_S
+    assert [done_ns for *_, done_ns, _, _ in asking.records()] == [0] * 6
