@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import logging
 import shlex
 import socket
 import subprocess
@@ -25,7 +24,6 @@ if __name__ == "__main__":
 from workloads import client, program
 from workloads.program import count, positive
 from workloads.serving.sender import Sender
-from workloads.serving.server import DRAIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +38,6 @@ _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
 """What servers answer while they load: some know no path before the model behind it is there."""
 _RECORDED = ("command", "path", "arrival", "rate_per_s", "outstanding", "warmup_requests", "seed")
-_log = logging.getLogger(__name__)
 
 
 def build_parser() -> program.Parser:
@@ -87,7 +84,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Start the server, wait until it answers, warm it up, wait for the group, ask.
 
     Raises:
-        RuntimeError: it does not answer, or ends.
+        RuntimeError: it does not answer, or ends, or refuses some of a fixed number of requests.
     """
     with ExitStack() as stack:
         job.phase("build")
@@ -101,43 +98,26 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         job.phase("warmup")
         for number in range(args.warmup_requests):
             server.ask(args.path, bodies[number % len(bodies)])
-        sender = Sender(
-            job,
-            "other",
-            port,
-            [with_head(args.path, body, port) for body in bodies],
-            arrival=args.arrival,
-            rate_per_s=args.rate_per_s or 0.0,
-            seed=args.seed * 1000 + job.index,  # equal jobs must not be asked at equal instants
-            count=args.requests * args.epochs,
-            outstanding=args.outstanding,
+        sender = stack.enter_context(
+            Sender(
+                job,
+                "other",
+                port,
+                [with_head(args.path, body, port) for body in bodies],
+                arrival=args.arrival,
+                rate_per_s=args.rate_per_s or 0.0,
+                seed=args.seed * 1000 + job.index,  # equal jobs must not be asked at equal instants
+                count=args.requests * args.epochs,
+                outstanding=args.outstanding,
+                epoch_requests=args.requests if args.epochs else 0,
+            )
         )
         job.ready()
         job.phase("serve")
-        _ask(args, job, server, sender)
-        sender.stop()
-        end_s = time.monotonic() + DRAIN_S
-        while sender.is_waiting() and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)
-        server.end()  # which closes the connections of what was not answered
-        sender.join()
-
-
-def _ask(args: argparse.Namespace, job: client.NullJob, server: RunningServer, sender: Sender) -> None:
-    began_ns = time.monotonic_ns()
-    sender.begin(began_ns)
-    for number in range(1, args.epochs + 1) if args.epochs else (0,):
-        while not job.stopping and (not number or sender.num_over < number * args.requests):
-            job.wait_stop(_LOOK_S)
+        sender.begin(time.monotonic_ns())
+        while not job.stopping and not sender.is_over(_LOOK_S):
             server.check()
-            if not sender.is_waiting():
-                sender.join()
-                if not number or sender.num_over < number * args.requests:
-                    sender.check()
-        if number:
-            now_ns = time.monotonic_ns()
-            job.epoch(number, (now_ns - began_ns) / 1e9)
-            began_ns = now_ns
+        sender.check()
 
 
 class RunningServer:

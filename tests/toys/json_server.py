@@ -1,17 +1,20 @@
 """A server that streams tokens as servers of language models do: `python json_server.py PORT [SECONDS_UNTIL_READY]`."""
 
+import itertools
 import json
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 READY_S = time.monotonic() + float(sys.argv[2] if len(sys.argv) > 2 else 0)
+SEEN = itertools.count()
 
 
 class Handler(BaseHTTPRequestHandler):
     """Answers with as many tokens as are asked for: /whole at once, /stream in parts.
 
-    /slow takes a minute, which is noted in a file. /close keeps no connection, and /old speaks HTTP/1.0.
+    /slow takes a minute and /late half a second, which is noted in a file. /close keeps no connection, and /old speaks
+    HTTP/1.0. /moody refuses all but the first four.
     """
 
     protocol_version = "HTTP/1.1"
@@ -24,10 +27,13 @@ class Handler(BaseHTTPRequestHandler):
         if time.monotonic() < READY_S:
             self.send_error(503)
             return
-        if self.path == "/slow":
+        if self.path == "/moody" and next(SEEN) >= 4:
+            self.send_error(503)
+            return
+        if self.path in ("/slow", "/late"):
             with open(asked["note"], "a") as file:
                 file.write("x")
-            time.sleep(60)
+            time.sleep(60 if self.path == "/slow" else 0.5)
         usage = json.dumps({"usage": {"completion_tokens": asked["max_tokens"]}}).encode()
         if self.path == "/old":
             self.protocol_version, self.close_connection = "HTTP/1.0", True

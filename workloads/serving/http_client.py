@@ -1,13 +1,14 @@
 """Sends requests over HTTP: a process of its own, which never waits for an answer. Standard library only.
 
-    python http_client.py SERVER PORT ARRIVAL RATE SEED COUNT OUTSTANDING
+    python http_client.py SERVER PORT ARRIVAL RATE SEED COUNT OUTSTANDING DRAIN
 
 SERVER is ours, whose answers say what became of a request there, or other, whose answers are whatever it says. ARRIVAL
 is poisson or constant, with a RATE, or closed, with so many clients; COUNT is 0 without an end. Standard input brings
 the number of requests, each with its size before it, and then the start, an instant of CLOCK_MONOTONIC; all of them as
 8 bytes. A request has a connection of its own while it waits, of which as many are made as there are to wait.
 What became of each goes to standard output, as records of `client.REQUEST`, after one of zeros. When standard input
-closes, no more is sent; what is not answered when the server closes the connections is recorded as such.
+closes, no more is sent; what is not answered DRAIN seconds later, or when the server closes its connection, is recorded
+as such.
 """
 
 from __future__ import annotations
@@ -274,10 +275,15 @@ class Client:
             idle_from_s.extendleft([0.0] * (self.num_over - num_over - failed))
             idle_from_s.extend([time.monotonic() + _REST_S] * failed)
 
-    def finish(self) -> None:
-        """Take the answers that still come, until the server has closed the connections of the others."""
-        while self._busy:
-            self.take(1.0, [])
+    def finish(self, drain_s: float) -> None:
+        """Take the answers that still come; from the end of input on for so long, and record those left as failed."""
+        while self._busy and not self.take(1.0, [0]):
+            pass
+        end_s = time.monotonic() + drain_s
+        while self._busy and (left_s := end_s - time.monotonic()) > 0:
+            self.take(left_s, [])
+        for connection in self._busy.values():
+            self._fail(connection.intended_ns, connection.sent_ns)
 
 
 def _read(size: int) -> bytes:
@@ -290,25 +296,28 @@ def _read(size: int) -> bytes:
     return data
 
 
-def main(server: str, port: int, arrival: str, rate_per_s: float, seed: int, count: int, outstanding: int) -> None:
+def main(
+    server: str, port: str, arrival: str, rate_per_s: str, seed: str, count: str, outstanding: str, drain_s: str
+) -> None:
     """Send as the command line says."""
     generator.sharpen_timer()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
     (number,) = START.unpack(_read(START.size))
     requests = [_read(START.unpack(_read(START.size))[0]) for _ in range(number)]
-    client = Client(server, port, requests, 1)
+    client = Client(server, int(port), requests, 1)
     os.write(1, READY)
     (start_ns,) = START.unpack(_read(START.size))
     if arrival == "closed":
         while (left_ns := start_ns - time.monotonic_ns()) > 0:
             time.sleep(left_ns / 1e9)
-        client.run_closed(outstanding, count)
+        client.run_closed(int(outstanding), int(count))
     else:
-        client.run_open((start_ns + after_ns for after_ns in generator.due(arrival, rate_per_s, seed)), count)
-    client.finish()
+        due = generator.due(arrival, float(rate_per_s), int(seed))
+        client.run_open((start_ns + after_ns for after_ns in due), int(count))
+    client.finish(float(drain_s))
 
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, EOFError):
-        main(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), *map(int, sys.argv[5:8]))
+        main(*sys.argv[1:])

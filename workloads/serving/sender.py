@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from workloads import client
 from workloads.serving.generator import START
 from workloads.serving.http_client import READY
+from workloads.serving.server import DRAIN_S
 
 _CLIENT = Path(__file__).with_name("http_client.py")
+_log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends these requests, again and again in their order, to a port of this machine.
+    """Sends these requests, again and again in their order, to a port of this machine. A context, which ends it.
 
     Args:
         job: gets the records.
         server: `ours` or `other`, as `http_client.py` has it, and so
         arrival, rate_per_s, seed, count, outstanding: how requests come.
         requests: each as it is sent, with its head.
+        epoch_requests: requests an epoch, if the job is to be told of epochs.
 
     Attributes:
-        num_over: requests that were answered, or never will be.
+        num_over: requests that were answered, or never will be,
+        num_failed: and of these, those that never will be.
     """
 
     def __init__(
@@ -41,11 +48,13 @@ class Sender:
         seed: int,
         count: int,
         outstanding: int,
+        epoch_requests: int = 0,
     ) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
-        self._job, self.num_over = job, 0
-        argv = [server, str(port), arrival, repr(rate_per_s), str(seed), str(count), str(outstanding)]
+        self._epoch_requests, self._epoch_began_ns = epoch_requests, 0
+        self._job, self._count, self.num_over, self.num_failed = job, count, 0, 0
+        argv = [server, str(port), arrival, repr(rate_per_s), str(seed), str(count), str(outstanding), repr(DRAIN_S)]
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(_CLIENT), *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -59,6 +68,13 @@ class Sender:
         self._recording = threading.Thread(target=self._record, name="requests", daemon=True)
         self._recording.start()
 
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.join()
+
     def _wait_until_it_is_there(self) -> None:
         assert self._process.stdout is not None
         if self._process.stdout.read(client.REQUEST.size) != READY:
@@ -66,26 +82,37 @@ class Sender:
 
     def begin(self, start_ns: int) -> None:
         """Let requests come from an instant on."""
+        self._epoch_began_ns = start_ns
         self._input.write(START.pack(start_ns))
         self._input.flush()
 
     def stop(self) -> None:
-        """Let no more requests come."""
-        self._input.close()
+        """Let no more requests come; what was sent is answered within `DRAIN_S`, or recorded as not answered."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            self._input.close()
+
+    def is_over(self, timeout_s: float) -> bool:
+        """Wait so long until all of its records were passed on; return whether they were."""
+        self._recording.join(timeout_s)
+        return not self._recording.is_alive()
 
     def is_waiting(self) -> bool:
         """Return whether it still waits for answers, or sends."""
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Look whether more will come.
+        """Look whether it goes on, or has done its work.
 
         Raises:
-            RuntimeError: it has ended, and nobody has stopped it.
+            RuntimeError: it has ended, and nobody has stopped it, or some of a fixed number were not answered.
         """
-        status = self._process.poll()
-        if not self._input.closed and status is not None:
+        if self._input.closed or self._recording.is_alive():
+            return
+        status = self._process.wait()
+        if not self._count or self.num_over < self._count:
             raise RuntimeError(f"the process that sends requests ended with status {status}")
+        if self.num_failed:
+            raise RuntimeError(f"{self.num_failed} of {self._count} requests were not answered with status 200")
 
     def join(self) -> None:
         """Wait until it has ended, and all of its records were passed on."""
@@ -94,7 +121,17 @@ class Sender:
 
     def _record(self) -> None:
         assert self._process.stdout is not None
-        while len(record := self._process.stdout.read(client.REQUEST.size)) == client.REQUEST.size:
-            intended_ns, sent_ns, begun_ns, first_ns, done_ns, tokens, batch = client.REQUEST.unpack(record)
-            self._job.request(intended_ns, sent_ns, begun_ns, done_ns, first_ns, tokens, batch)
-            self.num_over += 1
+        with self._process.stdout as records:  # closed, it ends that process
+            while len(record := records.read(client.REQUEST.size)) == client.REQUEST.size:
+                intended_ns, sent_ns, begun_ns, first_ns, done_ns, tokens, batch = client.REQUEST.unpack(record)
+                self._job.request(intended_ns, sent_ns, begun_ns, done_ns, first_ns, tokens, batch)
+                self.num_over += 1
+                self.num_failed += done_ns == 0
+                if self._epoch_requests and self.num_over % self._epoch_requests == 0:
+                    self._end_epoch(done_ns or time.monotonic_ns())
+
+    def _end_epoch(self, at_ns: int) -> None:
+        seconds = (at_ns - self._epoch_began_ns) / 1e9
+        self._job.epoch(self.num_over // self._epoch_requests, seconds)
+        _log.info("%d requests answered in %.3f s", self._epoch_requests, seconds)
+        self._epoch_began_ns = at_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from workloads import ask_server
 from workloads.client import NullJob
+from workloads.serving import sender
 
 SERVER = f"{sys.executable} {PROJECT_DIR / 'tests/toys/json_server.py'} {{port}}"
 
@@ -22,7 +24,7 @@ class Notebook(NullJob):
 
     def __init__(self, may_stop: Callable[[Notebook], bool] = lambda _: False) -> None:
         self.requests: list[tuple[int, ...]] = []
-        self.epochs: list[int] = []
+        self.epochs: list[tuple[int, float]] = []
         self._may_stop = may_stop
         self.index = 0
 
@@ -30,15 +32,11 @@ class Notebook(NullJob):
     def stopping(self) -> bool:
         return self._may_stop(self)
 
-    def wait_stop(self, timeout_s: float | None = None) -> bool:
-        time.sleep(timeout_s or 0)
-        return self.stopping
-
     def request(self, *figures: int) -> None:
         self.requests.append(figures)
 
     def epoch(self, number: int, seconds: float, **metrics: float) -> None:
-        self.epochs.append(number)
+        self.epochs.append((number, seconds))
 
 
 @pytest.fixture
@@ -60,7 +58,10 @@ def ask(tmp_path):
 @pytest.mark.parametrize("path", ["/whole", "/stream", "/close", "/old"])
 def test_each_request_is_recorded_with_its_tokens_and_that_of_a_stream_with_its_first(ask, path, how):
     job = ask("--path", path, "--requests", "5", "--epochs", "2", *how)
-    assert (len(job.requests), job.epochs) == (10, [1, 2])
+    done_ns = [request[3] for request in job.requests]
+    assert len(done_ns) == 10
+    assert [number for number, _ in job.epochs] == [1, 2]
+    assert job.epochs[1][1] == (done_ns[9] - done_ns[4]) / 1e9
     for intended_ns, sent_ns, begun_ns, done_ns, first_ns, _, batch in job.requests:
         assert intended_ns <= sent_ns < done_ns
         assert (begun_ns, batch) == (0, 1)
@@ -73,14 +74,24 @@ def test_a_server_is_asked_once_it_is_ready_and_until_the_stop(ask):
     assert len([done_ns for _, _, _, done_ns, *_ in job.requests if done_ns > 0]) > 2
 
 
-def test_what_is_not_answered_when_the_server_is_ended_is_recorded_so(ask, monkeypatch, tmp_path):
-    monkeypatch.setattr(ask_server, "DRAIN_S", 0.1)
+@pytest.mark.parametrize(("path", "server"), [("/slow", SERVER), ("/late", f"sh -c 'trap \"\" TERM; exec {SERVER}'")])
+def test_what_is_not_answered_a_while_after_the_stop_is_recorded_so(ask, monkeypatch, tmp_path, path, server):
+    monkeypatch.setattr(sender, "DRAIN_S", 0.1)
+    monkeypatch.setattr(ask_server, "_TERM_S", 1.0)
     monkeypatch.setattr(ask_server.RunningServer, "ask", lambda *_: None)
     monkeypatch.setattr(ask_server.RunningServer, "wait_until_it_answers", _wait_until_it_listens)
     note = tmp_path / "note"
     both = {"may_stop": lambda _: note.exists() and note.read_text() == "xx"}
-    job = ask("--path", "/slow", "--epochs", "0", "--outstanding", "2", **both)
+    job = ask("--path", path, "--epochs", "0", "--outstanding", "2", server=server, **both)
     assert [(begun_ns, done_ns) for _, _, begun_ns, done_ns, *_ in job.requests] == [(0, 0)] * 2
+
+
+def test_by_hand_each_epoch_is_a_line_and_waiting_costs_nothing(ask, caplog):
+    caplog.set_level("INFO")
+    began_s = time.thread_time()
+    ask("--path", "/late", "--requests", "1", "--warmup-requests", "1")
+    assert time.thread_time() - began_s < 0.25
+    assert re.fullmatch(r"1 requests answered in \d\.\d{3} s", caplog.messages[-1])
 
 
 def _wait_until_it_listens(server, *_):
@@ -110,6 +121,11 @@ def test_a_request_that_the_server_refuses_is_an_error_with_its_words(tmp_path):
     args = ask_server.parse(["--command", SERVER, "--path", "/models"])
     with pytest.raises(RuntimeError, match="refuses /models: status 405: "):
         ask_server.run(args, Notebook())
+
+
+def test_a_fixed_number_of_requests_of_which_some_are_refused_is_an_error(ask):
+    with pytest.raises(RuntimeError, match="3 of 4 requests were not answered with status 200"):
+        ask("--path", "/moody", "--requests", "4")
 
 
 def test_a_command_must_say_where_the_port_goes(capsys):
