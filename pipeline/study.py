@@ -306,7 +306,30 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     others = [each for each in finished if each.digest not in asked.planned and each.plan_any_gpu != on_other_models]
     for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
         words.say(line)
+    if not asked.config.dry_run:
+        _take_over(asked, plan, known, finished)
     return groups, known
+
+
+def _take_over(asked: Asked, plan: Plan, known: Sequence[GroupResult], finished: Sequence[FinishedGroup]) -> None:
+    """Have the store count in this plan what another one measured: nothing of this one would say that it is there."""
+    assert asked.sender is not None
+    of_others = {each.spool_id: each.run_id for each in finished if each.spool_id and each.plan != plan.digest}
+    units_of_runs = {of_others[row.spool_id]: row.group.unit for row in known if row.spool_id in of_others}
+    if units_of_runs:
+        facts = _facts_of_plan(asked, plan) | {"command_line": provenance.command_line()}
+        asked.sender.take_over(units_of_runs, facts)
+
+
+def _facts_of_plan(asked: Asked, plan: Plan) -> dict[str, str]:
+    """What each run says of the plan that it is of."""
+    return {
+        "plan": plan.digest,
+        "plan_groups": str(plan.num_planned),
+        "plan_any_gpu": plan.any_gpu_digest,
+        "plan_models": str(asked.config.gpu.models),
+        "plan_units": overview.sizes_in_words(plan.unit_sizes),
+    }
 
 
 def _remaining(
@@ -416,9 +439,7 @@ class _Study:
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
-        facts |= {"plan": self.plan.digest, "plan_groups": str(self.plan.num_planned)}
-        facts |= {"plan_any_gpu": self.plan.any_gpu_digest, "plan_models": str(self.config.gpu.models)}
-        facts |= {"plan_units": overview.sizes_in_words(self.plan.unit_sizes), "beside": str(self.config.gpu.beside)}
+        facts |= _facts_of_plan(self.asked, self.plan) | {"beside": str(self.config.gpu.beside)}
         if self.config.unit is not None:
             facts["unit"] = str(self.config.unit)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:

@@ -31,7 +31,11 @@ def _artifact(name: str, index: int, is_unique: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """A group that ended. What its run does not say is `None`; of its tags, those that the row has in a comparison."""
+    """A group that ended. What its run does not say is `None`; of its tags, those that the row has in a comparison.
+
+    Attributes:
+        plan: the last one that has it.
+    """
 
     digest: str
     program_digest: str | None = None
@@ -46,6 +50,7 @@ class FinishedGroup:
     reason: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     settings: str | None = None
+    plan: str | None = None
     plan_any_gpu: str | None = None
     start_ms: int = 0
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,14 @@ class Sender:
         """
         request = {"op": "close_lost", "experiment": experiment, "plan": plan, "unit": unit}
         return [str(name) for name in self._call(request)["groups"]]
+
+    def take_over(self, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
+        """Have runs of the store that is open, by their ids, counted as those of units of the plan with these facts.
+
+        Raises:
+            TrackingError: the store cannot be written.
+        """
+        self._call({"op": "take_over", "units": dict(units), "facts": dict(facts)})
 
     def submitted(self, experiment: str, new: Submitted) -> None:
         """Have the job arrays noted that Slurm was given for an experiment of the store that is open.

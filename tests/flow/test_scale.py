@@ -154,6 +154,7 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
         _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert re.findall("^resume: .*", err, re.MULTILINE) == ["resume: 2 of 4 groups are finished"] * 2
+    assert overview(tmp_path / "mlruns", "collocation").is_done  # also the block that the shorter study measured
 
 
 def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):

@@ -20,11 +20,12 @@ from pipeline.record.group_folder import RunRecord
 from pipeline.record.store import content, submitted, told, unit_states
 from pipeline.record.store.local import is_server
 from pipeline.record.store.submitted import Submitted
+from pipeline.record.store.taken_over import facts_now
 from pipeline.record.store.told import Told
 from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
 
 _FACTS = (
-    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result", "spool_id"),
+    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result", "spool_id", "taken_over"),
     *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated"),
 )
 _BESIDE = "hydra/launcher=beside"
@@ -174,10 +175,9 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
     A model of which none was begun has none; without any that says how many units its plan has, there is no model.
     Where a GPU is measured alone and in company, each is a plan, and has its place as a model has.
     """
+    groups = [dataclasses.replace(run, facts=facts_now(run.facts)) for run in told.groups(where, experiment, _FACTS)]
     planned = [
-        _as_spooled(run, spooled.get(run.facts.get("spool_id", "")))
-        for run in told.groups(where, experiment, _FACTS)
-        if "plan_units" in run.facts
+        _as_spooled(run, spooled.get(run.facts.get("spool_id", ""))) for run in groups if "plan_units" in run.facts
     ]
     if not planned:
         return []

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base import layout
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result, WindowKind
-from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
+from pipeline.base.tags import GROUP, JOB, Tag, facts_of
 from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import Store, is_server, reason_of
+from pipeline.record.store.taken_over import facts_now
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
             continue
+        facts = facts_now(facts_of(tags))
         finished.append(
             FinishedGroup(
                 digest=digest,
@@ -63,7 +65,8 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                     if tag in tags
                 },
                 settings=tags.get(Tag.SETTINGS),
-                plan_any_gpu=tags.get(fact_tag("plan_any_gpu")),
+                plan=facts.get("plan"),
+                plan_any_gpu=facts.get("plan_any_gpu"),
                 start_ms=run.info.start_time,
             )
         )

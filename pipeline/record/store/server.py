@@ -37,7 +37,7 @@ from typing import Any
 from pipeline.base import layout, library_internals
 from pipeline.base.errors import CollocationError, TrackingError
 from pipeline.record import group_folder
-from pipeline.record.store import lost, results, submitted
+from pipeline.record.store import lost, results, submitted, taken_over
 from pipeline.record.store.local import Store, open_store, reason_of
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.upload import RunIds, amend, begin, send
@@ -96,14 +96,22 @@ class RequestHandler:
                 if Path(file).exists():
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
                 return {}
-            case {"op": "finished", "experiment": str(experiment), **where}:
-                finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
-                return {"groups": [dataclasses.asdict(group) for group in finished]}
             case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit)}:
                 return {"groups": lost.close_unit(self._open(self._uri), experiment, plan, unit)}
+            case {"op": "take_over", "units": dict(runs), "facts": dict(facts)}:
+                taken_over.take_over(self._open(self._uri), runs, facts)
+                return {}
             case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
                 submitted.note(self._open(self._uri), experiment, Submitted(**new))
                 return {}
+        return self._found(request)
+
+    def _found(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request that only reads."""
+        match request:
+            case {"op": "finished", "experiment": str(experiment), **where}:
+                finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
+                return {"groups": [dataclasses.asdict(group) for group in finished]}
             case {"op": "ran", "store": str(where_it_is)}:
                 return {"groups": [dataclasses.asdict(ran) for ran in results.groups_that_ran(where_it_is)]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:

@@ -14,8 +14,8 @@ from pipeline import outcome
 from pipeline.base import host
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
-from pipeline.base.tags import Tag
-from pipeline.record.store import content, overview, submitted, told, unit_states
+from pipeline.base.tags import Tag, fact_tag
+from pipeline.record.store import content, overview, results, submitted, taken_over, told, unit_states
 from pipeline.record.store.local import open_store
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.told import Told
@@ -105,6 +105,29 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
     ]
     again = seen(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
     assert dict(again.units[0].results) == {"ok": 2}
+
+
+def test_what_an_older_plan_measured_counts_in_the_plan_that_has_taken_it_over(root, monkeypatch) -> None:
+    store = open_store(root)
+    experiment = store.experiment_id("e")
+
+    def measured(digest: str, **told_by_it: object) -> str:
+        facts = {"role": "group", **run(1, digest, plan="p1", plan_units="1x2").facts} | told_by_it
+        tags = {fact_tag(name): str(value) for name, value in facts.items()}
+        run_id = str(store.client.create_run(experiment, run_name=digest, tags=tags).info.run_id)
+        store.client.set_terminated(run_id)
+        return run_id
+
+    old = [measured("a"), measured("b")]
+    measured("c", plan="p2", plan_unit=2, plan_units="2x1,1x1", command_line="run.py degree=2")
+    assert [unit.state for unit in overview.overview(root, "e").units] == ["not begun", "done"]
+    facts = {"plan": "p2", "plan_units": "2x1,1x1"}
+    taken_over.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
+    found = overview.overview(root, "e")
+    assert [(unit.state, dict(unit.results)) for unit in found.units] == [("done", {"ok": 2}), ("done", {"ok": 1})]
+    assert {each.plan for each in results.find_finished(store, "e")} == {"p2"}
+    taken_over.take_over(store, {old[1]: 1}, {**facts, "command_line": "x" * content.MAX_TAG})
+    assert overview.overview(root, "e").is_done
 
 
 def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> None:
