@@ -19,11 +19,11 @@ def numbered(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
     if not by_case:
         return tuple(dataclasses.replace(group, unit=group.block) for group in groups)
     cases = _cases(groups)
-    num_cases = len(set(cases.values()))
+    places = [(group.block, cases[group.jobs[0].workload.digest]) for group in groups]
+    numbers = {place: number for number, place in enumerate(sorted(set(places)), start=1)}  # not each block has all
     return tuple(
-        dataclasses.replace(group, unit=(group.block - 1) * num_cases + case, case=case)
-        for group in groups
-        for case in [cases[group.jobs[0].workload.digest]]
+        dataclasses.replace(group, unit=numbers[place], case=place[1])
+        for group, place in zip(groups, places, strict=True)
     )
 
 

@@ -32,6 +32,14 @@ def test_a_unit_may_be_a_case_with_all_that_shares_its_baselines(make_plan) -> N
     assert plan.digest != make_plan(*(each[1:] for each in sweep)).digest  # workers must agree on it
 
 
+def test_units_are_numbered_without_gaps_where_a_block_lacks_cases(make_plan) -> None:
+    sizes = {8: 1, 16: 3, 32: 2}
+    sweep = [["unit_of=case", f"workload.batch_size={size}", f"repeats={times}"] for size, times in sizes.items()]
+    plan = make_plan(*sweep)
+    assert list(units.of(plan.groups)) == [1, 2, 3, 4, 5, 6] and len(plan.unit_sizes) == 6
+    assert [len({group.case for group in plan.groups if group.block == block}) for block in (1, 2, 3)] == [3, 2, 1]
+
+
 def test_mixes_that_share_a_program_are_one_case(make_plan) -> None:
     of_workloads = ["workload@sizes.S=tiny", "workload@sizes.M=robroek_small", "workload@sizes.L=robroek_medium"]
     mixes = [["unit_of=case", *of_workloads, f"mix=[{mix}]", "data.source=synthetic_device"] for mix in ("S,M", "M,L")]
