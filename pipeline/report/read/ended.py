@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from pipeline.base.modes import mode_of
-from pipeline.base.records import Job
+from pipeline.base.records import Group, Job
 from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.read.records import JobRow, Row, Study
@@ -45,8 +45,14 @@ def _row(ended: GroupResult) -> Row:
         end_ms=None,
         start="",
         jobs=jobs,
-        facts={} if group.profiler.is_none else {"profiler": group.profiler.name},
+        facts=_facts(group),
     )
+
+
+def _facts(group: Group) -> dict[str, str]:
+    """What its run will say that decides which rows are compared."""
+    told = {} if group.profiler.is_none else {"profiler": group.profiler.name}
+    return told | ({"case": str(group.case)} if group.case else {})
 
 
 def _job(job: Job, ran: JobResult | None) -> JobRow:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 from pipeline.base.factory import Spec
 from pipeline.base.records import Result
+from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.closing import closing
 from tests.rows import group
@@ -46,6 +48,20 @@ def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
     (sentence,) = found.sentences
     assert sentence.startswith("2 a: MPS is fastest, 1.80 times (1.7")
     assert found.fastest == {"mps"}
+
+
+def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
+    rows = [
+        dataclasses.replace(row, tags={Tag.GPU_UUID: f"GPU-{case}"})
+        for case, name in enumerate("ab", start=1)
+        for row in (
+            ended(group(name, sequential=True, case=case), 100.0),
+            ended(group(name, name, case=case), 60.0),
+        )
+    ]
+    assert [sentence.split(" 1.20 ")[0] for sentence in closing("test", rows).sentences] == [
+        f"No verdict: naive runs 2 {name}" for name in "ab"
+    ]
 
 
 def test_a_group_that_failed_and_jobs_alone_have_no_sentence():
