@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from typing import TextIO
 
 # The `git` of `ssh://git@host` is no secret, and without it nobody gets in. What `secrets` has hidden stays told. A
 # folder called `t` holds no token.
@@ -47,12 +48,17 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> lis
 
 def say(text: str) -> None:
     """Print one line of progress; to nobody, once whoever read it is gone: a study is measured all the same."""
+    put(text + "\n", sys.stderr)
+
+
+def put(text: str, out: TextIO) -> None:
+    """Write text to a standard stream as `say` does."""
     try:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        out.write(text)
+        out.flush()
     except OSError:  # a pipe without a reader, a terminal that was closed
         nobody = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nobody, sys.stderr.fileno())
+        os.dup2(nobody, out.fileno())
         os.close(nobody)
 
 

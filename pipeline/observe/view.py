@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from pipeline.base import layout, units
 from pipeline.base.records import Group, WindowKind
-from pipeline.base.words import duration, say
+from pipeline.base.words import duration, put, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live import LiveJobs
 from pipeline.observe.observation import Watched
@@ -20,6 +20,7 @@ from pipeline.observe.table import in_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 class PlainView:
@@ -54,8 +55,9 @@ class LiveView(PlainView):
         from rich.console import Console
         from rich.live import Live
 
-        drawer, console = _Drawer(group, watched, self.progress), Console(file=sys.stderr)
-        with Live(get_renderable=drawer.table, refresh_per_second=1, console=console, transient=True) as live:
+        drawer = _Drawer(group, watched, self.progress)
+        console = Console(file=cast("TextIO", _Screen(sys.stderr)))
+        with Live(get_renderable=drawer.shown, refresh_per_second=1, console=console, transient=True) as live:
             live.refresh()
             yield
 
@@ -67,6 +69,19 @@ class LiveView(PlainView):
         super().done(row)
 
 
+class _Screen:
+    """A terminal to draw on, which may be closed meanwhile."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self.encoding, self.isatty = out, out.encoding, out.isatty
+
+    def write(self, text: str) -> None:
+        put(text, self._out)
+
+    def flush(self) -> None:
+        """Nothing: what was written is there."""
+
+
 class _Drawer:
     """Builds the live table."""
 
@@ -75,7 +90,16 @@ class _Drawer:
         self.jobs = LiveJobs(group, watched)
         self.begin_s = time.monotonic()
 
-    def table(self) -> Table:
+    def shown(self) -> Table | Text:
+        """The table; why there is none, if there is none: what is shown never fails what is measured."""
+        from rich.text import Text
+
+        try:
+            return self._table()
+        except Exception as error:  # noqa: BLE001  jobs may have written, and removed, anything
+            return Text(f"no live table: {type(error).__name__}: {error}")
+
+    def _table(self) -> Table:
         from rich.table import Table
         from rich.text import Text
 
@@ -88,11 +112,12 @@ class _Drawer:
         table.caption_justify = "left"
         counted = dict.fromkeys(units.per_second(job.workload.unit) for job in self.group.jobs)
         for name in ("job", "phase", "epoch", " or ".join(counted), "memory MiB"):
-            table.add_column(name, justify="left" if name in ("job", "phase") else "right")
+            table.add_column(Text(name), justify="left" if name in ("job", "phase") else "right")
         for now in self.jobs.read():
             epoch = "-" if now.epoch is None else str(now.epoch)
             rate = "-" if now.per_s is None else units.rate_in_words(now.per_s)
-            table.add_row(now.job.name, now.phase, epoch, rate, self._memory(now.job.index))
+            cells = (now.job.name, now.phase, epoch, rate, self._memory(now.job.index))
+            table.add_row(*map(Text, cells))  # a plain string would be read as markup
         return table
 
     def _memory(self, index: int) -> str:

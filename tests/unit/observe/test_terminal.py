@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+import pty
 import re
+
+import pytest
 
 from pipeline.base import normalise
 from pipeline.base.records import Result, WindowKind
@@ -149,6 +153,38 @@ def test_on_a_terminal_the_jobs_are_shown_at_once_while_their_group_runs(tmp_pat
         shown = terminal.getvalue()
         assert "[1/1] naive-a+a" in shown and "samples/s" in shown
         assert all(f"{job.name} " in shown and "waiting" in shown for job in pair.jobs)
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "a[red]"])
+def test_names_on_a_terminal_are_no_markup(name, tmp_path, monkeypatch):
+    terminal, alone = Terminal(), group(name)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with make_view(Progress([alone])).watch(alone, Watched(alone.device, [], tmp_path, [], FIELDS)):
+        assert f"0-{name} " in terminal.getvalue()
+
+
+def test_a_group_goes_on_when_its_terminal_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as if it were closed after rich has looked whether it is a terminal
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        pair = group("a", "a")
+        view = make_view(Progress([pair]))
+        view.begin(pair)
+        with view.watch(pair, Watched(pair.device, [], tmp_path, [], FIELDS)):
+            assert os.read(ours, 1)  # it drew
+            os.close(ours)
+        view.done(GroupResult(group=pair, result=Result.OK, reason=""))
+
+
+def test_what_cannot_be_drawn_fails_no_group(tmp_path, monkeypatch):
+    terminal, pair = Terminal(), group("a", "a")
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with make_view(Progress([pair])).watch(pair, Watched(pair.device, [], tmp_path, [], None)):
+        assert "no live table: AttributeError" in terminal.getvalue()
 
 
 def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():
