@@ -112,7 +112,9 @@ def test_every_expression_of_the_dashboard_is_of_metrics_that_are_exported(live)
     exported = GroupSeries(mig_group(), live)
     exported.read()
     live_groups.step(live.folder, 0, 20)
-    labels = {metric.name: set(metric.labels) for metric in exported.read() if metric.values}
+    known = [metric for metric in exported.read() if metric.values]
+    labels = {metric.name: set(metric.labels) for metric in known}
+    of_gpus = {metric.name for metric in known if any(values[LABELS.index("gpu")] for values in metric.values)}
     assert len(labels) == 5 + len({series.name_of(source, field.name) for source, field in FIELDS})
     targets = [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert len(targets) >= len(DASHBOARD["panels"]) >= 15
@@ -120,7 +122,11 @@ def test_every_expression_of_the_dashboard_is_of_metrics_that_are_exported(live)
         names = re.findall(r"collocation_\w+", target["expr"])
         assert names and set(names) <= labels.keys(), target["expr"]
         used = re.findall(r"(\w+)=~", target["expr"]) + re.findall(r"{{(\w+)}}", target["legendFormat"])
-        assert set(used) <= labels[names[0]], target
+        assert set(used) <= {*labels[names[0]], "instance"}, target
+        # Every GPU has a line of its own, and every machine one for all groups and jobs.
+        apart = "{{gpu}}" if names[0] in of_gpus else "{{instance}}"
+        assert not target["range"] or apart in target["legendFormat"], target
+        assert "(instance)" in target["expr"] or " by " not in target["expr"], target
     for variable in DASHBOARD["templating"]["list"][1:]:
         name, label = re.fullmatch(r"label_values\((\w+).*, (\w+)\)", variable["definition"]).groups()
         assert label in labels[name]
