@@ -18,7 +18,8 @@ class Shared:
 
     Attributes:
         kept: share of its throughput; `None` of a service at a given rate, whose throughput says nothing.
-        mean, p99: how many times as long as alone its requests take; `None` of what answers none, or too few.
+        mean, p99: how many times as long as alone its requests take; `None` of what answers none, or too few, or did
+            not sustain its rate in every block.
     """
 
     cell: Cell
@@ -40,8 +41,8 @@ def shared(cells: Sequence[Cell]) -> Iterator[Shared]:
                     cell=cell,
                     workload=name,
                     kept=_estimate(cell, {block: 1 / slowdown for block, slowdown in slowdowns.items()}),
-                    mean=_estimate(cell, _values(cell, MEAN_SLOWDOWN, name)),
-                    p99=_estimate(cell, _values(cell, P99_SLOWDOWN, name)),
+                    mean=_estimate(cell, _values(cell, MEAN_SLOWDOWN, name)) if cell.is_compared else None,
+                    p99=_estimate(cell, _values(cell, P99_SLOWDOWN, name)) if cell.is_compared else None,
                 )
 
 

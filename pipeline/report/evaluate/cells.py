@@ -22,6 +22,7 @@ from pipeline.report.evaluate.metrics import (
     Scale,
     counted,
     counted_in,
+    is_latency,
     sampled,
 )
 from pipeline.report.evaluate.statistics import Estimate, estimate
@@ -113,6 +114,13 @@ class Cell:
     def is_compared(self) -> bool:
         """Whether it is ranked, and by all of its blocks."""
         return self.is_ranked and not self.num_saturated
+
+    @property
+    def shown(self) -> Mapping[str, Estimate]:
+        """Its figures if it is ranked; no latency if a block did not sustain the rate, and so has none itself."""
+        if not self.is_ranked:
+            return {}
+        return {name: each for name, each in self.estimates.items() if self.is_compared or not is_latency(name)}
 
     @property
     def throughput(self) -> str:

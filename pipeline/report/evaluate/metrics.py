@@ -33,6 +33,11 @@ ENERGY_VS_ALONE = "energy_vs_alone_ratio"
 MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
 
+def is_latency(name: str) -> bool:
+    """Whether a quantity of a group is a latency, or a ratio of them."""
+    return name.startswith("latency_")
+
+
 def of_instance(activity: str) -> str:
     """The mean of an activity over the GPU instances of a group."""
     return f"instance_{activity}"

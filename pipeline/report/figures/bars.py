@@ -10,6 +10,7 @@ from pipeline.base.modes import Mode
 from pipeline.base.records import Result
 from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Cell, cases_in
+from pipeline.report.evaluate.metrics import is_latency
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import ENDINGS
 from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, around, in_lines, plain, room_of
@@ -21,7 +22,7 @@ BARS_CAPTION = (
     "Bars are medians over the blocks, error bars 95 % t intervals, of memory the lowest and highest block (from three "
     "blocks on). A hatched box is a group without a figure, labelled with what came of it."
 )
-NOT_MEASURED = "not measured"
+NOT_MEASURED, NOT_SUSTAINED = "not measured", "rate not sustained"
 _GROUP_WIDTH = 0.84
 _BOX_HEIGHT = 0.5
 _IN_BOX: dict[str, Any] = {
@@ -53,12 +54,18 @@ Groups = Sequence[tuple[str, Sequence[Bar]]]
 """Groups of bars, each with its label."""
 
 
-def bar_of(cell: Cell, *estimates: Estimate | None) -> Bar:
+def bar_of_figure(cell: Cell, name: str) -> Bar:
+    """The bar of one figure of a cell, or why it has none."""
+    withheld = cell.num_saturated and is_latency(name)
+    return bar_of(cell, cell.shown.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
+
+
+def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
     """The bar of a cell: its estimates if it may be shown as a figure, else what it came to."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
     finding = ""
     if not any(known):
-        finding = NOT_MEASURED if cell.is_ranked or cell.finding is Result.OK else ENDINGS[cell.finding].label
+        finding = missing if cell.is_ranked or cell.finding is Result.OK else ENDINGS[cell.finding].label
     return Bar(sharing=cell.sharing, detail=plain(cell.detail, 24), estimates=known, finding=finding)
 
 

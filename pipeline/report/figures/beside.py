@@ -11,7 +11,7 @@ from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell, modes_in
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
+from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, by_case, grouped_bars, legend_of
 from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure
 from pipeline.report.read.samples import GroupSeries
 
@@ -46,7 +46,7 @@ def _paint(cells: Sequence[Cell], latency: str) -> Figure:
     kept, paid = figure.subplots(2, 1)
     grouped_bars(kept, by_case(cells, lambda cell: bar_of(cell, _kept(cell))))
     kept.set_ylabel("throughput kept")
-    grouped_bars(paid, by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(latency))))
+    grouped_bars(paid, by_case(cells, lambda cell: bar_of_figure(cell, latency)))
     paid.set_ylabel(f"{METRICS[latency].title.removeprefix('worst slowdown of the ')}, times alone")
     kept.set_ylim(top=max(1.05, kept.get_ylim()[1]))
     for axes in (kept, paid):

@@ -28,6 +28,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.sweeps import FEWEST, Swept, number_in
 from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
     INK,
     Sketch,
@@ -101,12 +102,8 @@ def _panels(swept: Swept) -> list[Metric]:
             INSTANCE_MEMORY,
             *map(units.energy_of, counts),
         )
-        if sum(any(name in _shown(cell) for cell in here) for here in swept.cells.values()) > 1
+        if sum(any(name in cell.shown for cell in here) for here in swept.cells.values()) > 1
     ]
-
-
-def _shown(cell: Cell) -> Mapping[str, Any]:
-    return cell.estimates if cell.is_ranked else {}
 
 
 def _lines(swept: Swept) -> dict[tuple[str, int], dict[float, Cell]]:
@@ -146,7 +143,7 @@ def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
         else:
             axes.set_ylim(bottom=0)
         axes.grid(axis="y")
-        _axis(axes, swept)
+        _axis(axes, swept, is_of_latency=metric.name == MEAN_LATENCY)
     if latencies:
         low, high = zip(*(axes.get_ylim() for axes in latencies), strict=True)
         for axes in latencies:
@@ -167,7 +164,7 @@ def _apart(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str
 
 def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any]) -> Any:
     """Draw a quantity of some cells; its handle for the legend, `None` where none has it."""
-    found = {place: _shown(cell)[name] for place, cell in by_place.items() if name in _shown(cell)}
+    found = {place: cell.shown[name] for place, cell in by_place.items() if name in cell.shown}
     if not found:
         return None
     if name == MEAN_LATENCY:
@@ -179,7 +176,7 @@ def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[
 
 def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
     """Behind a line of mean latencies, from the median to the p99; to the p95 if only that is known everywhere."""
-    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in _shown(cell)}
+    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.shown}
     top = P99_LATENCY if all(P99_LATENCY in found for found in served.values()) else _P95_LATENCY
     known = [place for place, found in served.items() if {_MEDIAN_LATENCY, top} <= found.keys()]
     low, high = ([served[place][name].median for place in known] for name in (_MEDIAN_LATENCY, top))
@@ -199,7 +196,7 @@ def _latency(axes: Axes, swept: Swept) -> None:
         axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
 
 
-def _axis(axes: Axes, swept: Swept) -> None:
+def _axis(axes: Axes, swept: Swept, *, is_of_latency: bool) -> None:
     """The values on the axis, and below them what came of the cells without a figure."""
     from matplotlib.ticker import NullLocator
 
@@ -214,6 +211,13 @@ def _axis(axes: Axes, swept: Swept) -> None:
     said = [
         f"{tick}: {', '.join(words)}"
         for place, tick in swept.ticks.items()
-        if (words := [f"{c.mode} {ENDINGS[c.finding].label}" for c in swept.cells[place] if c.finding in ENDINGS])
+        if (words := [f"{c.mode} {why}" for c in swept.cells[place] if (why := _missing(c, is_of_latency))])
     ]
     axes.set_xlabel("\n".join([swept.axis, *(in_lines(each, room_of(axes)) for each in said)]))
+
+
+def _missing(cell: Cell, is_of_latency: bool) -> str:
+    """Why a cell has no figure; empty where it may have one."""
+    if cell.finding in ENDINGS:
+        return ENDINGS[cell.finding].label
+    return NOT_SUSTAINED if is_of_latency and cell.num_saturated else ""

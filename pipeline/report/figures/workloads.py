@@ -11,7 +11,15 @@ from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
 from pipeline.report.evaluate.sweeps import FEWEST
-from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_degree, grouped_bars, legend_of, num_bars
+from pipeline.report.figures.bars import (
+    BARS_CAPTION,
+    bar_of,
+    bar_of_figure,
+    by_degree,
+    grouped_bars,
+    legend_of,
+    num_bars,
+)
 from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain, say_missing
 from pipeline.report.read.samples import GroupSeries
 
@@ -83,5 +91,5 @@ def _panel(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     if not any(metric.name in cell.estimates for cell in cells):
         say_missing(axes, "not measured")
         return
-    grouped_bars(axes, by_degree(cells, lambda cell: bar_of(cell, cell.estimates.get(metric.name))))
+    grouped_bars(axes, by_degree(cells, lambda cell: bar_of_figure(cell, metric.name)))
     axes.set_ylabel(metric.unit)

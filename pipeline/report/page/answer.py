@@ -43,9 +43,9 @@ def _of_services(cells: Sequence[Cell]) -> str:
     """What services bear within their objective, else how much longer their requests take than alone; or nothing."""
     if borne := most_requests(cells):
         return borne
-    together = [cell for cell in cells if cell.degree > 1 and cell.is_ranked and not cell.is_derived]
+    together = [cell for cell in cells if cell.degree > 1 and not cell.is_derived]
     for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
-        known = sorted((c for c in together if name in c.estimates), key=lambda cell: cell.estimates[name].median)
+        known = sorted((c for c in together if name in c.shown), key=lambda cell: cell.shown[name].median)
         if known:
             ends = [known[0], known[-1]] if len(known) > 1 else known
             parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]

@@ -105,6 +105,21 @@ def test_latencies_of_several_numbers_of_jobs_have_panels_of_their_own_beside_on
     assert len({axes.get_ylim() for axes in drawn.values()}) == 1
 
 
+def test_no_latency_is_drawn_of_a_rate_that_was_not_sustained_in_every_block() -> None:
+    def asked(rate: int, block: int, sustained: float = 1.0) -> Any:
+        own = params("infer", unit="requests", given_rate="true", rate_per_s=rate)
+        figures = {"throughput_total_requests_per_s": 1.0 * rate, "rate_sustained_worst_ratio": sustained}
+        figures |= {"latency_mean_worst_ms": 1.0 * rate} if sustained == 1 else {}
+        return row("naive", (job(0, own, None),), block, metrics=figures)
+
+    rates = [asked(rate, block, 0.9 if (rate, block) == (75, 2) else 1.0) for rate in (25, 50, 75) for block in (1, 2)]
+    drawn = panels(sketches(*rates)["against rate per s infer"])
+    assert lines(drawn["mean latency of the slowest job"]) == [[(25, 25), (50, 50)]]
+    assert drawn["mean latency of the slowest job"].get_xlabel().endswith("75: naive rate not sustained")
+    others = [axes for title, axes in drawn.items() if title.startswith("throughput")]
+    assert [len(line) for axes in others for line in lines(axes)] == [3]
+
+
 def on_instance(profile: str, rate: float) -> Any:
     figures = {"throughput_samples_per_s": rate, "gract_mean_ratio": rate / 100, "instance_memory_peak_mib": 900.0}
     return job(0, params(), None, metrics=figures, place={"mig_profile": profile, "gi_id": "1"})

@@ -13,7 +13,7 @@ from pipeline.report.evaluate import outcomes
 from pipeline.report.evaluate.beside import sentence, shared
 from pipeline.report.evaluate.cells import cells_of, metrics_in
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.figures import beside, gain, mixes
+from pipeline.report.figures import beside, gain, mixes, workloads
 from pipeline.report.page.answer import answer
 from pipeline.report.page.mix_energy import mix_energy_table
 from pipeline.report.page.services import beside_table, objective_table
@@ -114,6 +114,11 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
     assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
     assert found[0].ratio is None
     assert found[0].sentence == "4 infer bs128 under naive: did not sustain its rate in 3 of 8 blocks."
+    (said,) = answer(study(*rows), cells, [])
+    assert "(4 infer bs128, MPS) that of one alone" in said and "naive" not in said
+    (drawn,) = workloads.sketches(cells, None)
+    boxes = [text.get_text() for text in drawn.paint().axes[0].texts]
+    assert boxes == ["rate not sustained"]
     (measured,) = outcomes.measured(study(*rows), cells, found, [])
     (four,) = measured.outcomes
     assert (four.tied, four.endings) == (("MPS",), ("naive: did not sustain its rate in 3 of 8 blocks",))
