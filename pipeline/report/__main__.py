@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_mlflow_defaults()
     try:
         folder = options.out or default_folder(options.experiment)
-        check_folder(folder)
+        check_folder(folder, options.experiment)
         stores = named_stores(options)
         written, study, summary = report(
             stores, options.experiment, folder, options.group, pools_hosts=options.pool == "hosts"

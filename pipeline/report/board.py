@@ -6,6 +6,7 @@ It reads the `cases.json` of reports, or studies from stores. Each of them keeps
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,22 +35,21 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     set_mlflow_defaults()
     try:
-        check_folder(options.out)
+        check_folder(options.out, options.experiment)
         found = [*_published(options.reports), *_stored(options)]
         if not found:
             raise ConfigError(
                 "a board needs studies: name folders of reports, or experiments of stores with --experiment"
             )
+        _refuse_equal(found)
         board = board_of(columns_of(found))
         if not board.lines:
             raise ConfigError("none of these studies ran jobs in a sharing mode, so there is no board of them")
         contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
-        says = {
-            "experiment": list(dict.fromkeys(column.measured.experiment for column in board.columns)),
-            "simulated": any(column.measured.stamp for column in board.columns),
-        }
+        experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
+        says = {"simulated": any(column.measured.stamp for column in board.columns)}
         files = {name: text.encode("utf-8", "replace") for name, text in contents.items()}
-        written = replace(options.out, says, files)
+        written = replace(options.out, experiments, says, files)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -82,7 +82,9 @@ def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
 def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
     """What studies in stores give: each experiment of each store is a study of its own."""
     stores = [*options.root, *options.uri] or [DEFAULT_ROOT]
-    if len(set(options.experiment)) < len(options.experiment) or len(set(map(str, stores))) < len(stores):
+    different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
+    is_twice = len(different) < len(options.root) + len(options.uri)
+    if is_twice or len(set(options.experiment)) < len(options.experiment):
         raise ConfigError("a study is named twice, and would stand beside itself; name each experiment and store once")
     names = {store: experiment_names(open_named(store)) for store in stores} if options.experiment else {}
     for experiment in options.experiment:
@@ -95,6 +97,16 @@ def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
             )
         for store in having:
             yield from ((str(store), each) for each in _study_in(store, experiment))
+
+
+def _refuse_equal(found: Sequence[tuple[str, Measured]]) -> None:
+    """Refuse a study beside its copy, or its report."""
+    for (source, each), (other, its) in itertools.combinations(found, 2):
+        if each == its:
+            raise ConfigError(
+                f"{source} and {other} have the same figures of {each.experiment!r} on {each.device}: "
+                "a study would stand beside itself; name one of them"
+            )
 
 
 def _study_in(store: Path | str, experiment: str) -> list[Measured]:

@@ -22,6 +22,8 @@ from pipeline.report.page.table_format import to_csv, to_latex
 from pipeline.report.read.records import Study
 
 PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
+Experiment = str | list[str]
+"""That of a report; of a board, those of all its studies."""
 _PART = f".{MANIFEST}.part"
 _OURS = re.compile(r"(index\.html|cases\.json|board\.csv|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
 
@@ -43,16 +45,17 @@ def default_folder(experiment: str) -> Path:
     return Path("reports") / (re.sub(r"[^\w.-]", "_", experiment).lstrip(".")[:120] or "_")
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else than an earlier report, whole or cut off.
+def check_folder(folder: Path, experiment: Experiment) -> None:
+    """Refuse a folder that holds something else than an earlier report of the same, whole or cut off.
 
     Raises:
-        ConfigError: it is a file, or has content that no report wrote, or cannot say what a report wrote there.
+        ConfigError: it is a file, or has content that no report wrote, or cannot say what a report wrote there, or that
+            is of another study, or a board and not a report.
     """
     if folder.exists() and not folder.is_dir():
         raise _refused(folder, "that is a file; choose another folder with --out")
     if (folder / MANIFEST).is_file():
-        _earlier(folder)
+        _earlier(folder, experiment)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
         instead = "empty it, or choose another one with --out"
         raise _refused(folder, f"the folder has content that no report wrote; {instead}")
@@ -65,26 +68,28 @@ def write(content: Content, folder: Path) -> Written:
         ConfigError: the folder cannot be written, or holds something else.
     """
     study = content.study
-    says = {"experiment": study.experiment, "simulated": study.is_simulated, "replays": study.replays}
-    return replace(folder, says, dict(_files(content)))
+    says = {"simulated": study.is_simulated, "replays": study.replays}
+    return replace(folder, study.experiment, says, dict(_files(content)))
 
 
-def replace(folder: Path, says: Mapping[str, object], contents: Mapping[str, bytes]) -> Written:
+def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]) -> Written:
     """Write files, by their path in a folder, in the place of those of an earlier report or board; the page is last.
 
     Whenever it is cut off, the manifest names every file of a report that lies there, so that the next one replaces it.
 
     Args:
         folder: to write to.
-        says: what the manifest says of the files; `experiment` is among it.
+        experiment: what the files are of.
+        says: what else the manifest says of them.
         contents: the files.
 
     Raises:
         ConfigError: the folder cannot be written, or holds something else.
     """
-    check_folder(folder)
+    check_folder(folder, experiment)
+    says = {"experiment": experiment, **says}
     try:
-        earlier = _earlier(folder)
+        earlier = _earlier(folder, experiment)
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
             and_more = f" (and {len(foreign) - 1} more of its files)" if len(foreign) > 1 else ""
             instead = "move what is yours away, or choose another folder with --out"
@@ -141,7 +146,7 @@ def _write_manifest(folder: Path, says: Mapping[str, object], files: Sequence[st
     (folder / _PART).replace(folder / MANIFEST)
 
 
-def _earlier(folder: Path) -> list[str]:
+def _earlier(folder: Path, experiment: Experiment) -> list[str]:
     """The files that an earlier report wrote here, or was about to, by its manifest: those of other names are not ours.
 
     Raises:
@@ -153,7 +158,11 @@ def _earlier(folder: Path) -> list[str]:
     seen = "it has no experiment with a list of files"
     try:
         match json.loads(path.read_text(encoding="utf-8")):
-            case {"experiment": _, "files": [*names]}:
+            case {"experiment": str() | list() as whose, "files": [*names]}:
+                # Boards have one folder for all of them, of whatever studies they are.
+                if (isinstance(whose, str) or isinstance(experiment, str)) and whose != experiment:
+                    held = f"the report of {whose!r}" if isinstance(whose, str) else "a board"
+                    raise _refused(folder, f"it holds {held}; choose another folder with --out")
                 return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
     except (OSError, ValueError, RecursionError) as error:
         seen = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def reports(published: dict[str, str], tmp_path: Path) -> list[Path]:
     """The folders of these reports."""
     for name, text in published.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / publish.CASES).write_text(text)
+        publish.replace(tmp_path / name, name, {}, {publish.CASES: text.encode()})
     return [tmp_path / name for name in published]
 
 
@@ -233,10 +234,13 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
         (["old"], "write the report again with this version"),
         (["damaged"], "it is damaged"),
         (["h100", "h200", "h100"], "is named twice"),
+        (["h100", "h200", "copy"], "h100 and copy have the same figures of 'synthetic' on NVIDIA H100 80GB HBM3"),
         (["h100", "--experiment", "a", "a"], "a study is named twice"),
+        (["--experiment", "a", "--root", "h100", "--root", "./h200/../h100"], "a study is named twice"),
         (["h100", "--experiment", "a", "--root", "no_store"], "no_store"),
         (["h100", "--out", "h100/cases.json"], "that is a file"),
         (["h100", "--out", "mine"], "content that no report wrote"),
+        (["h100", "h200", "--out", "./h200"], "it holds the report of 'h200'; choose another folder with --out"),
     ],
 )
 @pytest.mark.usefixtures("reports")
@@ -246,6 +250,7 @@ def test_what_a_board_cannot_be_made_of_is_one_line(
     for name, file, text in (("old", "report.json", "{}"), ("damaged", "cases.json", "{"), ("mine", "a.txt", "")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(text)
+    shutil.copytree(tmp_path / "h100", tmp_path / "copy")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     monkeypatch.chdir(tmp_path)
     assert main(["board", *arguments]) == 2

@@ -96,9 +96,20 @@ def test_a_manifest_that_says_nothing_is_one_error_and_nothing_is_touched(
     publish.write(content, tmp_path)
     (tmp_path / publish.MANIFEST).write_bytes(says.encode("latin-1"))
     there = files_in(tmp_path)
-    for attempt in (lambda: publish.check_folder(tmp_path), lambda: publish.write(content, tmp_path)):
+    for attempt in (lambda: publish.check_folder(tmp_path, "synthetic"), lambda: publish.write(content, tmp_path)):
         with pytest.raises(ConfigError, match=r"report\.json there does not say what a report wrote .* --out"):
             attempt()
+    assert files_in(tmp_path) == there
+
+
+@pytest.mark.parametrize(("experiment", "held"), [("other", "the report of 'other'"), (["synthetic"], "a board")])
+def test_a_report_of_another_study_and_a_board_are_not_replaced(
+    experiment: str | list[str], held: str, content: Content, tmp_path: Path
+) -> None:
+    publish.replace(tmp_path, experiment, {}, {publish.PAGE: b"theirs"})
+    there = files_in(tmp_path)
+    with pytest.raises(ConfigError, match=f"it holds {held}; choose another folder with --out"):
+        publish.write(content, tmp_path)
     assert files_in(tmp_path) == there
 
 
