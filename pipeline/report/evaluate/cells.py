@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.base import services, units
 from pipeline.base.modes import SERIAL, Mode
-from pipeline.base.normalise import SPEEDUP, independent
+from pipeline.base.normalise import SPEEDUP, independent, is_beyond_ideal
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.words import natural
 from pipeline.report.evaluate import quantities
@@ -71,7 +71,7 @@ class Cell:
         estimates: of `values`.
         counted, sampled: what counts its work, and what listeners give, that `METRICS` does not know.
         reason: why the first block that did not end `ok` did not.
-        flags: what is doubtful about rows that are `ok`.
+        flags: what is doubtful about its rows.
     """
 
     case: Case
@@ -121,6 +121,12 @@ class Cell:
         if not self.is_ranked:
             return {}
         return {name: each for name, each in self.estimates.items() if self.is_compared or not is_latency(name)}
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a row of it is flagged, or gains more than jobs could that do not disturb each other."""
+        gains = self.values.get(SPEEDUP, {}).values()
+        return bool(self.flags) or any(is_beyond_ideal({SPEEDUP: gain}, self.degree) for gain in gains)
 
     @property
     def throughput(self) -> str:

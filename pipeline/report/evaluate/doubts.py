@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pipeline.base.normalise import BEYOND_IDEAL, SPEEDUP, is_beyond_ideal
@@ -14,6 +15,8 @@ from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
 from pipeline.report.evaluate.wording import jobs_in_words, listed
 from pipeline.report.read.records import Block, Row, Study
 
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_MOST_NAMES = 4
 SLOW_HOST = 1.25
 """A block is flagged whose loop on the host took more than so many times the median of the blocks."""
 
@@ -31,7 +34,7 @@ def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
 
 
 def doubts(study: Study) -> list[str]:
-    """The blocks on a slower host, environments beside each other and baselines that stood still, a sentence each."""
+    """Slower hosts, environments beside each other, flags of groups and baselines that stood still, a sentence each."""
     loops = host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     several = len(study.devices) > 1  # each of which has a block of this number
@@ -44,6 +47,7 @@ def doubts(study: Study) -> list[str]:
     still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.stalled]
     said += _mixed_packages(study)
     said += _beyond_ideal(study)
+    said += _flags(study)
     return said + [
         f"Nothing is compared with baseline {row.name} of block {row.block}: {row.stalled}." for row in still
     ]
@@ -67,6 +71,28 @@ def _beyond_ideal(study: Study) -> list[str]:
         if row.result is Result.OK and is_beyond_ideal(row.metrics, row.degree):
             blocks[row.name].append(f"{row.metrics[SPEEDUP]:.2f} in block {row.block}")
     return [f"{name}: {BEYOND_IDEAL} ({', '.join(found)})." for name, found in blocks.items()]
+
+
+def _flags(study: Study) -> list[str]:
+    """What is doubtful about groups, each kind of it once, whatever the numbers in it."""
+    blocks = Counter(row.key for row in study.rows)
+    flagged: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    texts: dict[str, list[str]] = defaultdict(list)
+    for row in study.rows:
+        if row.flag and not (row.is_sequential and row.flag == row.stalled):  # that is said of baselines anyway
+            kind = _NUMBER.sub("", row.flag)
+            texts[kind].append(row.flag)
+            flagged[kind][row.key, row.name] += 1
+    said = []
+    for kind, groups in flagged.items():
+        names = [
+            name + (f" ({number} of {blocks[key]} blocks)" if number < blocks[key] else "")
+            for (key, name), number in groups.items()
+        ]
+        more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+        such = "such as " if len(set(texts[kind])) > 1 else ""
+        said.append(f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[kind][0]}.")
+    return said
 
 
 def bound_by_host(cells: Sequence[Cell]) -> str:

@@ -120,9 +120,11 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
             continue  # services at a given rate do not wait for each other
         figures = [with_interval(cell.estimates[name]) if name in cell.estimates else None for name in names]
         if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
-            rows.append((*_what_ran(cell), *figures))
+            *ran, result = _what_ran(cell)
+            rows.append((*ran, f"{result}*" if cell.is_doubtful else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(_head(known[name]) for name in names))
-    return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS)
+    doubted = " *: doubtful, as the page says." if any(cell.is_doubtful for cell in cells) else ""
+    return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS + doubted)
 
 
 def host_table(cells: Sequence[Cell]) -> Table:

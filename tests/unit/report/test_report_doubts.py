@@ -52,6 +52,22 @@ def test_a_gain_that_cannot_be_is_named() -> None:
     assert said.endswith(" (2.31 in block 2, 36.00 in block 3).")
 
 
+def test_what_is_flagged_is_said_once_with_its_groups_and_marked_in_the_tables() -> None:
+    overlaps = {("naive", 2): (0.91, 0.9), ("mps", 2): (0.91, None), ("naive", 3): (None, None)}
+    rows = [
+        copies(mode, degree, 9.0, block, flag=f"overlap {overlap:.3f} is below 0.95" if overlap else "")
+        for (mode, degree), of_blocks in overlaps.items()
+        for block, overlap in enumerate(of_blocks, 1)
+    ]
+    name = "2x-resnet26_cifar10"
+    (said,) = doubts(study(*rows))
+    assert said == f"naive-{name} and mps-{name} (1 of 2 blocks): such as overlap 0.910 is below 0.95."
+    content = content_of(study(*rows))
+    (speed,) = (table for table in content.tables if table.name == "speed")
+    assert [row[1:4] for row in speed.rows] == [(2, "naive", "ok*"), (2, "MPS", "ok*"), (3, "naive", "ok")]
+    assert said in render(content) and "*: doubtful" in speed.note
+
+
 def test_groups_that_are_bound_by_their_host_are_named() -> None:
     figures = {"host_loop_ms": 2.0, "process_cpu_mean_pct": 97.0, "run_queue_delay_pct": 0.0}
     rows = [
