@@ -120,9 +120,18 @@ def _value(state: State, metric_id: int, sample: _Sample) -> float | None:
     if metric_id not in _METRICS or sample.subject is None:
         return None
     quantity, scale = _METRICS[metric_id]
-    _, index, *ids = sample.subject
+    kind, index, *ids = sample.subject
+    if kind == "mig" and not _is_whole(state.gpus[index], *ids):
+        return None
     value = readings.read(state, index, quantity, ids[0] if ids else None, sample.taken_ns)
     return None if value is None else value * scale
+
+
+def _is_whole(gpu: Gpu, instance_id: int, ci_id: int) -> bool:
+    """Whether a compute instance has all of its GPU instance, whose counters are then its own as well."""
+    instance = queries.instance_of(gpu, instance_id)
+    whole = queries.profile_of(gpu, instance).compute_slices
+    return any(ci.id == ci_id and ci.size == whole for ci in instance.compute_instances)
 
 
 def _has_gpm(gpu: Gpu) -> bool:

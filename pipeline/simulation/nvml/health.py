@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pynvml
+
 from pipeline.simulation.machine import codes
 from pipeline.simulation.nvml.calls import Calls, answers, fill, number, pointee
 
@@ -49,4 +51,4 @@ class HealthCalls(Calls):
             is_known = value.fieldId == _RECOVERY_ACTION
             value.nvmlReturn = 0 if is_known else codes.NOT_SUPPORTED
             if is_known:
-                value.value.uiVal = action
+                value.valueType, value.value.uiVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, action

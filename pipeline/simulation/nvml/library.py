@@ -14,7 +14,7 @@ import pynvml
 
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.state import Gpu, mig_uuid
+from pipeline.simulation.machine.state import mig_uuid
 from pipeline.simulation.nvml.calls import answers, fill, number, pointee
 from pipeline.simulation.nvml.gpm import GpmCalls
 from pipeline.simulation.nvml.health import HealthCalls
@@ -147,22 +147,26 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls):
 
     @answers("nvmlDeviceGetMemoryInfo")
     def _memory(self, handle: Any, memory: Any) -> None:
+        total_mib, used_mib, reserved_mib = self._memory_mib(handle)
         # Version 1 counts what the driver keeps for itself as used.
-        _fill_memory(pointee(memory), self.whole_gpu(handle)[1], queries.RESERVED_MIB)
+        _fill_memory(pointee(memory), total_mib, used_mib + reserved_mib)
 
     @answers("nvmlDeviceGetMemoryInfo_v2")
     def _memory_v2(self, handle: Any, memory: Any) -> None:
         target = pointee(memory)
         if target.version != pynvml.nvmlMemory_v2:
             raise DriverError(codes.VERSION_MISMATCH)
+        total_mib, used_mib, reserved_mib = self._memory_mib(handle)
+        _fill_memory(target, total_mib, used_mib)
+        target.free, target.reserved = target.free - reserved_mib * _MIB, reserved_mib * _MIB
+
+    def _memory_mib(self, handle: Any) -> tuple[int, int, int]:
+        """Of a GPU or MIG device: its memory, what processes have of it, and what the driver keeps for itself."""
         if self.is_mig_device(handle):
             gpu, instance, _ = self.mig_device(handle)
-            target.total = queries.profile_of(gpu, instance).capacity_mib * _MIB
-            target.used = queries.used_memory_mib(gpu, instance.id) * _MIB
-            target.free, target.reserved = target.total - target.used, 0
-        else:
-            _fill_memory(target, self.whole_gpu(handle)[1])
-            target.reserved = queries.RESERVED_MIB * _MIB
+            return queries.profile_of(gpu, instance).capacity_mib, queries.used_memory_mib(gpu, instance.id), 0
+        gpu = self.whole_gpu(handle)[1]
+        return queries.model_of(gpu).capacity_mib, queries.used_memory_mib(gpu), queries.RESERVED_MIB
 
     @answers("nvmlDeviceGetComputeRunningProcesses_v3")
     def _compute_processes(self, handle: Any, count: Any, array: Any) -> None:
@@ -194,8 +198,6 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls):
             entry.computeInstanceId = process.compute_instance_id if is_in_mig else _NOT_IN_MIG
 
 
-def _fill_memory(target: Any, gpu: Gpu, more_mib: int = 0) -> None:
-    """Total, free and used bytes; `more_mib` is what counts as used beside the memory of the processes."""
-    total_mib, used_mib = queries.model_of(gpu).capacity_mib, queries.used_memory_mib(gpu)
-    target.total, target.used = total_mib * _MIB, (used_mib + more_mib) * _MIB
-    target.free = (total_mib - used_mib - queries.RESERVED_MIB) * _MIB
+def _fill_memory(target: Any, total_mib: int, used_mib: int) -> None:
+    target.total, target.used = total_mib * _MIB, used_mib * _MIB
+    target.free = target.total - target.used

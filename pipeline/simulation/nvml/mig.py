@@ -62,7 +62,10 @@ class MigCalls(Calls):
     @answers("nvmlDeviceGetGpuInstances")
     def _instances(self, handle: Any, profile_id: Any, array: Any, count: Any) -> None:
         index, gpu = self.whole_gpu(handle)
-        found = [each for each in queries.listed(gpu) if each.profile_id == number(profile_id)]
+        if not gpu.mig_current:
+            raise DriverError(codes.NOT_SUPPORTED)
+        profile = queries.find_profile(gpu, number(profile_id))
+        found = [each for each in queries.listed(gpu) if each.profile_id == profile.id]
         fill(count, len(found))
         for position, each in enumerate(found):
             self.point(array[position], "gi", index, each.id)

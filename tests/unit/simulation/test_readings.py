@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pynvml
@@ -116,24 +118,38 @@ def test_under_mig_sensors_are_of_the_whole_gpu_and_utilisation_is_of_nobody(sta
 
 def test_gpm_tells_a_gpu_from_its_instances(state_file: StateFile) -> None:
     _divide(state_file, "9,14")
-    metrics = (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, pynvml.NVML_GPM_METRIC_SM_UTIL)
     with installed(state_file.path), nvml.session():
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        found = {}
-        for gi_id in (None, *(instance.id for instance in state_file.read().gpus[0].instances)):
-            samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
-            for sample in samples:
-                if gi_id is None:
-                    pynvml.nvmlGpmSampleGet(handle, sample)
-                else:
-                    pynvml.nvmlGpmMigSampleGet(handle, gi_id, sample)
-                time.sleep(0.11)
-            request = pynvml.c_nvmlGpmMetricsGet_t(version=1, numMetrics=2, sample1=samples[0], sample2=samples[1])
-            request.metrics[0].metricId, request.metrics[1].metricId = metrics
-            answer = pynvml.nvmlGpmMetricsGet(request).metrics[:2]
-            found[gi_id] = [None if metric.nvmlReturn else metric.value for metric in answer]
-    whole, larger, smaller = found.values()
-    assert (whole, larger, smaller) == ([75.0, None], [None, 50.0], [None, 25.0])
+        assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, handle)) == [75.0, None]
+        larger, smaller = (
+            _gract_and_smact(partial(pynvml.nvmlGpmMigSampleGet, handle, instance.id))
+            for instance in state_file.read().gpus[0].instances
+        )
+    assert (larger, smaller) == ([None, 50.0], [None, 25.0])
+
+
+def _gract_and_smact(take: Callable[[object], object]) -> list[float | None]:
+    """What GPM makes of two samples that are taken so."""
+    samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+    for sample in samples:
+        take(sample)
+        time.sleep(0.11)
+    request = pynvml.c_nvmlGpmMetricsGet_t(version=1, numMetrics=2, sample1=samples[0], sample2=samples[1])
+    request.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+    request.metrics[1].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+    answer = pynvml.nvmlGpmMetricsGet(request).metrics[:2]
+    return [None if metric.nvmlReturn else metric.value for metric in answer]
+
+
+@pytest.mark.parametrize(("profile_id", "told"), [("2", [None, 50.0]), ("0", [None, None])], ids=["3c", "1c"])
+def test_gpm_of_a_mig_device_is_that_of_its_instance_if_it_has_all_of_it(
+    state_file: StateFile, profile_id: str, told: list[float | None]
+) -> None:
+    assert _smi(state_file, "-mig", "1") == _smi(state_file, "mig", "-cgi", "9") == 0
+    assert _smi(state_file, "mig", "-cci", profile_id) == 0
+    with installed(state_file.path), nvml.session():
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
+        assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, mig)) == told
 
 
 def test_nvidia_smi_prints_the_recorded_line(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> None:

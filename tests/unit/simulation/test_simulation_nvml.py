@@ -251,6 +251,31 @@ def test_instances_are_listed_by_profile(state_file: StateFile, handle: object) 
     assert starts == [0, 6]
 
 
+def test_instances_are_refused_with_mig_off_and_of_an_unknown_profile(state_file: StateFile, handle: object) -> None:
+    count, room = ctypes.c_uint(7), (pynvml.c_nvmlGpuInstance_t * 7)()
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        pynvml.nvmlDeviceGetGpuInstances(handle, 9, room, ctypes.byref(count))
+    _partition(state_file)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetGpuInstances(handle, 77, room, ctypes.byref(count))
+
+
+@pytest.mark.parametrize("version", [None, pynvml.nvmlMemory_v2])
+def test_memory_of_a_mig_device_is_that_of_its_instance(
+    state_file: StateFile, handle: object, version: int | None
+) -> None:
+    _partition(state_file, 9).create_compute_instance(0, 2)
+    mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
+    Clients(state_file).hold(pynvml.nvmlDeviceGetUUID(mig), 538, "python3", 900, never_ends=True)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(mig, version)
+    assert [memory.total, memory.used, memory.free] == [mib * MIB for mib in (40448, 900, 39548)]
+
+
+def test_a_field_has_its_type(handle: object) -> None:
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    assert (value.nvmlReturn, value.valueType, value.value.uiVal) == (0, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 0)
+
+
 def test_nothing_answers_before_the_first_session(library: NvmlLibrary) -> None:
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         pynvml.nvmlDeviceGetCount()
