@@ -18,7 +18,10 @@ from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance,
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
-_NEEDS_HARDWARE = frozenset({"nvmlDeviceGetEccMode", "nvmlDeviceGetEnforcedPowerLimit"})
+# What only hardware knows, and retired pages, which no GPU has from Ampere on: it replaces rows.
+_NOT_SUPPORTED = frozenset(
+    {"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRetiredPages"}
+)
 _METHODS: dict[str, str] = {}
 _Method = TypeVar("_Method", bound=Callable[..., int | None])
 
@@ -47,7 +50,7 @@ class Calls:
     """
 
     def __init__(self, state_file: Path) -> None:
-        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NEEDS_HARDWARE, _not_supported)
+        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NOT_SUPPORTED, _not_supported)
         self.functions |= {name: getattr(self, method) for name, method in _METHODS.items()}
         self.driver = Driver(StateFile(state_file))
         self.clients = Clients(StateFile(state_file))

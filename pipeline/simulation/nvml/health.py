@@ -1,7 +1,4 @@
-"""The functions of the library beneath pynvml that tell the health of a GPU, which is what the machine's file says.
-
-Retired pages are not supported, as on all GPUs from Ampere on, which replace rows.
-"""
+"""The functions of the library beneath pynvml that tell the health of a GPU, which is what the machine's file says."""
 
 from __future__ import annotations
 
@@ -19,6 +16,11 @@ _RECOVERY_ACTION = 230  # Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 class HealthCalls(Calls):
     """What NVML offers on memory errors and what the driver wants done about them."""
 
+    @answers("nvmlDeviceGetEccMode")
+    def _ecc_mode(self, _handle: Any, current: Any, pending: Any) -> None:
+        fill(current, 1)
+        fill(pending, 1)
+
     @answers("nvmlDeviceGetTotalEccErrors")
     def _ecc_errors(self, handle: Any, kind: Any, counter: Any, count: Any) -> int:
         health = self.gpu(handle).health
@@ -35,14 +37,6 @@ class HealthCalls(Calls):
         fill(uncorrectable, health.rows_remapped_uncorrectable)
         fill(pending, int(health.is_remap_pending))
         fill(failed, int(health.has_remap_failed))
-
-    @answers("nvmlDeviceGetRetiredPagesPendingStatus")
-    def _pages_pending(self, _handle: Any, _pending: Any) -> int:
-        return codes.NOT_SUPPORTED
-
-    @answers("nvmlDeviceGetRetiredPages")
-    def _retired_pages(self, _handle: Any, _cause: Any, _count: Any, _pages: Any) -> int:
-        return codes.NOT_SUPPORTED
 
     @answers("nvmlDeviceGetFieldValues")
     def _field_values(self, handle: Any, count: Any, values: Any) -> None:

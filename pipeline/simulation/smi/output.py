@@ -145,7 +145,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _gpu_row(index: int, gpu: Gpu) -> list[str]:
     model = queries.model_of(gpu)
     name = model.product if len(model.product) <= _NAME_WIDTH else model.product[: _NAME_WIDTH - 3] + "..."
-    ecc = "On" if gpu.mig_current else "N/A"
+    ecc = "On" if gpu.mig_current else str(gpu.health.ecc_uncorrected_now)
     mode = "Enabled" if gpu.mig_current else "Disabled"
     pending = "*" if gpu.mig_current != gpu.mig_pending else ""
     return [

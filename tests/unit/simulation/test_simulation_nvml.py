@@ -189,6 +189,7 @@ def test_the_project_sees_the_device_as_it_sees_a_real_one(state_file: StateFile
         "pci_bus_id": "00000000:00:06.0",
         "compute_capability": "9.0",
         "multiprocessors": "132",
+        "ecc_mode": "enabled",
         "persistence_mode": "enabled",
         "compute_mode": "default",
         "mig_mode_current": "disabled",

@@ -63,11 +63,10 @@ def sleeper() -> Iterator[int]:
 
 
 def _without_readings(overview: str) -> str:
-    """The overview with the readings of each GPU, and the ECC errors, taken out of their columns."""
+    """The overview with the readings of each GPU taken out of their columns."""
     lines = overview.splitlines()
     for position, line in enumerate(lines):
         if re.match(r"\|   \d  NVIDIA ", line):
-            lines[position] = line[:67] + "|"
             below = lines[position + 1]
             lines[position + 1] = below[:2] + below[41:67] + below[76:]
     return "\n".join(lines)
