@@ -10,6 +10,7 @@ are DCGM's return codes, of which a process keeps the last byte.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,7 +167,7 @@ class _Program:
     def _watch(self, options: dict[str, str]) -> None:
         try:
             numbers = [int(number) for number in options["-e"].split(",")]
-            num_rounds, period_s = int(options.get("-c", "0")), int(options.get("-d", "1000")) / 1e3
+            num_rounds, period_s = _count(options.get("-c", "0")), _count(options.get("-d", "1000")) / 1e3
         except (KeyError, ValueError) as error:
             words = " ".join(f"{name} {value}" for name, value in options.items())
             raise _refusal(f"The simulated dcgmi does not know dmon {words}.", _BAD_PARAMETER) from error
@@ -229,6 +230,12 @@ def _seen_instances(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:
     # Source: DCGM's cache manager: each GPU has room for as many numbers as it may have MIG devices.
     numbered = enumerate(noticed, start=index * model_of(gpu).compute_slices)
     return sorted(numbered, key=lambda pair: pair[1].id)
+
+
+def _count(text: str) -> int:
+    if re.fullmatch("[0-9]{1,9}", text) is None:
+        raise ValueError(f"{text} is no count")
+    return int(text)
 
 
 def _options(arguments: Sequence[str], known: Sequence[str]) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ def run(
     except RefusedError as refusal:
         (sys.stderr if is_apart else sys.stdout).write(f"{refusal}\n")
         return refusal.status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         # Nobody reads any more; Python must not try again when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

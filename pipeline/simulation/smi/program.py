@@ -6,6 +6,7 @@ it does not know. It starts no program and looks at nothing but the state file.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -85,10 +86,7 @@ class _Program:
     def _show(self, options: dict[str, str | None], indices: tuple[int, ...]) -> None:
         formats = (options.get("--format") or "").split(",")
         query = _query(options, formats)
-        try:
-            period_s = float(options.get("-lms") or 0) / 1e3
-        except ValueError as error:
-            raise RefusedError(f"{options['-lms']} is no period.", codes.INVALID_ARGUMENT) from error
+        period_s = _period_s(options.get("-lms"))
         if query is not None and "noheader" not in formats:
             say(query.header())
         next_s = time.monotonic()
@@ -194,6 +192,15 @@ def _parse_own(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str,
             value = rest.pop(0)
         options[name] = value if takes_value else None
     return options
+
+
+def _period_s(text: str | None) -> float:
+    """After how long to print again; 0 for never."""
+    if text is None:
+        return 0.0
+    if re.fullmatch("[1-9][0-9]{0,8}", text) is None:
+        raise RefusedError(f"-lms takes a number of milliseconds from 1 on, not {text}.", codes.INVALID_ARGUMENT)
+    return int(text) / 1e3
 
 
 def _query(options: dict[str, str | None], formats: Sequence[str]) -> Query | None:

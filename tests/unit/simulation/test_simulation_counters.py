@@ -290,7 +290,7 @@ def test_an_engine_that_is_down_answers_nothing(state_file: StateFile, run_dcgmi
         ["dmon"],
         ["dmon", "-e", "x"],
         ["dmon", "-e", "1001,155"],
-        ["dmon", "-e", "1001", "-d", "soon"],
+        *(["dmon", "-e", "1001", "-d", period] for period in ("soon", "-5", "9" * 400)),
         ["dmon", "-e", "1001", "-j"],
         ["discovery", "-l", "-e", "1001"],
         ["profile", "-l"],

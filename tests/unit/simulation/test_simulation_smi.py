@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -132,6 +133,18 @@ def test_a_loop_prints_its_header_once_and_ends_with_its_reader(state_file: Stat
         assert all(line.endswith(", 0 MiB\n") for line in lines[1:])
         process.stdout.close()
         process.wait(5)
+    assert state_file.read().sessions == ()
+
+
+def test_ctrl_c_ends_a_loop_without_a_traceback(state_file: StateFile, tmp_path: Path) -> None:
+    programs = write_programs(tmp_path / "bin", state_file.path)
+    smi = [programs["nvidia-smi"], "--query-gpu=name", "--format=csv", "-lms", "20"]
+    for argv in (smi, [programs["dcgmi"], "dmon", "-e", "1001", "-d", "20"]):
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(10), process.stderr.read()) == (130, b"")
     assert state_file.read().sessions == ()
 
 
@@ -383,7 +396,7 @@ def test_the_compute_mode_is_set_and_told(smi: Smi, state_file: StateFile) -> No
         ["mig", "-dgi", "-gi", "x"],
         ["-mig", "2"],
         ["-c", "EXCLUSIVE_THREAD"],
-        ["-lms", "soon"],
+        *(["-lms", period] for period in ("soon", "inf", "0", "-5", "1.5", "9" * 400)),
         ["--query-gpu=name"],
         ["-q"],
         ["mig", "-lcip"],
