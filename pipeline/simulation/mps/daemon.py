@@ -8,6 +8,7 @@ that this project knows where the command syntax of release 615 (MPS v3) was cho
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import socket
@@ -23,6 +24,11 @@ from pipeline.simulation.mps.partitions import Partitions
 
 _LOOK_S = 0.02
 _SPEAKS_WITHIN_S = 2.0  # whoever connects; meanwhile nobody else is answered
+# Commands of the real daemon that this one does not know. Source: MPS documentation, release 615, mpsv2-interface.
+_NOT_SIMULATED = re.compile(
+    "ps|device_query|get_device_client_list"
+    "|(get|set)_((default_)?(active_thread_percentage|device_pinned_mem_limit)|default_client_priority)"
+)
 _SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
 
 
@@ -286,6 +292,8 @@ class Daemon:
                 return self._answer_of_server(server, words)
             case ["quit"]:
                 return []
+            case [command, *_] if _NOT_SIMULATED.fullmatch(command):
+                return [f"The simulated MPS does not know {command}"]
         return unknown
 
     def _answer_of_server(self, server: _Server, words: list[str]) -> list[str]:

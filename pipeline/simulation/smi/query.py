@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from pipeline.simulation.machine import codes, queries, readings
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.releases import Release
 from pipeline.simulation.machine.state import Gpu, State
 from pipeline.simulation.program import RefusedError
 from pipeline.simulation.smi.output import Numbered
@@ -16,8 +16,8 @@ _COMPUTE_MODES = {0: "Default", 2: "Prohibited", 3: "Exclusive_Process"}
 _SWITCH = {False: "Disabled", True: "Enabled"}
 # Every column, with its unit.
 _UNITS = {
-    **dict.fromkeys(("timestamp", "index", "name", "uuid", "pci.bus_id", "driver_version"), ""),
-    **dict.fromkeys(("memory.total", "memory.reserved", "memory.used"), "MiB"),
+    **dict.fromkeys(("timestamp", "count", "index", "name", "uuid", "pci.bus_id", "driver_version"), ""),
+    **dict.fromkeys(("memory.total", "memory.reserved", "memory.used", "memory.free"), "MiB"),
     **dict.fromkeys(("mig.mode.current", "mig.mode.pending", "compute_mode", "pstate"), ""),
     **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), "W"),
     **dict.fromkeys(("utilization.gpu", "utilization.memory"), "%"),
@@ -26,8 +26,19 @@ _UNITS = {
     "ecc.errors.uncorrected.volatile.total": "",
 }
 # Other names under which a column can be asked for.
-_ALIASES = {"clocks.sm": "clocks.current.sm", "clocks.mem": "clocks.current.memory"}
-
+_ALIASES = {
+    "clocks.sm": "clocks.current.sm",
+    "clocks.mem": "clocks.current.memory",
+    "gpu_name": "name",
+    "gpu_uuid": "uuid",
+    "gpu_bus_id": "pci.bus_id",
+}
+# How the names of columns begin that the real program has beside these. Source: nvidia-smi --help-query-gpu.
+_FAMILIES = re.compile(
+    "accounting|addressing_mode|c2c|clocks(_(event|throttle)_reasons(_counters)?)?|compute_cap"
+    "|display_(active|attached|mode)|driver_model|ecc|encoder|enforced|fabric|fan|gom|gsp|hostname|inforom|memory|mig"
+    "|pcie?|persistence_mode|power|protected_memory|remapped_rows|reset_status|retired_pages|serial|temperature|utilization|vbios_version"
+)
 
 # What each sensor reads, and how it is printed. Power is the mean of a second in all three, whatever the name says.
 _SENSORS: dict[str, tuple[Quantity, Callable[[float], str]]] = {
@@ -52,6 +63,8 @@ class Query:
         self._columns = []
         for field in (part.strip() for part in fields.split(",")):
             name = _ALIASES.get(field, field)
+            if name not in _UNITS and _FAMILIES.fullmatch(name.partition(".")[0]):
+                raise RefusedError(f"The simulated nvidia-smi does not know {field}.", codes.INVALID_ARGUMENT)
             if name not in _UNITS:
                 raise RefusedError(f'Field "{field}" is not a valid field to query.\n', codes.INVALID_ARGUMENT)
             self._columns.append(name)
@@ -62,7 +75,7 @@ class Query:
 
     def lines(self, gpus: Iterable[Numbered], now: datetime, state: State) -> list[str]:
         """The lines of values, one a GPU of the machine."""
-        known = (_known(now, index, gpu, state.release) | self._readings(index, gpu, state) for index, gpu in gpus)
+        known = (_known(now, index, gpu, state) | self._readings(index, gpu, state) for index, gpu in gpus)
         return [", ".join(self._cell(name, values.get(name)) for name in self._columns) for values in known]
 
     def _readings(self, index: int, gpu: Gpu, state: State) -> dict[str, object]:
@@ -81,19 +94,21 @@ class Query:
         return f"{value} {_UNITS[name]}" if _UNITS[name] and self._has_units else str(value)
 
 
-def _known(now: datetime, index: int, gpu: Gpu, release: Release) -> dict[str, object]:
+def _known(now: datetime, index: int, gpu: Gpu, state: State) -> dict[str, object]:
     """The values, without those that only hardware knows."""
-    model = queries.model_of(gpu)
+    model, used_mib = queries.model_of(gpu), queries.used_memory_mib(gpu)
     return {
         "timestamp": f"{now:%Y/%m/%d %H:%M:%S}.{now.microsecond // 1000:03d}",
+        "count": len(state.gpus),
         "index": index,
         "name": model.product,
         "uuid": gpu.uuid,
         "pci.bus_id": gpu.bus_id,
-        "driver_version": release.driver_version,
+        "driver_version": state.release.driver_version,
         "memory.total": model.capacity_mib,
         "memory.reserved": queries.RESERVED_MIB,
-        "memory.used": queries.used_memory_mib(gpu),
+        "memory.used": used_mib,
+        "memory.free": model.capacity_mib - queries.RESERVED_MIB - used_mib,
         "mig.mode.current": _SWITCH[gpu.mig_current],
         "mig.mode.pending": _SWITCH[gpu.mig_pending],
         "compute_mode": _COMPUTE_MODES[gpu.compute_mode],

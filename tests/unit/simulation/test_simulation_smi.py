@@ -108,6 +108,19 @@ def test_a_query_is_the_recorded_one_and_invents_no_reading(smi: Smi, name: str)
         assert cell == ("[N/A]" if position in _READINGS else recorded_cell)
 
 
+def test_a_query_of_memory_left_and_of_the_number_of_gpus(smi: Smi, state_file: StateFile) -> None:
+    state_file.create(["h100_80gb", "h100_80gb"])
+    _start_processes(state_file)
+    asked = "--query-gpu=gpu_name,count,memory.free"
+    assert smi("-i", "0", asked, "--format=csv") == (
+        0,
+        "name, count, memory.free [MiB]\nNVIDIA H100 80GB HBM3, 2, 79525 MiB\n",
+    )
+    # The real program has it, so it is not the user who is wrong.
+    unknown = "The simulated nvidia-smi does not know power.limit.\n"
+    assert smi("--query-gpu=name,power.limit", "--format=csv") == (2, unknown)
+
+
 def test_a_loop_is_the_recorded_one_and_invents_no_reading(state_file: StateFile, tmp_path: Path) -> None:
     command, *recorded, status = (RECORDINGS / "query_loop.txt").read_text().splitlines()
     program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]

@@ -214,7 +214,9 @@ def test_who_says_nothing_nonsense_or_speaks_for_the_dead_does_not_stop_the_daem
         client = connect({**session.environ, "CUDA_MPS_SM_PARTITION": ""})
         assert client is not None
         stack.enter_context(client)
-        assert session.run(stdin="quit_").startswith('Unknown command "quit_"')
+        assert session.run(stdin="set_active_thread_percentage 1 40") == (
+            "The simulated MPS does not know set_active_thread_percentage\nexit 0\n"
+        )
     assert session.run(stdin="quit") == "exit 0\n"
 
 
