@@ -19,10 +19,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.mps import partitions
+
+if TYPE_CHECKING:
+    from pipeline.simulation.machine.state import Gpu
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
@@ -99,7 +102,7 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
 
 def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[str]) -> int:
     """`-d`, with further options: return when the daemon listens."""
-    settings |= {"version": _VERSION, "devices": []}
+    settings |= {"version": _VERSION, "devices": [], "visible": []}
     if settings["machine"] is not None:
         _read_machine(settings)
     if unknown := _unknown(options, settings["version"]):
@@ -138,7 +141,11 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 
 
 def _read_machine(settings: dict[str, Any]) -> None:
-    """Add what the machine says: its driver's version, its faults, and of each GPU the multiprocessors and chunks."""
+    """Add what the machine says.
+
+    That is its driver's version, its faults, the UUIDs of what is visible, and of each GPU the multiprocessors and
+    chunks.
+    """
     # Imported only here: it takes a third of the time that the program needs for a command.
     from pipeline.simulation.machine.queries import model_of
     from pipeline.simulation.machine.state import StateFile
@@ -146,10 +153,20 @@ def _read_machine(settings: dict[str, Any]) -> None:
     state = StateFile(Path(settings["machine"])).read()
     settings["faults"] += state.mps_faults
     settings["version"] = state.release.cuda_version
+    settings["visible"] = _visible(state.gpus)
     for gpu in state.gpus:
         model = model_of(gpu)
         chunk = 8 if model.compute_capability >= (9, 0) else 4
         settings["devices"].append(partitions.Device(gpu.uuid, model.num_multiprocessors or 0, chunk))
+
+
+def _visible(gpus: Sequence[Gpu]) -> list[str]:
+    """The UUIDs of the devices that the environment names, or without that of all GPUs that are no MIG devices."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return [gpu.uuid for gpu in gpus if not gpu.mig_current]
+    by_index = {str(index): gpu.uuid for index, gpu in enumerate(gpus)}
+    return [by_index.get(name, name) for name in names.split(",") if name]
 
 
 def _unknown(options: Sequence[str], version: int) -> str | None:

@@ -60,7 +60,7 @@ class Daemon:
         self._machine: str | None = settings["machine"]
         self._version: int = settings["version"]
         self._is_legacy: bool = settings["is_legacy"]
-        self._uuids = [uuid for uuid in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if uuid]
+        self._uuids: list[str] = settings["visible"]
         own = [device for device in settings["devices"] if device.uuid in self._uuids]
         self._partitions = Partitions(own, self._version) if settings["is_static"] else None
         self._server: _Server | None = None
@@ -196,10 +196,15 @@ class Daemon:
         if (server := self._server) is None:
             return
         for client in [client for client in server.clients if client.connection is connection]:
-            server.clients.remove(client)
             self._log("Server", f"Client process {client.pid} disconnected")
-            if not server.clients and server.status == "FAULT":
-                server.status = "ACTIVE"
+            self._take_out(server, client)
+
+    @staticmethod
+    def _take_out(server: _Server, client: _Client) -> None:
+        """A server recovers from a fault when its last client is gone."""
+        server.clients.remove(client)
+        if not server.clients and server.status == "FAULT":
+            server.status = "ACTIVE"
 
     def _start_server(self, uid: int) -> None:
         pid = os.fork()
@@ -303,7 +308,8 @@ class Daemon:
             case ["terminate_client", _, pid]:
                 gone = [client for client in server.clients if str(client.pid) == pid]
                 self._disconnect([client.connection for client in gone])
-                server.clients = [client for client in server.clients if client not in gone]
+                for client in gone:
+                    self._take_out(server, client)
                 return ["0"] if gone else [f"Client {pid} not found"]
         return [str(client.pid) for client in server.clients]
 

@@ -21,6 +21,8 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.clean import processes
+from pipeline.simulation.machine.queries import used_memory_mib
+from pipeline.simulation.machine.state import StateFile
 from pipeline.simulation.mps import control
 from pipeline.simulation.mps.control import connect, write_program
 from tests.conftest import DATA
@@ -197,6 +199,11 @@ def test_a_server_in_fault_takes_nobody_until_its_clients_are_gone(session):
     connection.close()
     while session.run(stdin=f"get_server_status {server}") != "ACTIVE\nexit 0\n":
         pass
+    terminated = connect(session.environ)
+    assert session.run(stdin=f"get_server_status {server}") == "FAULT\nexit 0\n"
+    assert session.run(stdin=f"terminate_client {server} {os.getpid()}") == "0\nexit 0\n"
+    assert session.run(stdin=f"get_server_status {server}") == "ACTIVE\nexit 0\n"
+    terminated.close()
     session.run(stdin="quit")
 
 
@@ -218,6 +225,19 @@ def test_who_says_nothing_nonsense_or_speaks_for_the_dead_does_not_stop_the_daem
             "The simulated MPS does not know set_active_thread_percentage\nexit 0\n"
         )
     assert session.run(stdin="quit") == "exit 0\n"
+
+
+@pytest.mark.parametrize(("visible", "held"), [(None, [66, 66]), ("1", [0, 66]), ("", [0, 0])])
+def test_the_server_is_on_the_devices_that_cuda_shows_to_its_daemon(session, visible, held):
+    file = StateFile(session.folder / "machine.json")
+    file.keep(["h100_80gb", "a100_40gb"])
+    write_program(session.folder, machine=file.path)
+    del session.environ["CUDA_VISIBLE_DEVICES"]
+    session.environ |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    session.run("-d")
+    session.run(stdin="start_server -uid 0")
+    assert [used_memory_mib(gpu) for gpu in file.read().gpus] == held
+    session.run(stdin="quit")
 
 
 def test_an_unknown_fault_is_refused(tmp_path):
