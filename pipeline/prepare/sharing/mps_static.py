@@ -100,6 +100,11 @@ class MpsStatic(Mps):
                 f"{what} needs a driver of CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
                 f"{details.get('cuda_version')}: use scenario=mps or mps_percent{remedy}"
             )
+        if device.is_simulated and "multiprocessors" not in details:
+            raise ConfigError(
+                f"{what}: how many multiprocessors {device.name} has is not known, so a simulated one has none to "
+                "divide: choose another gpu.model"
+            )
         most = partitions.most_chunks(capability, int(details.get("multiprocessors", 0)))
         if "multiprocessors" in details and sum(wanted or [1] * group.degree) > most:
             asked = f"{sum(wanted)} are asked for" if wanted else f"there are {group.degree} jobs"

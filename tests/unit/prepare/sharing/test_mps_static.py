@@ -163,6 +163,16 @@ def test_a_device_that_cannot_be_divided_is_refused(machine, changes, says):
     MpsStatic().check(unread)
 
 
+def test_a_simulated_gpu_whose_multiprocessors_nobody_knows_is_refused_and_a_real_one_is_asked(machine):
+    group = machine.group("a")
+    details = tuple((name, value) for name, value in group.device.details if name != "multiprocessors")
+    device = dataclasses.replace(group.device, details=details)
+    with pytest.raises(ConfigError, match=r"how many multiprocessors .* has is not known"):
+        MpsStatic().check(dataclasses.replace(group, device=device))
+    real = dataclasses.replace(device, kind=machine.device.kind, programs=())
+    MpsStatic().check(dataclasses.replace(group, device=real))
+
+
 @pytest.fixture
 def books() -> Partitions:
     return Partitions([Device("GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65", 92, 8)], 13040)
