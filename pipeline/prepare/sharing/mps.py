@@ -25,6 +25,9 @@ from pipeline.prepare.mps import faulty_shares
 from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.daemon import CONTROL, MpsDaemon, daemon
 
+# Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
+_MOST_CLIENTS = (((13, 1), 60), ((0, 0), 48))
+
 
 class Mps:
     """Jobs share the GPU under MPS. Options: `pipeline.plan.schema.MpsConfig`."""
@@ -48,6 +51,7 @@ class Mps:
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
         refusals.refuse_mig(group)
+        _refuse_too_many(group)
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
@@ -147,6 +151,24 @@ class MpsPercent(Mps):
     def variables(self, position: int, num_jobs: int) -> dict[str, str]:
         share = f"{self.share_pct(position, num_jobs):g}"
         return super().variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
+
+
+def numbers(version: str) -> tuple[int, int]:
+    """The two of a version, `13.1`."""
+    major, _, minor = version.partition(".")
+    return int(major), int(minor or 0)
+
+
+def _refuse_too_many(group: Group) -> None:
+    """Raise ConfigError if MPS does not take so many clients; of a device that was not read, that is not known."""
+    if (cuda := dict(group.device.details).get("cuda_version")) is None:
+        return
+    most = next(most for since, most in _MOST_CLIENTS if numbers(cuda) >= since)
+    if group.degree > most:
+        raise ConfigError(
+            f"scenario={group.scenario}: MPS of CUDA {cuda} takes {most} clients on one GPU, not {group.degree}: "
+            "choose a lower degree"
+        )
 
 
 def _each(option: object) -> Sequence[object]:

@@ -22,7 +22,7 @@ from pipeline.prepare.mps import partitions
 from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.daemon import CONTROL, Control, MpsDaemon, daemon
 from pipeline.prepare.mps.partitions import Partition
-from pipeline.prepare.sharing.mps import Mps
+from pipeline.prepare.sharing.mps import Mps, numbers
 
 # Source: NVIDIA's MPS documentation, release 615: CUDA 13.1 brought static partitions, on Ampere and newer GPUs.
 _SINCE_CUDA, _SINCE_CAPABILITY = (13, 1), (8, 0)
@@ -91,10 +91,10 @@ class MpsStatic(Mps):
         wanted = self._wanted(group.degree)
         if not details:  # it was not read: what it can do is not known before it is
             return
-        capability = _numbers(details.get("compute_capability", "0.0"))
+        capability = numbers(details.get("compute_capability", "0.0"))
         if capability < _SINCE_CAPABILITY:
             raise ConfigError(f"{what} needs an Ampere GPU or a newer one, not {device.name}: use scenario=mps_percent")
-        if _numbers(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
+        if numbers(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
             raise ConfigError(
                 f"{what} needs a driver of CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
@@ -146,8 +146,3 @@ def _in_partition(place: Slot, partition: Partition) -> Slot:
         environ=(("CUDA_MPS_SM_PARTITION", partition.name),),
         facts=tuple((key, str(value)) for key, value in facts.items()),
     )
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    major, _, minor = version.partition(".")
-    return int(major), int(minor or 0)

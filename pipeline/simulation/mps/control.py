@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shlex
 import socket
@@ -31,6 +32,13 @@ MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
 _VERSION = 13000  # of the recorded one
 _PROTOCOLS_SINCE = 13040
+# Clients on one GPU, since a version of the control program. Source: MPS documentation, release 615, architecture.
+_MOST_CLIENTS = ((13010, 60), (0, 48))
+# What a client is told by CUDA where the daemon answers so; where it answers nothing, that the server is not ready.
+_REFUSALS = {
+    b"no such partition\n": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
+    b"too many clients\n": "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
+}
 FAULTS = frozenset({"start_fails", "no_answer", "server_dies", "never_ready", "ignores_quit", "fault_on_client"})
 
 
@@ -77,8 +85,9 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
     MPS, and nothing says so. `on_behalf_of` is the PID of another process, which is the client until it ends.
 
     Raises:
-        RuntimeError: the server does not accept clients (CUDA_ERROR_MPS_SERVER_NOT_READY), or has static partitions and
-            the environment names none of them (CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION).
+        RuntimeError: the server does not accept clients (CUDA_ERROR_MPS_SERVER_NOT_READY), has as many as it can have
+            (CUDA_ERROR_MPS_MAX_CLIENTS_REACHED), or has static partitions and the environment names none of them
+            (CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION).
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -91,20 +100,20 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
         partition = environ.get("CUDA_MPS_SM_PARTITION") or "-"
         connection.sendall(f"CLIENT {on_behalf_of or '-'} {partition}\n".encode())
         answer = connection.recv(64)
-    if answer == b"no such partition\n":
-        connection.close()
-        raise RuntimeError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
     if answer != b"accepted\n":
         connection.close()
-        raise RuntimeError("CUDA_ERROR_MPS_SERVER_NOT_READY")
+        raise RuntimeError(_REFUSALS.get(answer, "CUDA_ERROR_MPS_SERVER_NOT_READY"))
     return connection
 
 
 def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[str]) -> int:
     """`-d`, with further options: return when the daemon listens."""
-    settings |= {"version": _VERSION, "devices": [], "visible": []}
+    settings |= {"version": _VERSION, "devices": [], "visible": [], "share": 1.0}
     if settings["machine"] is not None:
         _read_machine(settings)
+    most = next(most for since, most in _MOST_CLIENTS if settings["version"] >= since)
+    # How a share of a client is rounded is not documented.
+    settings["most_clients"] = math.ceil(most * settings["share"])
     if unknown := _unknown(options, settings["version"]):
         print(f"{MPS_CONTROL}: invalid option -- '{unknown.lstrip('-')}'")  # noqa: T201
         return 1
@@ -143,12 +152,12 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 def _read_machine(settings: dict[str, Any]) -> None:
     """Add what the machine says.
 
-    That is its driver's version, its faults, the UUIDs of what is visible, and of each GPU the multiprocessors and
-    chunks.
+    That is its driver's version, its faults, the UUIDs of what is visible, which part of a GPU the smallest of them is,
+    and of each GPU the multiprocessors and chunks.
     """
     # Imported only here: it takes a third of the time that the program needs for a command.
-    from pipeline.simulation.machine.queries import model_of
-    from pipeline.simulation.machine.state import StateFile
+    from pipeline.simulation.machine.queries import mig_devices, model_of
+    from pipeline.simulation.machine.state import StateFile, mig_uuid
 
     state = StateFile(Path(settings["machine"])).read()
     settings["faults"] += state.mps_faults
@@ -158,6 +167,9 @@ def _read_machine(settings: dict[str, Any]) -> None:
         model = model_of(gpu)
         chunk = 8 if model.compute_capability >= (9, 0) else 4
         settings["devices"].append(partitions.Device(gpu.uuid, model.num_multiprocessors or 0, chunk))
+        for instance, ci in mig_devices(gpu):
+            if mig_uuid(gpu, instance, ci) in settings["visible"]:
+                settings["share"] = min(settings["share"], ci.size / model.compute_slices)
 
 
 def _visible(gpus: Sequence[Gpu]) -> list[str]:

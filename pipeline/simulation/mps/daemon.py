@@ -59,6 +59,7 @@ class Daemon:
         self._faults: list[str] = settings["faults"]
         self._machine: str | None = settings["machine"]
         self._version: int = settings["version"]
+        self._most_clients: int = settings["most_clients"]
         self._is_legacy: bool = settings["is_legacy"]
         self._uuids: list[str] = settings["visible"]
         own = [device for device in settings["devices"] if device.uuid in self._uuids]
@@ -145,9 +146,7 @@ class Daemon:
         if self._partitions is not None:
             client.partition = self._partitions.find(partition)
             if client.partition is None:
-                with suppress(OSError):
-                    client.connection.sendall(b"no such partition\n")
-                client.connection.close()
+                self._refuse(client, b"no such partition\n")
                 return
         if whom != "-":
             client.pid = int(whom)
@@ -161,7 +160,9 @@ class Daemon:
     def _new_client(self, client: _Client, uid: int) -> None:
         server, pid = self._server, client.pid
         if self._quitting is not None or (server is not None and server.status == "FAULT"):
-            client.connection.close()
+            self._refuse(client)
+        elif len(self._pending) + len(server.clients if server else ()) >= self._most_clients:
+            self._refuse(client, b"too many clients\n")
         elif server is None or server.status == "INITIALIZING":
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list")
             self._pending.append(client)
@@ -170,6 +171,11 @@ class Daemon:
         else:
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server already exists")
             self._admit(server, client)
+
+    def _refuse(self, client: _Client, answer: bytes = b"") -> None:
+        with suppress(OSError):
+            client.connection.sendall(answer)
+        self._disconnect([client.connection])
 
     def _admit(self, server: _Server, client: _Client) -> None:
         server.clients.append(client)

@@ -21,8 +21,9 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.simulation.machine.queries import used_memory_mib
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.driver import Driver
+from pipeline.simulation.machine.queries import mig_devices, used_memory_mib
+from pipeline.simulation.machine.state import StateFile, mig_uuid
 from pipeline.simulation.mps import control
 from pipeline.simulation.mps.control import connect, write_program
 from tests.conftest import DATA
@@ -238,6 +239,30 @@ def test_the_server_is_on_the_devices_that_cuda_shows_to_its_daemon(session, vis
     session.run(stdin="start_server -uid 0")
     assert [used_memory_mib(gpu) for gpu in file.read().gpus] == held
     session.run(stdin="quit")
+
+
+@pytest.mark.parametrize(("branch", "profile", "most"), [("580", None, 48), ("590", None, 60), ("590", 19, 9)])
+def test_a_server_takes_as_many_clients_as_mps_of_its_driver(session, branch, profile, most):
+    file = StateFile(session.folder / "machine.json")
+    gpu = file.keep(["h100_80gb"], branch).gpus[0]
+    session.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid if profile is None else _mig_device(file, profile)
+    write_program(session.folder, machine=file.path)
+    session.run("-d")
+    with ExitStack() as stack:
+        for _ in range(most):
+            stack.enter_context(connect(session.environ))
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"):
+            connect(session.environ)
+    session.run(stdin="quit")
+
+
+def _mig_device(file: StateFile, profile_id: int) -> str:
+    driver = Driver(file)
+    driver.set_mig_mode(0, is_on=True)
+    made = driver.create_gpu_instance(0, profile_id)
+    driver.create_compute_instance(0, made.id)
+    gpu = file.read().gpus[0]
+    return mig_uuid(gpu, *mig_devices(gpu)[0])
 
 
 def test_an_unknown_fault_is_refused(tmp_path):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +458,16 @@ def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monke
     with pytest.raises((ConfigError, SharingError), match=says), Mps(**options).prepare(device, group, folder):
         pass
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("cuda", "most"), [("12.8", 48), ("13.0", 48), ("13.1", 60), (None, 64)])
+def test_more_jobs_than_mps_takes_clients_are_refused(folder, cuda, most):
+    device = dataclasses.replace(GPU, details=() if cuda is None else (("cuda_version", cuda),))
+    Mps().check(group_in(folder, *map(str, range(most)), device=device))
+    with (
+        pytest.raises(ConfigError, match=rf"takes {most} clients on one GPU, not {most + 1}") if cuda else nullcontext()
+    ):
+        Mps().check(group_in(folder, *map(str, range(most + 1)), device=device))
 
 
 def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monkeypatch):
