@@ -244,7 +244,11 @@ class GpuReader:
         return dict(found)
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
-        """PID to kind and memory in bytes. A client of MPS is in two of NVML's lists and counts once, as `mps`."""
+        """PID to kind and memory in bytes.
+
+        A client of MPS is in two of NVML's lists and counts once, as `mps`; a process on several MIG devices has the
+        memory of all.
+        """
         # The list that says most about a process comes last and decides. By versioned names: with the others pynvml
         # turns "function not found" into an exception that is no NVMLError.
         lists = (
@@ -254,10 +258,14 @@ class GpuReader:
         )
         listed: dict[int, tuple[str, int | None]] = {}
         for handle in self._process_handles:
+            here: dict[int, tuple[str, int | None]] = {}
             for kind, ask, function in lists:
                 for entry in ask(f"{kind} processes", function, handle) or ():
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
-                    listed[entry.pid] = (kind, entry.usedGpuMemory)
+                    here[entry.pid] = (kind, entry.usedGpuMemory)
+            for pid, (kind, used) in here.items():
+                _, elsewhere = listed.get(pid, (kind, 0))
+                listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
         return listed
 
 

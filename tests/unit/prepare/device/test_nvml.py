@@ -258,9 +258,10 @@ def test_a_process_on_several_mig_devices_has_the_memory_of_all(
     library: NvmlLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = {"first": [SimpleNamespace(pid=42, usedGpuMemory=3)], "second": [SimpleNamespace(pid=42, usedGpuMemory=1)]}
-    for kind in ("Compute", "MPSCompute"):
+    for kind in ("Graphics", "Compute", "MPSCompute"):
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3", used.__getitem__)
     with nvml.session():
         reader = nvml.GpuReader(UUID)
         reader._process_handles = list(used)
         assert reader.process_memory_bytes() == {42: 4}
+        assert reader.listed_processes() == {42: ("mps", 4)}
