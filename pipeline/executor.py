@@ -256,7 +256,7 @@ class _Execution:
             files = GroupFiles(folder=self.record.folder, scratch=self.record.scratch, mark=self.record.spool_id)
             with UndoStack() as processes:
                 go_on = group.is_of_different_programs
-                running = JobGroup(starts, files, group.limits, pin_cpus=group.pin_cpus, go_on=go_on)
+                running = JobGroup(starts, files, group.limits, block=group.block, pin_cpus=group.pin_cpus, go_on=go_on)
                 self.batches.append(running.states)
                 processes.enter_context(running)
                 watched.running = running

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 from workloads import client, program
 from workloads.program import count, positive
+from workloads.serving.arrivals import seed_of_instants
 from workloads.serving.sender import Sender
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
                 [with_head(args.path, body, port) for body in bodies],
                 arrival=args.arrival,
                 rate_per_s=args.rate_per_s or 0.0,
-                seed=args.seed * 1000 + job.index,  # equal jobs must not be asked at equal instants
+                seed=seed_of_instants(args.seed, job),
                 count=args.requests * args.epochs,
                 outstanding=args.outstanding,
                 epoch_requests=args.requests if args.epochs else 0,

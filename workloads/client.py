@@ -64,6 +64,7 @@ class NullJob:
     attached = False
     watches_output = False
     index = 0
+    block = 1
 
     def __enter__(self) -> NullJob:
         return self
@@ -130,6 +131,7 @@ class Job(NullJob):
         self._folder = folder
         self.index = spec["index"]
         self._address = spec["socket"]
+        self.block = spec.get("block", self.block)
         self.watches_output = bool(spec.get("watches_output"))
         # One write call a line, straight to the file: what a killed job wrote is not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

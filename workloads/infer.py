@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from workloads import client, program
 from workloads.program import count, positive
-from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop, Request
+from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop, Request, seed_of_instants
 from workloads.serving.server import Batching, Server
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _ahead(args: argparse.Namespace, device: torch.device) -> int:
 def _arrivals(args: argparse.Namespace, job: client.NullJob) -> Arrivals:
     if args.arrival == "closed":
         return ClosedLoop(job, args.outstanding, args.requests * args.epochs)
-    return OpenLoop(job, args.arrival, args.rate_per_s, _seed(args, job), args.requests * args.epochs)
+    return OpenLoop(job, args.arrival, args.rate_per_s, seed_of_instants(args.seed, job), args.requests * args.epochs)
 
 
 def _over_http(args: argparse.Namespace, job: client.NullJob, inputs: Inputs) -> Arrivals:
@@ -159,15 +159,10 @@ def _over_http(args: argparse.Namespace, job: client.NullJob, inputs: Inputs) ->
         inputs.bodies(),
         arrival=args.arrival,
         rate_per_s=args.rate_per_s or 0.0,
-        seed=_seed(args, job),
+        seed=seed_of_instants(args.seed, job),
         count=args.requests * args.epochs,
         outstanding=args.outstanding,
     )
-
-
-def _seed(args: argparse.Namespace, job: client.NullJob) -> int:
-    """Return that of the instants: equal jobs compute with equal weights, and must not be asked at equal instants."""
-    return int(args.seed) * 1000 + job.index
 
 
 def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, server: Server) -> None:

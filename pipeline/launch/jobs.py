@@ -60,7 +60,8 @@ class GroupFiles:
 class JobGroup:
     """A context in which jobs run at the same time; leaving it ends every process, whatever happened.
 
-    With `pin_cpus`, each gets an equal share of the CPUs. With `go_on`, jobs go on when another one fails.
+    They are told the block of their group. With `pin_cpus`, each gets an equal share of the CPUs. With `go_on`, jobs go
+    on when another one fails.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class JobGroup:
         files: GroupFiles,
         limits: Limits,
         *,
+        block: int = 1,
         pin_cpus: bool = False,
         go_on: bool = False,
     ) -> None:
         self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
-        self._goes_on = go_on
+        self._block, self._goes_on = block, go_on
         self.states = [
             JobState(job=each.job, folder=files.folder / layout.job_path(each.job.index), profiler=each.profiler)
             for each in starts
@@ -233,6 +235,7 @@ class JobGroup:
         argv = self._argv(job, output)
         told = secrets.hidden_in_words(argv)  # for people: the file is among the artifacts
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": told}
+        spec["block"] = self._block
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         cpus = share_of_cpus(position, len(self.states)) if self._pin_cpus else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -35,7 +37,9 @@ def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
 
     status, out, err = run(f"reproduce={job.info.run_id}", "listeners=[host]")
     assert status == 0, err
-    ((again, _),) = groups(client, "collocation-reproductions")
+    ((again, (same_job,)),) = groups(client, "collocation-reproductions")
+    told = [Path(client.download_artifacts(each.info.run_id, "job.json")) for each in (job, same_job)]
+    assert [json.loads(spec.read_text())["block"] for spec in told] == [2, 2]
     assert again.data.tags["collocation.reproduces"] == original.info.run_id
     assert again.data.tags["collocation.digest"] == original.data.tags["collocation.digest"]
     assert again.data.params == original.data.params

@@ -46,6 +46,14 @@ class Answer(NamedTuple):
     tokens: int = 0
 
 
+def seed_of_instants(seed: int, job: client.NullJob) -> int:
+    """Return the seed of when a job is asked: jobs of a group are asked at other instants, and each in other blocks.
+
+    It is the same in every mode, so that modes are compared under the same load.
+    """
+    return (seed * 1000 + job.block) * 1000 + job.index
+
+
 class Arrivals(Protocol):
     """A source of requests, which also takes their answers. A context, which ends what sends them."""
 

@@ -129,13 +129,9 @@ def test_only_what_several_clients_asked_is_issued_before_the_answer_before_is_t
     assert infer._ahead(args, torch.device("cpu")) == 1
 
 
-def test_equal_jobs_say_the_same_and_are_asked_at_other_instants():
+def test_equal_jobs_say_the_same():
     first, again, other = (ask(*NETWORK, *DIGITS, "--seed", seed).outputs for seed in ("0", "0", "1"))
     assert first == again != other
-    args = infer.parse([*NETWORK, "--arrival", "poisson", "--rate-per-s", "9"])
-    jobs = Asked(), Asked()
-    jobs[1].index = 1
-    assert infer._seed(args, jobs[0]) != infer._seed(args, jobs[1])
 
 
 def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):

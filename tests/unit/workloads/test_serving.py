@@ -14,7 +14,7 @@ import pytest
 from tests.job_server import is_alive, wait_until
 from workloads import client
 from workloads.serving import server as serving
-from workloads.serving.arrivals import Answer, ClosedLoop, OpenLoop, Request
+from workloads.serving.arrivals import Answer, ClosedLoop, OpenLoop, Request, seed_of_instants
 from workloads.serving.generator import due
 from workloads.serving.http_client import _REST_S, Client
 from workloads.serving.server import Batching, Server
@@ -129,6 +129,17 @@ def test_arrivals_have_their_rate_and_their_own_instants_for_each_seed():
     assert 0 <= constant[0] < 10 * MS
     assert constant[0] != next(due("constant", 100.0, 1))
     assert poisson[:5] == list(itertools.islice(due("poisson", 100.0, 0), 5))
+
+
+def test_each_job_is_asked_at_other_instants_in_each_block_and_in_a_block_at_the_same():
+    def first_ns(seed: int, block: int, index: int) -> int:
+        job = Notebook()
+        job.block, job.index = block, index
+        return next(due("poisson", 100.0, seed_of_instants(seed, job)))
+
+    every = list(itertools.product((0, 1), (1, 2, 3), range(7)))
+    assert len({first_ns(*each) for each in every}) == len(every)
+    assert first_ns(1, 2, 3) == first_ns(1, 2, 3)
 
 
 def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_its_owner():
