@@ -118,6 +118,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         sender.begin(time.monotonic_ns())
         while not job.stopping and not sender.is_over(_LOOK_S):
             server.check()
+        server.check()
         sender.check()
 
 

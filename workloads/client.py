@@ -298,12 +298,14 @@ class Job(NullJob):
         os.write(self._events, (json.dumps(dict(values, event=event)) + "\n").encode())
 
     def _write_requests(self) -> None:
-        if not self._held:
+        held, self._held = self._held, bytearray()  # of its own: another thread may record meanwhile
+        if not held:
             return
         if self._requests < 0:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._requests = os.open(os.path.join(self._folder, REQUESTS_FILE), flags, 0o644)
-        del self._held[: os.write(self._requests, self._held)]
+        while held:
+            del held[: os.write(self._requests, held)]
 
     def _send(self, **message: object) -> None:
         try:

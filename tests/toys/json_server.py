@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers with as many tokens as are asked for: /whole at once, /stream in parts.
 
     /slow takes a minute and /late half a second, which is noted in a file. /close keeps no connection, and /old speaks
-    HTTP/1.0. /moody refuses all but the first four.
+    HTTP/1.0. /moody refuses all but the first four, and /mortal dies of the fifth.
     """
 
     protocol_version = "HTTP/1.1"
@@ -27,7 +28,9 @@ class Handler(BaseHTTPRequestHandler):
         if time.monotonic() < READY_S:
             self.send_error(503)
             return
-        if self.path == "/moody" and next(SEEN) >= 4:
+        if self.path in ("/moody", "/mortal") and next(SEEN) >= 4:
+            if self.path == "/mortal":
+                os._exit(5)
             self.send_error(503)
             return
         if self.path in ("/slow", "/late"):

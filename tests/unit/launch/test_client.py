@@ -110,6 +110,24 @@ with client.attach() as job:
     assert (epoch["epoch"], epoch["seconds"], epoch["metrics"]) == (2, 1.5, {"loss": 0.25})
 
 
+def test_requests_may_be_recorded_while_others_are_written_in_parts(tmp_path, monkeypatch):
+    (tmp_path / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
+    job, write = client.Job(str(tmp_path)), os.write
+    due_ns = iter(range(2, 4))
+
+    def write_a_part(fd, data) -> int:
+        with memoryview(data) as whole:
+            for at_ns in due_ns:
+                job.request(at_ns, at_ns, at_ns, at_ns)
+            return write(fd, whole[:20])
+
+    job.request(1, 1, 1, 1)
+    monkeypatch.setattr(client.os, "write", write_a_part)
+    job._write_requests()
+    job._write_requests()
+    assert list(requests.read(tmp_path / client.REQUESTS_FILE)["intended_ns"]) == [1, 2, 3]
+
+
 def test_a_killed_job_loses_the_requests_that_it_still_held_and_no_other(server):
     code = """
 import time

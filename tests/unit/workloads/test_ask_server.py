@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,12 @@ def test_a_request_that_the_server_refuses_is_an_error_with_its_words(tmp_path):
 def test_a_fixed_number_of_requests_of_which_some_are_refused_is_an_error(ask):
     with pytest.raises(RuntimeError, match="3 of 4 requests were not answered with status 200"):
         ask("--path", "/moody", "--requests", "4")
+
+
+def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
+    with pytest.raises(RuntimeError, match="the server ended with status 5"):
+        ask("--path", "/mortal", "--epochs", "0")
+    assert "requests" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_command_must_say_where_the_port_goes(capsys):
