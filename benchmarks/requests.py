@@ -212,7 +212,8 @@ def closed(options: argparse.Namespace) -> None:
     args, device = infer.parse(options.model.split()), torch.device(options.device)
     torch.set_num_threads(args.threads or torch.get_num_threads())
     clock_ns = time.thread_time_ns if device.type == "cpu" else time.perf_counter_ns
-    model, inputs = infer.build_model(args, device), infer.make_inputs(args, device)
+    model = infer.build_model(args, device)
+    inputs = infer.make_inputs(args, model, device)
     with _folder() as folder:
         job = Job(folder)
         arrivals = ClosedLoop(job, 1, 0)

@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
@@ -36,6 +36,7 @@ _RECORDED = (
     *("warmup_requests", "seed"),
 )
 _MOST_DIGITS = 1000
+_MOST_TOKENS = 1000  # that differ
 _log = logging.getLogger(__name__)
 
 
@@ -110,7 +111,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         job.phase("build")
         device = program.device_of(args, build_parser())
         program.set_arithmetic(args, args.precision)
-        model, inputs = build_model(args, device), make_inputs(args, device)
+        model = build_model(args, device)
+        inputs = make_inputs(args, model, device)
         _describe(args, job, model, device)
         answers = build_answers(args, job, model, inputs, device)
         job.phase("warmup")
@@ -222,7 +224,7 @@ def _is_of_images(args: argparse.Namespace) -> bool:
     return bool(args.library != "transformers")
 
 
-def make_inputs(args: argparse.Namespace, device: torch.device) -> Inputs:
+def make_inputs(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> Inputs:
     """Return what is asked: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
     import torch
 
@@ -231,7 +233,8 @@ def make_inputs(args: argparse.Namespace, device: torch.device) -> Inputs:
     rows = NUM_INPUTS * args.batch_size
     generator = torch.Generator().manual_seed(args.seed)
     if not _is_of_images(args):
-        values = torch.randint(1000, (rows, args.sequence_tokens), generator=generator)
+        config: Any = model.config
+        values = torch.randint(min(_MOST_TOKENS, config.vocab_size), (rows, args.sequence_tokens), generator=generator)
     else:
         shape = (rows, 3, args.image_px, args.image_px)
         values = torch.randn(shape, generator=generator) if args.source == "synthetic" else _digits(args, rows)

@@ -73,6 +73,7 @@ def test_the_flags_are_the_keys_of_the_configuration():
         [*NETWORK, *DIGITS, "--arrival", "poisson", "--rate-per-s", "400"],
         [*NETWORK, "--image-px", "16", "--num-classes", "10", "--precision", "bf16"],
         [*BERT, "--batch-size", "2"],
+        [*BERT, "vocab_size=50"],
         [*BERT, "--serve", "http", "--outstanding", "3", "--max-batch", "2"],
         [*NETWORK, "--image-px", "16", "--num-classes", "10", "--precision", "bf16", "--serve", "http"],
     ],
