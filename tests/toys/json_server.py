@@ -12,7 +12,9 @@ SEEN = itertools.count()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with as many tokens as are asked for: /whole at once, /stream in parts.
+    """Answers with as many tokens as are asked for: /whole at once, /chunk in one chunk, /stream in parts.
+
+    /split parts the number of tokens too, which it writes with a 0 before it. /events streams without chunks.
 
     /slow takes a minute and /late half a second, which is noted in a file. /close keeps no connection, and /old speaks
     HTTP/1.0. /moody refuses all but the first four, and /mortal dies of the fifth.
@@ -40,15 +42,26 @@ class Handler(BaseHTTPRequestHandler):
         usage = json.dumps({"usage": {"completion_tokens": asked["max_tokens"]}}).encode()
         if self.path == "/old":
             self.protocol_version, self.close_connection = "HTTP/1.0", True
+        parts = {
+            "/chunk": [usage],
+            "/split": [usage[:-3].replace(b'ns":', b'ns"\n:') + b"0", usage[-3:]],
+            "/stream": [b"data: 10\r\n", b"data: " + usage + b"\n\n"],
+            "/events": [b"data: 10\n\n", b"data: " + usage + b"\n\n"],
+        }
         self.send_response(200)
-        if self.path == "/stream":
-            self.send_header("Transfer-Encoding", "chunked")
+        if self.path in parts:
+            has_chunks = self.path != "/events"
+            self.close_connection = not has_chunks
+            self.send_header(
+                *(("Transfer-Encoding", "chunked") if has_chunks else ("Content-Type", "text/event-stream"))
+            )
             self.end_headers()
-            for part in (b"data: 10\r\n", b"data: " + usage + b"\n\n"):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+            for part in parts[self.path]:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part) if has_chunks else part)
                 self.wfile.flush()
                 time.sleep(0.01)
-            self.wfile.write(b"0\r\nX-Took: long\r\n\r\n")
+            if has_chunks:
+                self.wfile.write(b"0\r\nX-Took: long\r\n\r\n")
         else:
             if self.path == "/close":
                 self.send_header("Connection", "close")

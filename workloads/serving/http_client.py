@@ -47,7 +47,8 @@ _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked\b", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[^\r]*\bclose\b", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9a-f]+)[^\r\n]*\r\n", re.IGNORECASE)
-_TOKENS = re.compile(rb'"completion_tokens": *(\d+)')
+_EVENTS = re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream\b", re.IGNORECASE)
+_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _REST_S = 0.01
 """How long a client rests whose request was not answered: a server that refuses at once is not asked without end."""
 
@@ -115,17 +116,19 @@ class _ToOther(_Connection):
 
     def send(self, intended_ns: int, request: bytes) -> None:
         self._body_at = self._first_ns = 0
+        self._chunks: list[bytes] = []
         super().send(intended_ns, request)
 
     def _record(self, is_closed: bool) -> bytes | None:
         if not self._body_at and not self._read_head():
             return None
-        if self._is_stream and not self._first_ns and len(self.received) > self._body_at:
+        if not self._first_ns and len(self.received) > self._body_at:
             self._first_ns = time.monotonic_ns()
         if not self._is_whole(is_closed):
             return None
-        said = _TOKENS.findall(self.received, self._body_at)
-        return self._packed(0, self._first_ns, int(said[-1]) if said else 0, 1)
+        is_streamed = self._has_events or len(self._chunks) > 1
+        said = _TOKENS.findall(b"".join(self._chunks) if self._is_chunked else self.received[self._body_at :])
+        return self._packed(0, self._first_ns if is_streamed else 0, int(said[-1]) if said else 0, 1)
 
     def _read_head(self) -> bool:
         """Find out where the answer ends; return whether its head is there."""
@@ -136,14 +139,15 @@ class _ToOther(_Connection):
             raise ConnectionError
         size = _CONTENT_LENGTH.search(head)
         self._body_at = self._chunk_at = len(head) + len(_END_OF_HEAD)
-        self._is_stream = _CHUNKED.search(head) is not None
+        self._is_chunked = _CHUNKED.search(head) is not None
+        self._has_events = _EVENTS.search(head) is not None
         self._end = self._body_at + int(size[1]) if size else None
-        says_its_end = self._is_stream or size is not None
+        says_its_end = self._is_chunked or size is not None
         self.is_kept = says_its_end and head.startswith(b"HTTP/1.1") and not _CLOSE.search(head)
         return True
 
     def _is_whole(self, is_closed: bool) -> bool:
-        if self._is_stream:
+        if self._is_chunked:
             return self._has_last_chunk()
         return is_closed if self._end is None else len(self.received) >= self._end
 
@@ -155,6 +159,7 @@ class _ToOther(_Connection):
                 return self.received.find(_END_OF_TRAILER, chunk.end() - 2) >= 0
             if len(self.received) < chunk.end() + size + 2:
                 return False
+            self._chunks.append(self.received[chunk.end() : chunk.end() + size])
             self._chunk_at = chunk.end() + size + 2
         return False
 

@@ -56,7 +56,7 @@ def ask(tmp_path):
 
 
 @pytest.mark.parametrize("how", [["--outstanding", "3"], ["--arrival", "constant", "--rate-per-s", "200"]])
-@pytest.mark.parametrize("path", ["/whole", "/stream", "/close", "/old"])
+@pytest.mark.parametrize("path", ["/whole", "/chunk", "/stream", "/split", "/events", "/close", "/old"])
 def test_each_request_is_recorded_with_its_tokens_and_that_of_a_stream_with_its_first(ask, path, how):
     job = ask("--path", path, "--requests", "5", "--epochs", "2", *how)
     done_ns = [request[3] for request in job.requests]
@@ -66,7 +66,7 @@ def test_each_request_is_recorded_with_its_tokens_and_that_of_a_stream_with_its_
     for intended_ns, sent_ns, begun_ns, done_ns, first_ns, _, batch in job.requests:
         assert intended_ns <= sent_ns < done_ns
         assert (begun_ns, batch) == (0, 1)
-        assert (sent_ns < first_ns < done_ns) if path == "/stream" else first_ns == 0
+        assert (sent_ns < first_ns < done_ns) if path in ("/stream", "/split", "/events") else first_ns == 0
     assert sorted(tokens for *_, tokens, _ in job.requests) == [3] * 5 + [5] * 5
 
 
