@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 _HELPERS_END_S = 5.0  # such as what sends the last of a run to a tracking service after its owner
 _TERM_S = 0.5
+_SHOWN_BYTES = 200
+_CANNOT_START = 126  # as a shell says it
 _PR_SET_CHILD_SUBREAPER = 36  # Source: linux/prctl.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # by its interpreters only: a shell has their default actions
@@ -58,7 +61,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
 
     Raises:
         FileNotFoundError: there is no such script; raised before the job is ready.
-        ScriptError: the script ended with another status than 0.
+        ScriptError: the script cannot be started, or ended with another status than 0.
         LeftRunningError: it ended well, and left processes running.
     """
     script, command = argv[0], _command(argv)
@@ -109,9 +112,25 @@ def _start(command: list[str]) -> int:
 
         for number in _PASSED_ON:
             signal.signal(number, pass_on)
+    except OSError as error:
+        raise _cannot_start(command[0], error) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     return pid
+
+
+def _cannot_start(program: str, error: OSError) -> ScriptError:
+    """The kernel needs a program that it knows, or a first line that names one."""
+    first = b""
+    with contextlib.suppress(OSError), open(program, "rb") as file:  # noqa: PTH123
+        first = file.readline(_SHOWN_BYTES).rstrip(b"\n")
+    message = f"{program} cannot be started: {error.strerror}"
+    if first.startswith(b"#!"):
+        message += f"; is there what its first line names, {first.decode(errors='backslashreplace')!r}?"
+    elif error.errno == errno.ENOEXEC:
+        message += "; begin it with a line such as #!/bin/sh, or write `sh` before it"
+    sys.stderr.write(f"{message}\n")
+    return ScriptError(message, _CANNOT_START)
 
 
 def _end_on_stop(job: client.NullJob) -> None:

@@ -155,6 +155,28 @@ def test_no_signal_stays_blocked_in_the_script(server, write):
     assert server.end()[1] == "set()\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo hi\n", "Exec format error; begin it with a line such as #!/bin/sh, or write `sh` before it"),
+        (
+            "#!/bin/bash\r\n",
+            "No such file or directory; is there what its first line names, '#!/bin/bash\\r'?",
+        ),
+    ],
+)
+def test_a_program_without_an_interpreter_is_an_error_that_says_so(server, tmp_path, text, said):
+    script = tmp_path / "train.sh"
+    script.write_text(text)
+    script.chmod(0o755)
+    server.start(SCRIPT_WORKLOAD, script)
+    server.go()
+    status, _, errors = server.end()
+    (error,) = server.events("error")
+    assert (status, error["type"], error["message"]) == (126, "ScriptError", f"{script} cannot be started: {said}")
+    assert errors == f"{error['message']}\n"
+
+
 def test_a_shell_script_may_write_to_a_reader_that_has_gone(server, tmp_path):
     script = tmp_path / "train.sh"
     script.write_text("#!/bin/sh\n{ echo line; sleep 0.2; echo line; echo on >&2; } | head -1\n")
