@@ -69,10 +69,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """
     parser = build_parser()
     args = parser.parse_args(argv)
+    try:
+        shlex.split(args.command)
+    except ValueError as error:
+        parser.error(f"--command {args.command!r} cannot be split as a shell would: {error}")
     if PORT not in args.command:
         parser.error(f"--command {args.command!r} does not say where the port goes: write {PORT} in its place")
-    if (args.arrival == "closed") != (args.rate_per_s is None):
-        parser.error("--rate-per-s belongs to --arrival poisson and constant, which need it")
+    program.check_arrival(args, parser)
     return args
 
 

@@ -78,10 +78,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_args(argv)
     args.model_args = dict(args.model_args)
-    if (args.arrival == "closed") != (args.rate_per_s is None):
-        parser.error("--rate-per-s belongs to --arrival poisson and constant, which need it")
-    if args.rate_per_s is not None and not args.rate_per_s > 0:
-        parser.error(f"--rate-per-s {args.rate_per_s:g} must be above 0")
+    program.check_arrival(args, parser)
     if args.output_tokens and (args.library != "transformers" or args.batch_size > 1 or args.step_mode != "eager"):
         parser.error("--output-tokens needs --library transformers, --batch-size 1 and --step-mode eager")
     if args.step_mode == "cuda_graph" and args.max_batch > 1:

@@ -16,13 +16,12 @@ if __name__ == "__main__":
 from workloads import client, program
 from workloads.program import positive
 
-UNITS = {
-    **dict.fromkeys(("fp16_cuda", "fp32_cuda", "fp64_cuda"), "TFLOP"),
-    **dict.fromkeys(("fp16_tensor", "bf16_tensor", "tf32_tensor", "fp8_tensor"), "TFLOP"),
-    **dict.fromkeys(("copy", "triad", "to_device", "to_host"), "GB"),
-    "launch": "launches",
-}
-"""By operation: what its work is counted in."""
+OPERATIONS = (
+    *("fp16_cuda", "fp32_cuda", "fp64_cuda"),
+    *("fp16_tensor", "bf16_tensor", "tf32_tensor", "fp8_tensor"),
+    *("copy", "triad", "to_device", "to_host"),
+    "launch",
+)
 
 # Ada and Hopper; Ampere. An older GPU computes in fp32 what is asked for in TF32.
 _LEAST_CAPABILITY = {"fp8_tensor": (8, 9), "tf32_tensor": (8, 0), "bf16_tensor": (8, 0)}
@@ -32,7 +31,7 @@ def build_parser() -> program.Parser:
     """Return the parser of the command line."""
     parser = program.Parser(description="Repeat one operation on a device.")
     flag = parser.add_argument
-    flag("--operation", required=True, choices=list(UNITS))
+    flag("--operation", required=True, choices=OPERATIONS)
     flag("--rows", type=positive, help="of the factors of a product (default: by the device)")
     flag("--array-mib", type=positive, help="MiB of each array that is copied (default: by the device)")
     program.repeating_flags(parser)

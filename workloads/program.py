@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import math
 import os
 import sys
 from contextlib import suppress
@@ -133,6 +134,18 @@ def check_step_mode(args: argparse.Namespace, parser: Parser) -> None:
     """
     if args.step_mode == "cuda_graph" and args.device == "cpu":
         parser.error("--step-mode cuda_graph needs a GPU")
+
+
+def check_arrival(args: argparse.Namespace, parser: Parser) -> None:
+    """Refuse a rate that no requests can come at, and one where none belongs.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if (args.arrival == "closed") != (args.rate_per_s is None):
+        parser.error("--rate-per-s belongs to --arrival poisson and constant, which need it")
+    if args.rate_per_s is not None and not 0 < args.rate_per_s < math.inf:
+        parser.error(f"--rate-per-s {args.rate_per_s:g} must be above 0 and finite")
 
 
 def request_of(kind: Callable[..., T], args: argparse.Namespace) -> T:

@@ -135,8 +135,17 @@ def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
     assert "requests" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_command_must_say_where_the_port_goes(capsys):
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--command", "vllm serve"], "does not say where the port goes: write {port}"),
+        (["--command", "sh -c 'serve {port}"], "cannot be split as a shell would: No closing quotation"),
+        (["--command", "serve {port}", "--arrival", "poisson"], "--rate-per-s belongs to"),
+        (["--command", "serve {port}", "--arrival", "poisson", "--rate-per-s", "0"], "must be above 0"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2(capsys, flags, message):
     with pytest.raises(SystemExit) as ended:
-        ask_server.parse(["--command", "vllm serve"])
+        ask_server.parse(flags)
     assert ended.value.code == 2
-    assert "does not say where the port goes: write {port}" in capsys.readouterr().err
+    assert message in capsys.readouterr().err

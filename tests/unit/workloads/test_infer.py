@@ -158,6 +158,7 @@ def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
         (["--arrival", "poisson"], "--rate-per-s belongs to"),
         (["--rate-per-s", "5"], "--rate-per-s belongs to"),
         (["--arrival", "poisson", "--rate-per-s", "0"], "must be above 0"),
+        (["--arrival", "poisson", "--rate-per-s", "inf"], "must be above 0 and finite"),
         (["--output-tokens", "4"], "needs --library transformers"),
         (["--step-mode", "cuda_graph", "--max-batch", "2"], "a graph has one shape"),
     ],

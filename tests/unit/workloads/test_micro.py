@@ -37,7 +37,7 @@ class Told(client.NullJob):
         self.epochs = number
 
 
-@pytest.mark.parametrize("name", [name for name in micro.UNITS if name != "launch"])
+@pytest.mark.parametrize("name", [name for name in micro.OPERATIONS if name != "launch"])
 def test_what_is_right_counts_once_and_what_is_not_written_is_wrong(name):
     operation = operations.build(name, CPU, SIZE)
     operation.begin()
