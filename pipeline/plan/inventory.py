@@ -57,8 +57,12 @@ class Inventory:
         return self.devices[_asked_for(gpu)]
 
 
-def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) -> Inventory:
+def take(
+    configs: Iterable[Config], find_device: Callable[[GpuConfig], Device], *, needs_data: bool = True
+) -> Inventory:
     """Read what the configurations need; `find_device` finds what `gpu` of one asks for. Nothing is built.
+
+    Data sets need not be there if jobs run on other machines only, which may have them (`needs_data`).
 
     Raises:
         ConfigError: a device, script, environment file or data set that is named is not there.
@@ -82,7 +86,8 @@ def take(configs: Iterable[Config], find_device: Callable[[GpuConfig], Device]) 
         module = workload.preload
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)
-        workload.check_data()
+        if needs_data:
+            workload.check_data()
     needed = {env_of(config, workload) for config, workload in workloads if not workload.MAY_LACK}
     may_lack = frozenset(interpreters.keys() - needed)
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)

@@ -11,6 +11,19 @@ from pathlib import Path
 from pipeline.base import override_values
 from pipeline.base.errors import ConfigError
 
+OF_LAUNCHERS = (
+    "hydra/launcher",
+    "hydra.launcher",
+    "gpu.device",
+    "gpu.models",
+    "unit",
+    "resume",
+    "time_limit_s",
+    "plan_file",
+    "dry_run",
+)
+"""Keys, with all below them, that a launcher decides for its workers: they say where a study runs, not what it is."""
+
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _SWEEP = ("-m", "--multirun")
@@ -35,6 +48,12 @@ def key_of(word: str) -> str:
 def sets(word: str, keys: Collection[str]) -> bool:
     """Whether an argument is an override of one of these keys, or of one below it."""
     return "=" in word and any(key_of(word) == each or key_of(word).startswith(f"{each}.") for each in keys)
+
+
+def without(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
+    """Our arguments but for overrides of these keys and of those below them; and the user's own command line."""
+    ours, theirs = divided(arguments)
+    return [word for word in ours if not sets(word, keys)], theirs
 
 
 def as_overrides(arguments: Sequence[str]) -> list[str]:

@@ -23,14 +23,12 @@ from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
 from pipeline.base.interrupts import Interrupted, UndoStack
-from pipeline.base.records import Device, Resume
+from pipeline.base.records import Device, Plan, Resume
 from pipeline.base.words import counted
-from pipeline.plan import schema, user_command
+from pipeline.plan import check, schema, user_command
 from pipeline.plan.inventory import take
 from pipeline.plan.plan import build_plan
-from pipeline.plan.schema import UnitOf
 from pipeline.record import provenance
-from pipeline.record.store import content
 from pipeline.record.store.overview import Overview, overview
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.unit_states import DONE
@@ -63,21 +61,13 @@ exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_
 
 def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     """Submit the units of a study; with `wait`, the exit status says whether each of them has its rows."""
-    workers.refuse_what_is_decided(asked.configs, "slurm")
-    if (exporter := asked.config.exporter.name) != schema.NO_EXPORTER:
-        raise ConfigError(
-            f"hydra/launcher=slurm: tasks on one host would take the same port for exporter={exporter}; leave it out"
-        )
-    uri, experiment = asked.config.tracking.uri, asked.config.tracking.experiment
-    if uri is None:
-        raise ConfigError(
-            "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
-            "machine; add tracking=server tracking.uri=http://HOST:PORT"
-        )
-    gres = gres_of(options)
-    all_units = range(1, _num_units(asked) + 1)
-    done = _done(uri, experiment) if asked.config.resume != Resume.NO else set[int]()
-    units = [unit for unit in all_units if unit not in done]
+    uri, experiment = _refuse_what_has_no_array(asked, options), asked.config.tracking.experiment
+    gres, plan = gres_of(options), _planned(asked)
+    units, num_queued = _left(asked, uri, plan, len(gres))
+    num_units = len(plan.unit_sizes)
+    if not units:
+        words.say(f"resume: {num_units - num_queued} of {counted(num_units, 'unit')} are done")
+        return 1 if num_queued else 0
     folder = Path(options.folder).absolute()
     resume, limit_s = asked.config.resume, asked.config.time_limit_s
     scripts = {
@@ -89,9 +79,6 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
         for script in scripts.values():
             sys.stdout.write(f"{script}{counted(len(units), 'unit')}, a {what} each; ")
             sys.stdout.write("the plan is made where the GPU is\n")
-        return 0
-    if not units:
-        words.say(f"resume: all of {counted(len(all_units), 'unit')} are done")
         return 0
     assert asked.sender is not None
     asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
@@ -109,11 +96,11 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
                 raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
             jobs[job] = f"{each} " if len(gres) > 1 else ""
             words.say(
-                f"submitted {counted(len(units), 'unit')} of {len(all_units)} as job array {job}"
+                f"submitted {counted(len(units), 'unit')} of {num_units} as job array {job}"
                 f"{f' for {each}' if len(gres) > 1 else ''}, output in {folder}"
             )
         words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
-        _note(asked, len(all_units), list(jobs))
+        _note(asked, plan, list(jobs))
     if not options.wait:
         return 0
     try:
@@ -127,13 +114,18 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     return 0 if found is not None and found.is_done else 1
 
 
-def _note(asked: Asked, num_units: int, arrays: list[str]) -> None:
+def _note(asked: Asked, plan: Plan, arrays: list[str]) -> None:
     """Have the store know the arrays, so that an overview shows tasks that wait."""
     typed, now_ms = provenance.command_line(), int(time.time() * 1000)
     assert asked.sender is not None
     try:
         new = Submitted(
-            command_line=typed, num_units=num_units, cluster=squeue.cluster(), arrays=arrays, time_ms=now_ms
+            command_line=typed,
+            plan_any_gpu=plan.any_gpu_digest,
+            num_units=len(plan.unit_sizes),
+            cluster=squeue.cluster(),
+            arrays=arrays,
+            time_ms=now_ms,
         )
         asked.sender.submitted(asked.config.tracking.experiment, new)
     except (CommandError, TrackingError) as error:
@@ -210,12 +202,35 @@ def script_of(
     )
 
 
-def _num_units(asked: Asked) -> int:
-    """How many units the study has; where the command is typed there may be no GPU."""
-    if asked.config.unit_of is UnitOf.block:
-        return max(config.repeats for config in asked.configs)
+def _refuse_what_has_no_array(asked: Asked, options: SlurmOptions) -> str:
+    """The address of the tracking server; a ConfigError if tasks could not run the study."""
+    workers.refuse_what_is_decided(asked.configs, "slurm")
+    if (exporter := asked.config.exporter.name) != schema.NO_EXPORTER:
+        raise ConfigError(
+            f"hydra/launcher=slurm: tasks on one host would take the same port for exporter={exporter}; leave it out"
+        )
+    if (uri := asked.config.tracking.uri) is None:
+        raise ConfigError(
+            "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
+            "machine; add tracking=server tracking.uri=http://HOST:PORT"
+        )
+    if asked.config.dry_run == check.JSON:
+        raise ConfigError("dry_run=json: hydra/launcher=slurm shows a batch script, which is no JSON; use dry_run=true")
+    if options.timeout_min is not None and options.timeout_min * 60 <= options.signal_delay_s:
+        raise ConfigError(
+            f"hydra.launcher.timeout_min={options.timeout_min} leaves no time to measure: tasks give up their groups "
+            f"hydra.launcher.signal_delay_s={options.signal_delay_s} s before; give "
+            f"hydra.launcher.timeout_min={options.signal_delay_s // 60 + 1} or more, or a shorter signal_delay_s"
+        )
+    return uri
+
+
+def _planned(asked: Asked) -> Plan:
+    """The plan, so that what every task would refuse is not submitted; where it is typed there may be no GPU."""
     somewhere = Device(kind="nvidia", uuid="unknown", name="unknown")
-    return len(build_plan(asked.configs, take(asked.configs, lambda _: somewhere), is_sweep=True).unit_sizes)
+    find_device = asked.simulated.find_device if asked.simulated is not None else lambda _: somewhere
+    inventory = take(asked.configs, find_device, needs_data=False)
+    return build_plan(asked.configs, inventory, is_sweep=asked.is_sweep)
 
 
 def _one_line(key: str, value: object) -> str:
@@ -286,15 +301,26 @@ def _in_order(task: str) -> tuple[int, int]:
     return int(job), int(number)
 
 
-def _done(uri: str, experiment: str) -> set[int]:
-    """The units that are complete, if what the store holds was started by this very command."""
-    found = _overview(uri, experiment)
-    mine = workers.command(shlex.split(provenance.command_line()), {})
-    theirs = None if found is None else content.words_of(found.command)
-    if found is None or theirs is None or workers.command(theirs, {})[1:] != mine[1:]:
+def _left(asked: Asked, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
+    """The units to submit, and how many are not done and in the queue already, which is said."""
+    every = range(1, len(plan.unit_sizes) + 1)
+    found = None if asked.config.resume == Resume.NO else _overview(uri, asked.config.tracking.experiment)
+    if found is None or found.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
+        return list(every), 0
+    done = _done(found, num_models)
+    queued = {unit.number: unit.tasks for unit in found.units if unit.tasks}
+    if queued:
+        jobs = " ".join(sorted({task.partition("_")[0] for tasks in queued.values() for task in tasks}))
+        words.say(f"units {', '.join(map(str, queued))} are still in the queue (job {jobs}): scancel {jobs}, or wait")
+    return [number for number in every if number not in done and number not in queued], len(queued)
+
+
+def _done(begun: Overview, num_models: int) -> set[int]:
+    """The units that are complete on as many models as are asked for."""
+    if begun.num_models < num_models:
         return set()
     # Which gres had which model is not known: of several models, what one of them lacks is submitted to all.
-    return {unit.number for unit in found.units} - {unit.number for unit in found.units if unit.state != DONE}
+    return {unit.number for unit in begun.units} - {unit.number for unit in begun.units if unit.state != DONE}
 
 
 def _overview(uri: str, experiment: str) -> Overview | None:

@@ -10,26 +10,12 @@ from pipeline.base.errors import ConfigError
 from pipeline.plan import user_command
 from pipeline.plan.schema import AUTO_DEVICE, Config
 
-# Keys and all below them. What a launcher does not decide it leaves out.
-_DECIDED = (
-    "hydra/launcher",
-    "hydra.launcher",
-    "gpu.device",
-    "gpu.beside",
-    "gpu.models",
-    "unit",
-    "resume",
-    "time_limit_s",
-    "plan_file",
-    "dry_run",
-)
 _INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm": "ask for it with hydra.launcher.gres"}
 
 
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
-    """The words of a command line, with what is decided in the place of what was typed."""
-    ours, theirs = user_command.divided(typed)
-    kept = [word for word in ours if not user_command.sets(word, (*_DECIDED, *decided))]
+    """The words of a command line, with what is decided in the place of what was typed; the rest of it is left out."""
+    kept, theirs = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
     return [*kept, *(user_command.override(key, value) for key, value in decided.items()), *theirs]
 
 

@@ -191,6 +191,9 @@ def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm
         (job,) = re.findall(r"as job array (\d+)", err)
         seen = overview(server, tmp_path.name, squeue.states_on)
         assert [(unit.state, unit.reason) for unit in seen.units] == [(WAITING, "PartitionDown")] * 2
+        process = start("repeats=2", "hydra.launcher.wait=false", "hydra.launcher.mem=100", "resume=true")
+        _, err = process.communicate(timeout=300)
+        assert (process.returncode, f"units 1, 2 are still in the queue (job {job})" in err) == (1, True), err
         slurm.tell("scancel", job)
         wait_for(lambda: overview(server, tmp_path.name, squeue.states_on).units[0].state == NOT_BEGUN, 60)
     finally:

@@ -39,6 +39,7 @@ class Overview:
 
     Attributes:
         plan: its digest; of several GPU models that of the newest.
+        plan_any_gpu: of the same without the GPU models; empty if the store does not say.
         num_models: GPU models that it is measured on.
         seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; of
             several models the longest. `None` if no group has ended of a model that lacks some, 0 if none is missing.
@@ -51,6 +52,7 @@ class Overview:
 
     experiment: str
     plan: str
+    plan_any_gpu: str
     num_models: int
     units: Sequence[Unit]
     seconds_left: float | None
@@ -137,6 +139,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     return Overview(
         experiment=experiment,
         plan=newest.facts["plan"],
+        plan_any_gpu=newest.facts.get("plan_any_gpu", ""),
         num_models=len(parts),
         units=[unit for units, _ in parts for unit in units],
         seconds_left=max(left_s) if len(left_s) == len(parts) else None,
@@ -216,7 +219,8 @@ def _typed(run: Told) -> str:
 
 def _not_begun(given: Submitted) -> Told:
     """What a group would say of a study of which none has begun."""
-    facts = {"plan": "", "plan_units": sizes_in_words([0] * given.num_units), "command_line": given.command_line}
+    facts = {"plan": "", "plan_any_gpu": given.plan_any_gpu, "command_line": given.command_line}
+    facts |= {"plan_units": sizes_in_words([0] * given.num_units)}
     return Told(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pipeline import outcome
 from pipeline.base.errors import TrackingError
 from pipeline.base.tags import PREFIX
+from pipeline.plan import user_command
 from pipeline.record.store.content import words_of
 from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import Store, reason_of
@@ -26,11 +27,13 @@ class Submitted:
 
     Attributes:
         command_line: that began it, as it is recorded.
+        plan_any_gpu: the digest of its plan without the GPU models.
         cluster: whose Slurm has them.
         time_ms: when the newest was submitted, since the epoch.
     """
 
     command_line: str
+    plan_any_gpu: str = ""
     num_units: int
     cluster: str
     arrays: Sequence[str]
@@ -43,9 +46,12 @@ class Submitted:
 
 
 def study_of(command_line: str) -> str:
-    """A recorded command line as a start that resumes its study; empty if it was too long to be kept."""
+    """What of a recorded command line is the same in each start of its study; empty if it was too long to be kept."""
     typed = words_of(command_line)
-    return outcome.command_to_resume(typed) if typed else ""
+    if not typed:
+        return ""
+    kept, theirs = user_command.without(typed, user_command.OF_LAUNCHERS)
+    return shlex.join([*kept, *theirs])
 
 
 def note(store: Store, experiment: str, new: Submitted) -> None:

@@ -35,6 +35,7 @@ class Unit:
         last_ms: when a run of it began or ended last, in ms since the epoch.
         group: what runs, or did when it was lost, if anything does.
         reason: why its Slurm task waits, in Slurm's words.
+        tasks: of a unit that is not done, its Slurm tasks in the queue.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Unit:
     last_ms: int | None = None
     group: str = ""
     reason: str = ""
+    tasks: Sequence[str] = ()
 
     @property
     def num_found(self) -> int:
@@ -87,14 +89,14 @@ class Queued:
     def seen(self, unit: Unit, runs: Sequence[Told], arrays: Collection[str]) -> Unit:
         """A unit with the state of its task in these arrays: several, if it was submitted again, or none any more."""
         own = (squeue.task_of(array, unit.number) for array in sorted(arrays))
-        states = [self.states[task] for task in own if task in self.states]
+        states = {task: self.states[task] for task in own if task in self.states}
         if unit.state == DONE:
             return unit
-        if any(not state.startswith(squeue.PENDING) for state in states):
-            return dataclasses.replace(unit, state=RUNNING)
+        if any(not state.startswith(squeue.PENDING) for state in states.values()):
+            return dataclasses.replace(unit, state=RUNNING, tasks=tuple(states))
         if states:
-            reason = states[0].removeprefix(squeue.PENDING).strip()
-            return dataclasses.replace(unit, state=WAITING, group="", reason=reason)
+            reason = next(iter(states.values())).removeprefix(squeue.PENDING).strip()
+            return dataclasses.replace(unit, state=WAITING, group="", reason=reason, tasks=tuple(states))
         is_lost = unit.state == RUNNING and all(self.is_gone(run) for run in runs if run.status == "RUNNING")
         return dataclasses.replace(unit, state=LOST) if is_lost else unit
 
@@ -161,7 +163,7 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
         host=newest.get("host", ""),
         gpu=newest.get("gpu_uuid", ""),
         last_ms=_last_ms(attempts[best]),
-        group=running[-1] if running else "",
+        group=running[-1] if running and state != DONE else "",
     )
 
 

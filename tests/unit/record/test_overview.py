@@ -71,7 +71,8 @@ def test_sizes_of_units_are_kept_in_few_words(sizes) -> None:
 
 
 def test_units_are_done_running_incomplete_or_not_begun(seen) -> None:
-    found = seen(run(1, "a"), run(1, "b", "oom"), run(2, "a", "failed"), run(2, "b", None))
+    again = run(1, "a", None, gpu_uuid="GPU-9")  # of a done unit it does not matter
+    found = seen(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
     assert [(unit.state, dict(unit.results), unit.group) for unit in found.units] == [
         ("done", {"ok": 1, "oom": 1}, ""),
         ("running", {"failed": 1}, "b"),
@@ -222,6 +223,9 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
     assert "\nto run what is left: " in seen_of_server(given("7"), *began, queue=queue).as_text(NOW_S)
     again = seen_of_server(given("7", "9", command_line="run.py hydra/launcher=slurm resume=true"), *began, queue=queue)
     assert [unit.state for unit in again.units[:3]] == ["done", "waiting", "waiting"]
+    launched = "run.py hydra/launcher=slurm hydra.launcher.partition=other resume=true"
+    again = seen_of_server(given("7", "9", command_line=launched), *began, queue=queue)
+    assert [unit.tasks for unit in again.units[:3]] == [(), ("9_2",), ("9_3",)]
     other = seen_of_server(given("7", "9", command_line="run.py degree=2 hydra/launcher=slurm"), *began, queue=queue)
     assert [unit.state for unit in other.units[:3]] == ["done", "incomplete", "not begun"]
     newer = given("9", command_line="run.py degree=2 hydra/launcher=slurm", time_ms=2_000_000)

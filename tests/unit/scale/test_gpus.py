@@ -25,11 +25,11 @@ from tests.conftest import GPU
 
 def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
     typed = ["run.py", "-m", "degree=1,2", "hydra/launcher=gpus", "+hydra.launcher.devices=[0,1]", "resume=true"]
-    typed += ["gpu.count=2", "time_limit_s=9", "--", "train.py", "unit=1", "--resume=true"]
+    typed += ["gpu.count=2", "gpu.beside=3", "time_limit_s=9", "--", "train.py", "unit=1", "--resume=true"]
     decided = {"unit": 3, "gpu.device": "GPU-1", "resume": "true"}
     assert "degree=5" not in workers.command(["run.py", "degree=5"], {"degree": 1})
     assert workers.command(typed, decided) == [
-        *("run.py", "-m", "degree=1,2", "gpu.count=2", "unit=3", "gpu.device=GPU-1", "resume=true"),
+        *("run.py", "-m", "degree=1,2", "gpu.count=2", "gpu.beside=3", "unit=3", "gpu.device=GPU-1", "resume=true"),
         *("--", "train.py", "unit=1", "--resume=true"),
     ]
 

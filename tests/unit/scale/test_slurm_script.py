@@ -15,7 +15,7 @@ from pipeline import outcome
 from pipeline.base.command import Completed
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
-from pipeline.plan.schema import UnitOf
+from pipeline.plan import read
 from pipeline.record.store.submitted import Submitted
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
@@ -94,13 +94,59 @@ def test_an_option_cannot_smuggle_in_a_line() -> None:
         script(SlurmOptions(partition="gpu\nrm"))
 
 
-def test_units_are_done_by_a_command_that_had_the_same_words_but_for_its_secrets(monkeypatch) -> None:
-    recorded = "run.py -m repeats=3 hydra/launcher=slurm workload.environ.HF_TOKEN='<hidden>'"
-    unit = SimpleNamespace(number=2, state=slurm.DONE)
-    monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(command=recorded, units=[unit]))
-    for word, done in (("workload.environ.HF_TOKEN=another", {2}), ("workload.environ.OTHER=x", set())):
-        monkeypatch.setattr(outcome, "typed", ["run.py", "-m", "repeats=3", "hydra/launcher=slurm", word])
-        assert slurm._done("", "") == done
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch):
+    """What is left of a plan of three units, of which the store has these."""
+
+    def look(*units: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
+        found = SimpleNamespace(plan_any_gpu=plan, num_models=1, units=units)
+        monkeypatch.setattr(slurm, "_overview", lambda *_: found)
+        asked: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
+        planned: Any = SimpleNamespace(any_gpu_digest="p", unit_sizes=(2, 2, 2))
+        return slurm._left(asked, "http://h:1", planned, num_models)
+
+    return look
+
+
+def unit(number: int, state: str, *tasks: str) -> SimpleNamespace:
+    return SimpleNamespace(number=number, state=state, tasks=tasks)
+
+
+def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(left, capsys) -> None:
+    begun = [unit(1, "done"), unit(2, "running", "14_2"), unit(3, "waiting", "14_3")]
+    assert left(*begun) == ([], 2)
+    assert "units 2, 3 are still in the queue (job 14): scancel 14, or wait" in capsys.readouterr().err
+    assert left(unit(1, "done"), unit(2, "incomplete"), unit(3, "running")) == ([2, 3], 0)
+    assert left(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
+    assert left(unit(1, "done"), unit(2, "done"), num_models=2) == ([1, 2, 3], 0)
+
+
+def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None:
+    assert left(unit(1, "done"), unit(2, "done"), unit(1, "done"), unit(2, "incomplete")) == ([2, 3], 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "why"),
+    [
+        (
+            {"timeout_min": 2},
+            {},
+            "timeout_min=2 leaves no time to measure: .*signal_delay_s=120 s before; give .*=3 or",
+        ),
+        ({}, {"dry_run": "json"}, "dry_run=json: hydra/launcher=slurm shows a batch script"),
+    ],
+)
+def test_what_no_task_could_run_is_refused(config, options, changes, why) -> None:
+    vars(config).update(changes)
+    with pytest.raises(ConfigError, match=why):
+        slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions(**options))  # type: ignore[arg-type]
+
+
+def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
+    configs = read.read(compose(["degree=2", "only=[naive-2x-typo]"]))
+    asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
+    with pytest.raises(ConfigError, match="the plan has no group of that name"):
+        slurm._planned(asked)
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
@@ -155,7 +201,21 @@ class Queue:
 
 
 @pytest.fixture
-def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def config() -> SimpleNamespace:
+    """The configuration of a study for such a Slurm."""
+    return SimpleNamespace(
+        gpu=SimpleNamespace(device="auto"),
+        unit=None,
+        exporter=SimpleNamespace(name="none"),
+        tracking=SimpleNamespace(uri="http://h:1", experiment="e", series_points=1),
+        resume="false",
+        time_limit_s=None,
+        dry_run=False,
+    )
+
+
+@pytest.fixture
+def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamespace):
     """Submit a study of one unit on two models to such a Slurm; the exit status and what was asked of it."""
 
     def run(num_taken: int) -> tuple[int, Queue]:
@@ -165,17 +225,8 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(slurm.squeue, "states", queue.states)
         monkeypatch.setattr(slurm, "_POLL_S", 0.0)
         monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
-        config = SimpleNamespace(
-            gpu=SimpleNamespace(device="auto"),
-            unit=None,
-            exporter=SimpleNamespace(name="none"),
-            tracking=SimpleNamespace(uri="http://h:1", experiment="e", series_points=1),
-            unit_of=UnitOf.block,
-            repeats=1,
-            resume="false",
-            time_limit_s=None,
-            dry_run=False,
-        )
+        plan = SimpleNamespace(any_gpu_digest="p", unit_sizes=(1,))
+        monkeypatch.setattr(slurm, "_planned", lambda _: plan)
         monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")
         given = queue.given.append
         sender = SimpleNamespace(open=lambda *_: None, store=lambda: None, submitted=lambda _, new: given(new))
@@ -209,11 +260,3 @@ def test_where_one_of_the_arrays_is_refused_none_is_left(submit) -> None:
     with pytest.raises(ConfigError, match=refused):
         submit(1)
     assert ("scancel", "11") in Queue.asked
-
-
-def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(monkeypatch) -> None:
-    units = [SimpleNamespace(number=n, state=state) for n, state in ((1, "done"), (2, "done"), (1, "done"), (2, "x"))]
-    command = "run.py -m repeats=3 hydra/launcher=slurm gpu.models=2 unit=1"
-    monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(command=command, units=units))
-    monkeypatch.setattr(outcome, "typed", ["run.py", "-m", "repeats=3", "hydra/launcher=slurm"])
-    assert slurm._done("", "") == {1}
