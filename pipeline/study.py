@@ -91,7 +91,7 @@ def _execute(composed: Sequence[DictConfig], engine: Engine | None, *, is_sweep:
             if engine is not None:
                 return engine(asked, stack)
             if asked.config.dry_run:
-                return preview(asked, *planned(asked))
+                return preview((asked, *planned(asked)))
             showing = stack.enter_context(asked.exporter.serving())
             return _begun(asked, stack).run(stack, showing)
     except CollocationError as error:
@@ -244,19 +244,26 @@ def _ran_before(asked: Asked) -> Sequence[Ran]:
         return ()
 
 
-def preview(asked: Asked, inventory: Inventory, plan: Plan) -> int:
-    """Print a plan, or with `resume` what is left of it, and how long it will take."""
+def preview(*planned: tuple[Asked, Inventory, Plan]) -> int:
+    """Print each plan, or with `resume` what is left of it, and how long it will take; as JSON, a list of several."""
+    shown = [_shown(*each) for each in planned]
+    if planned[0][0].config.dry_run == check.JSON:
+        sys.stdout.write(f"{json.dumps(shown if len(shown) > 1 else shown[0], indent=2)}\n")
+    else:
+        sys.stdout.writelines(f"{text}\n" for text in shown)
+    return 0
+
+
+def _shown(asked: Asked, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
+    """A plan as JSON has it, or in words."""
     if asked.config.resume != Resume.NO:
         groups, _ = _what_is_left(asked, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
     ahead = forecast(plan.groups, _ran_before(asked))
     if asked.config.dry_run == check.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
-        whole = describe.as_dict(plan, ahead.of_each) | {"seconds": bounds}
-        sys.stdout.write(f"{json.dumps(whole, indent=2)}\n")
-    else:
-        sys.stdout.write(f"{describe.as_text(plan)}\n{ahead.words}\n")
-    return 0
+        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds}
+    return f"{describe.as_text(plan)}\n{ahead.words}"
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:

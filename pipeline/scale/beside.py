@@ -24,7 +24,7 @@ from pipeline.base.words import counted
 from pipeline.plan import units
 from pipeline.plan.inventory import Inventory
 from pipeline.scale import workers
-from pipeline.scale.gpus import Fleet, Worker, ending_of, free, refuse_taken_ports
+from pipeline.scale.gpus import Fleet, Worker, ending_of, free, refuse_mode_switches, refuse_taken_ports
 from pipeline.scale.template import Template
 from pipeline.study import Asked
 
@@ -54,11 +54,9 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     company = (0, len(devices) - 1)
     planned = [_planned(asked, devices[0], beside) for beside in company]
     asked.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
+    refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "leave the launcher out")
     if asked.config.dry_run:
-        for leg, inventory in planned:
-            _set(asked, devices[0], leg.beside, leg.plan_file)
-            study.preview(asked, inventory, leg.plan)
-        return 0
+        return study.preview(*((asked, inventory, leg.plan) for leg, inventory in planned))
     legs = [_with_what_is_left(asked, leg, inventory) for leg, inventory in planned]
     fleet = Pairs(asked, devices, legs, template)
     fleet.say_what_is_to_run()

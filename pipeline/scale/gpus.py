@@ -26,8 +26,9 @@ from pipeline import outcome, study
 from pipeline.base import factory, interrupts, mig_table, words
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import Interrupted, UndoStack
+from pipeline.base.modes import PROFILE, mode_of
 from pipeline.base.protocols import Exporter
-from pipeline.base.records import Device
+from pipeline.base.records import Device, Plan
 from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.clean.journal import Journal
@@ -83,12 +84,16 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     by_model: dict[str, list[Device]] = {}
     for device in devices:
         by_model.setdefault(device.name, []).append(device)
-    of_models = [_for_model(asked, members, devices, len(by_model)) for members in by_model.values()]
+    num_units = len(workers.planned(asked, lambda _: devices[0]).unit_sizes)
+    beside = sum(min(len(members), num_units) for members in by_model.values()) - 1
+    of_models = [_for_model(asked, members[0], beside, len(by_model)) for members in by_model.values()]
+    plans = [study.planned(each) for each in of_models]
+    of_gpus = [(members, plan) for members, (_, plan) in zip(by_model.values(), plans, strict=True)]
+    refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
     if asked.config.dry_run:
-        status = max(study.preview(each, *study.planned(each)) for each in of_models)
+        status = study.preview(*((each, *planned) for each, planned in zip(of_models, plans, strict=True)))
         words.say(f"its units go to {_listed(devices)}; the time is that of one GPU")
         return status
-    plans = [study.planned(each) for each in of_models]
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans, strict=True):
         groups, known = study.open_store(of_model, plan, inventory)
@@ -113,11 +118,10 @@ def _listed(devices: Sequence[Device]) -> str:
     return ", ".join(f"GPU {device.index}" for device in devices)
 
 
-def _for_model(asked: Asked, members: Sequence[Device], devices: Sequence[Device], num_models: int) -> Asked:
-    """The study as it is asked of the GPUs of one model: the plan is that of the first of them."""
-    first = members[0]
+def _for_model(asked: Asked, first: Device, beside: int, num_models: int) -> Asked:
+    """The study as it is asked of the GPUs of one model, with so many at work beside: the plan is the first one's."""
     model = mig_table.find(first.name).name if first.is_simulated else None
-    beside, plan_file = len(devices) - 1, workers.new_plan_file(asked.root)
+    plan_file = workers.new_plan_file(asked.root)
     configs = [
         dataclasses.replace(
             config,
@@ -127,6 +131,29 @@ def _for_model(asked: Asked, members: Sequence[Device], devices: Sequence[Device
         for config in asked.configs
     ]
     return dataclasses.replace(asked, configs=configs)
+
+
+def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], instead: str) -> None:
+    """Refuse by a ConfigError groups that would switch MIG mode where that resets a GPU that other workers hold."""
+    if sum(len(devices) for devices, _ in planned) < 2:
+        return
+    for devices, plan in planned:
+        is_divided = any(
+            mode_of(group.scenario).placed_by == PROFILE and not group.skip_reason for group in plan.groups
+        )
+        switched = [device for device in devices if is_divided and not device.mig_enabled and _needs_reset(device)]
+        if switched:
+            raise ConfigError(
+                f"MIG mode of {switched[0].name} ({switched[0].uuid}) is switched by a reset, which any other process "
+                f"that speaks to the driver prevents, as workers on several GPUs do; {instead}"
+            )
+
+
+def _needs_reset(device: Device) -> bool:
+    try:
+        return mig_table.find(device.name).mode_needs_reset
+    except ConfigError:  # a model that is not known
+        return False
 
 
 def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Device]:
@@ -269,7 +296,7 @@ class Fleet:
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
         self.num_units = sum(len(part.waiting) for part in parts)
         self.idle = deque(device for part in parts for device in part.in_turn())
-        self.worst = 0
+        self.num_given_up = self.worst = 0
         self.was_refused = self.has_measured = False
         self.is_interrupted = False
         self.begin_s = time.monotonic()
@@ -298,6 +325,7 @@ class Fleet:
                 continue
             if self.is_late(sum(len(each.waiting) for each in self.parts)):
                 for each in self.parts:
+                    self.num_given_up += len(each.waiting)
                     each.waiting.clear()
                 break
             with interrupts.held():
@@ -417,7 +445,7 @@ class Fleet:
 
     def _progress(self) -> str:
         """How many units have ended, and how long the others will take."""
-        num_left = len(self.workers) + sum(len(part.waiting) for part in self.parts)
+        num_left = self.num_given_up + len(self.workers) + sum(len(part.waiting) for part in self.parts)
         now_s = time.monotonic()
         left_s = [
             part.seconds_left([now_s - each.begin_s for each in self.workers if each.device in part.devices])

@@ -26,8 +26,6 @@ from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.records import Device, Plan, Resume
 from pipeline.base.words import counted
 from pipeline.plan import check, schema, user_command
-from pipeline.plan.inventory import take
-from pipeline.plan.plan import build_plan
 from pipeline.record import provenance
 from pipeline.record.store.overview import Overview, overview
 from pipeline.record.store.submitted import Submitted
@@ -229,8 +227,7 @@ def _planned(asked: Asked) -> Plan:
     """The plan, so that what every task would refuse is not submitted; where it is typed there may be no GPU."""
     somewhere = Device(kind="nvidia", uuid="unknown", name="unknown")
     find_device = asked.simulated.find_device if asked.simulated is not None else lambda _: somewhere
-    inventory = take(asked.configs, find_device, needs_data=False)
-    return build_plan(asked.configs, inventory, is_sweep=asked.is_sweep)
+    return workers.planned(asked, find_device)
 
 
 def _one_line(key: str, value: object) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base import layout
 from pipeline.base.errors import ConfigError
+from pipeline.base.records import Device, Plan
 from pipeline.plan import user_command
-from pipeline.plan.schema import AUTO_DEVICE, Config
+from pipeline.plan.inventory import take
+from pipeline.plan.plan import build_plan
+from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig
+from pipeline.study import Asked
 
 _INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm": "ask for it with hydra.launcher.gres"}
 
@@ -17,6 +21,11 @@ def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """The words of a command line, with what is decided in the place of what was typed; the rest of it is left out."""
     kept, theirs = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
     return [*kept, *(user_command.override(key, value) for key, value in decided.items()), *theirs]
+
+
+def planned(asked: Asked, find_device: Callable[[GpuConfig], Device]) -> Plan:
+    """The plan of a study before workers make theirs: environments are not built, data need not be there."""
+    return build_plan(asked.configs, take(asked.configs, find_device, needs_data=False), is_sweep=asked.is_sweep)
 
 
 def new_plan_file(root: Path) -> str:

@@ -21,6 +21,7 @@ from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.records import Device
 from pipeline.scale import cpus, gpus, workers
 from tests.conftest import GPU
+from tests.rows import group
 
 
 def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
@@ -221,6 +222,23 @@ def test_each_gpu_gets_units_of_the_plan_for_its_model() -> None:
     assert not fleet.start_more(nobody)  # the GPU of the other model is idle, and those units are none of its own
 
 
+@pytest.mark.parametrize(
+    ("model", "scenario", "num_gpus", "is_refused"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "mig", 2, True),
+        ("NVIDIA A100-SXM4-40GB", "mig", 1, False),
+        ("NVIDIA A100-SXM4-40GB", "naive", 2, False),
+        ("NVIDIA H100 80GB HBM3", "mig", 2, False),
+        ("unknown", "mig", 2, False),
+    ],
+)
+def test_a_switch_of_mig_mode_that_resets_a_gpu_is_refused_on_several(model, scenario, num_gpus, is_refused) -> None:
+    plan: Any = SimpleNamespace(groups=[group("a", scenario="naive"), group("a", "a", scenario=scenario)])
+    refused = pytest.raises(ConfigError, match="is switched by a reset") if is_refused else contextlib.nullcontext()
+    with refused:
+        gpus.refuse_mode_switches([(devices_of(*[model] * num_gpus), plan)], "leave it out")
+
+
 def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
     devices = devices_of("A", "A", "A")
     begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
@@ -272,6 +290,7 @@ def test_a_study_whose_time_is_over_leaves_the_units_of_every_model(capsys: pyte
     nobody: Any = None
     assert not fleet.start_more(nobody)
     assert "time_limit_s=-1 is over: 3 units left" in capsys.readouterr().err
+    assert fleet._progress() == "0 of 3 units ended"
     assert fleet.worst == 1 and not any(part.waiting for part in fleet.parts)
 
 
