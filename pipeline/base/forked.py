@@ -5,6 +5,7 @@ Fit for a process that has one thread and, when it forks, nothing open that the 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
+
+_PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
 
 
 def has_one_thread() -> bool:
@@ -75,6 +78,11 @@ class Forked:
             pid, status = os.waitpid(self.pid, options)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
+
+
+def end_with_parent() -> None:
+    """Have this child process told to end (SIGTERM) when its parent is gone, however that ended."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def become_standard(descriptors: Sequence[int]) -> None:

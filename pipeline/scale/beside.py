@@ -96,6 +96,8 @@ def _set(asked: Asked, device: Device, beside: int, plan_file: str) -> None:
 class Pairs(Fleet):
     """Units on the first GPU, one after another, each alone and in company."""
 
+    ENDS_WORKERS = True  # company has no end of its own, and what it keeps company would be measured without
+
     def __init__(self, asked: Asked, devices: Sequence[Device], legs: Sequence[Leg], template: Template | None) -> None:
         super().__init__(asked, devices, (), template)
         self.measured_on, *self.others = devices

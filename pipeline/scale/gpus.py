@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from pipeline import outcome, study
-from pipeline.base import factory, interrupts, mig_table, words
+from pipeline.base import factory, forked, interrupts, mig_table, words
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.modes import PROFILE, mode_of
@@ -286,7 +286,13 @@ class Part:
 
 
 class Fleet:
-    """Workers on some GPUs, and the units that wait for one."""
+    """Workers on some GPUs, and the units that wait for one.
+
+    Attributes:
+        ENDS_WORKERS: whether they are told to end if this process is killed; else they finish their units.
+    """
+
+    ENDS_WORKERS = False
 
     def __init__(
         self, asked: Asked, devices: Sequence[Device], parts: Sequence[Part], template: Template | None
@@ -391,7 +397,7 @@ class Fleet:
         """A worker's process: a fork of the template, or else a new one."""
         if self.template is not None:
             try:
-                return self.template.start(argv, decided, on_cpus, outputs)
+                return self.template.start(argv, decided, on_cpus, outputs, ends_with_launcher=self.ENDS_WORKERS)
             except OSError as error:
                 log.info("workers start from nothing: %s", error)
                 self.template = None
@@ -404,6 +410,7 @@ class Fleet:
                 stderr=err,
                 env=os.environ | {outcome.STUDY: shlex.join(outcome.command_line())},
                 start_new_session=True,  # Ctrl-C comes from here alone
+                preexec_fn=forked.end_with_parent if self.ENDS_WORKERS else None,
             )
 
     def _listen(self, selector: selectors.BaseSelector) -> None:

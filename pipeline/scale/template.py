@@ -2,7 +2,7 @@
 
 A worker that is forked differs in its past only from a `run.py` that was started: it has a session, CPUs, output and
 the command line of its own, and forks its sender before it takes anything. Nothing but imports happens in the template:
-it opens no GPU, takes no lock, touches no store. It ends with the launcher; its workers do not.
+it opens no GPU, takes no lock, touches no store. It ends with the launcher; its workers do not, unless they are to.
 
 What keeps it from being forked lets workers start from nothing; that costs time, and nothing else.
 """
@@ -80,7 +80,13 @@ class Template:
         self._control = control
 
     def start(
-        self, argv: Sequence[str], decided: Mapping[str, object], cpus: Collection[int], outputs: Sequence[int]
+        self,
+        argv: Sequence[str],
+        decided: Mapping[str, object],
+        cpus: Collection[int],
+        outputs: Sequence[int],
+        *,
+        ends_with_launcher: bool,
     ) -> Forked:
         """Fork a worker.
 
@@ -89,12 +95,14 @@ class Template:
             decided: what of it differs from that of the study as it was composed.
             cpus: that it may use.
             outputs: its standard output and its error output.
+            ends_with_launcher: whether it is told to end if the launcher is killed.
 
         Raises:
             OSError: it cannot be forked.
         """
         overrides = [user_command.override(key, value) for key, value in decided.items() if not key.startswith("hydra")]
-        request = json.dumps({"argv": list(argv), "overrides": overrides, "cpus": sorted(cpus)}).encode()
+        asked = {"argv": list(argv), "overrides": overrides, "cpus": sorted(cpus), "is_bound": ends_with_launcher}
+        request = json.dumps(asked).encode()
         if len(request) > _MAX_REQUEST_BYTES:
             raise OSError(f"a command line of {len(request)} bytes is too long to be passed on")
         says, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,28 +143,34 @@ def _serve(control: socket.socket, configs: Sequence[DictConfig]) -> int:
     gc.collect()
     gc.freeze()  # what is shared stays shared: the collector would write into every object
     running: dict[int, tuple[int, int]] = {}  # by the descriptor of each worker: its number, and who hears of its end
+    bound: set[int] = set()  # of them, those that end with the launcher
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
                 if key.fileobj is not control:
                     selector.unregister(key.fd)
+                    bound.discard(key.fd)
                     _reap(key.fd, *running.pop(key.fd))
                     continue
                 data, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 3)
                 if not data:
+                    for descriptor in bound:
+                        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
                     return 0
+                request = json.loads(data)
                 *outputs, hears = descriptors
                 if (pid := os.fork()) == 0:
                     selector.close()
                     control.close()
                     for descriptor in (hears, *running, *(other for _, other in running.values())):
                         os.close(descriptor)
-                    forked.leave(partial(_work, configs, json.loads(data), outputs))
+                    forked.leave(partial(_work, configs, request, outputs))
                 for descriptor in outputs:
                     os.close(descriptor)
                 watched = os.pidfd_open(pid)
                 running[watched] = pid, hears
+                bound |= {watched} if request["is_bound"] else set()
                 selector.register(watched, selectors.EVENT_READ)
                 with suppress(OSError):
                     _send(hears, str(pid), watched)

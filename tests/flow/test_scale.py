@@ -107,6 +107,18 @@ def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
     wait_for(lambda: not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus), 60)
 
 
+def test_what_keeps_a_gpu_company_ends_with_a_launcher_that_is_killed(start, tmp_path):
+    process = start("hydra/launcher=beside", "repeats=1", "window.seconds=30")
+    for line in process.stderr:
+        if "in company | [1/2]" in line or "alone | [1/2]" in line:
+            break
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    assert not psutil.wait_procs(workers, 60)[1]
+    assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
+
+
 def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(start, tmp_path):
     models = ["gpu=simulated_a100_40gb,simulated_h100_80gb", "gpu.count=1"]
     process = start("hydra/launcher=gpus", *models, "repeats=1", "window.seconds=0.5")
@@ -188,6 +200,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
     ("arguments", "words"),
     [
         (["hydra.launcher.devices=[0,0]"], "names NVIDIA A100-SXM4-40GB GPU-.* twice"),
+        (["hydra.launcher.devices=0,1"], r"in brackets: 'hydra.launcher.devices=\[0,1\]'"),
         (["hydra.launcher.devices=[2]"], "hydra.launcher.devices='2' matches 0 GPUs"),
         (["gpu.device=1"], "gpu.device=1 and hydra/launcher=gpus both say where to run"),
         (["unit=1"], "unit and hydra/launcher=gpus exclude each other"),

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from pipeline.base import command
 from pipeline.base.forked import Forked
+from pipeline.base.paths import PROJECT_DIR
 
 
 def shout() -> int:
@@ -51,6 +53,21 @@ def test_it_ends_by_a_signal_whatever_its_parent_makes_of_one() -> None:
     os.kill(child.pid, signal.SIGTERM)
     assert child.wait() == -signal.SIGTERM
     child.kill()
+
+
+def test_a_child_may_end_with_its_parent() -> None:
+    text = "import os, subprocess; from pipeline.base import forked; "
+    text += "child = subprocess.Popen(['sleep', '60'], stdout=2, preexec_fn=forked.end_with_parent); "
+    text += "print(child.pid, flush=True); os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, check=True, cwd=PROJECT_DIR)
+    until_s = time.monotonic() + 10
+    while is_alive(int(done.stdout)):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def handled_by(pid: int) -> set[int]:
