@@ -15,7 +15,7 @@ from pipeline.base import interrupts, layout, squeue
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.store.existing import open_named
-from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.record.store.local import is_server, set_mlflow_defaults
 from pipeline.record.store.lost import close_silent
 from pipeline.record.store.overview import overview
 from pipeline.record.store.relocate import relocate
@@ -55,6 +55,8 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """Show how far a study is; with `--watch` until all of its units are done. 0 only if they are."""
+    if options.uri is not None and not is_server(options.uri):
+        raise ConfigError(f"--uri {options.uri} is no address of a tracking server, which is http://HOST:PORT")
     where = options.uri or options.root
     if options.close_lost:
         for name in close_silent(open_named(where), options.experiment, SILENT_S):
@@ -86,6 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts = relocate(options.root, options.old_root)
             for column, count in counts.items():
                 _say(f"{column}: {count} rewritten")
+            if not counts and options.old_root is not None and options.old_root.absolute() != options.root.absolute():
+                raise TrackingError(
+                    f"no artifact path begins with {options.old_root.absolute()}; give the former folder"
+                )
             if not counts:
                 _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
             return 0
@@ -137,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()  # `--watch` may write into a pipe
 
 
 if __name__ == "__main__":

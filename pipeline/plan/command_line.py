@@ -27,6 +27,7 @@ from pipeline.plan import schema, user_command
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
+_SWEPT_OPTION = re.compile(r"Sweeping over Hydra's configuration is not supported : '(?P<key>[^=]*)=(?P<values>.*)'")
 _NO_FILE = re.compile(r"In '.*': Could not load '(.*)/(.*)'")
 _NEEDS_PLUS = re.compile(r"Could not override '(.*)'\.")
 _DELETION = re.compile(
@@ -89,6 +90,10 @@ def explain(error: Exception) -> str:
         return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
     if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
         return f"{unset[1]}=...: nothing is chosen there yet; write +{unset[1]}=..., one of {', '.join(there)}"
+    if swept := _SWEPT_OPTION.match(text):
+        return (
+            f"{swept['key']} takes one value, and one that is a list in brackets: '{swept['key']}=[{swept['values']}]'"
+        )
     if several := _SEVERAL_VALUES.match(text):
         key = several[1].partition("=")[0]
         return (

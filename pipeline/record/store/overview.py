@@ -42,7 +42,8 @@ class Overview:
         plan_any_gpu: of the same without the GPU models; empty if the store does not say.
         num_models: GPU models that it is measured on.
         seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; of
-            several models the longest. `None` if no group has ended of a model that lacks some, 0 if none is missing.
+            several models the longest, of a GPU alone and in company the sum. `None` if no group
+            has ended of a model that lacks some, 0 if none is missing.
         simulated: the GPU models that are simulated.
         num_unsent: groups of the experiment in the spool of the store's folder that were not sent.
         command: that began the newest of its groups: the launcher's, where one did.
@@ -142,7 +143,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
         plan_any_gpu=newest.facts.get("plan_any_gpu", ""),
         num_models=len(parts),
         units=[unit for units, _ in parts for unit in units],
-        seconds_left=max(left_s) if len(left_s) == len(parts) else None,
+        seconds_left=(sum if _is_of_beside(newest.facts) else max)(left_s) if len(left_s) == len(parts) else None,
         simulated=sorted({run.facts["device"] for run in itertools.chain(*of_models) if "simulated" in run.facts}),
         num_unsent=len(spooled),
         command=newest.facts.get("command_line", ""),

@@ -305,6 +305,8 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
     found = seen(measured("p1", 0))
     assert [(unit.model, unit.state) for unit in found.units] == [("", "not begun"), ("H100 alone", "done")]
     assert not found.is_done and "to run what is left: " in found.as_text(NOW_S)
+    two = {"plan_units": "1x2"}
+    assert seen(measured("p1", 0, **two), measured("p2", 1, **two)).seconds_left == 20  # one after the other
     found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
     assert [(unit.model, unit.state) for unit in found.units] == [("H100 alone", "done"), ("H100 in company", "done")]
     assert found.is_done

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import sqlalchemy
 
+from pipeline import tracking
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_LOCK
 from pipeline.record.store.local import is_local, is_ready, open_store
@@ -246,6 +247,19 @@ def test_relocating_refuses_what_it_cannot_tell(root: Path, tmp_path: Path) -> N
     with pytest.raises(TrackingError, match="--from"):
         relocate(moved)
     assert relocate(moved, Path("/other")) == {"experiments.artifact_location": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["relocate", "--from", "/wrong"], 1, "no artifact path begins with /wrong; give the former folder"),
+        (["status", "--uri", "localhost:5000"], 2, "no address of a tracking server, which is http://HOST:PORT"),
+    ],
+)
+def test_a_place_that_is_mistyped_is_an_error(root: Path, tmp_path: Path, capsys, arguments, status, said) -> None:
+    log_a_file(root, tmp_path, "one")
+    assert tracking.main([*arguments, "--root", str(root)]) == status
+    assert said in capsys.readouterr().err
 
 
 def test_a_store_reached_through_a_link_is_in_its_place(root: Path, tmp_path: Path) -> None:
