@@ -10,7 +10,7 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from pipeline import outcome
 from pipeline.base import factory, interrupts, layout, programs
 from pipeline.base.errors import CollocationError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
@@ -59,6 +60,7 @@ class Shared:
         sender, warm_start: rest while a window is open.
         view: called with what is being watched, for the time that a group runs.
         idle_w: lowest power read before jobs started, by device; groups add what they read.
+        own_files: files and folders, but for the store, that change beside the jobs and are none of theirs.
         warned: what the user has been told of the machine, which is the same in every group.
     """
 
@@ -68,6 +70,7 @@ class Shared:
     warm_start: WarmStart
     view: Callable[[Group, Watched], AbstractContextManager[None]]
     rehearsal: Rehearsal | None = None
+    own_files: Collection[Path] = ()
     idle_w: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
@@ -193,10 +196,10 @@ class _Execution:
             return None
         try:
             here = Path.cwd()
-            rehearsal = self.shared.rehearsal
             ours = {*Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"), self.shared.spool.root}
-            ours |= {rehearsal.file} if rehearsal is not None else set()
-            changed = changed_files.since(here, min(began) + _wall_offset_ns(), without=ours)
+            ours.update(self.shared.own_files)
+            since_ns = min(began) + _wall_offset_ns()
+            changed = changed_files.since(here, since_ns, without=ours, inodes=outcome.outputs)
         except OSError as error:  # a job may have removed it
             self._warn_once(f"files that several jobs wrote go unseen: {error}")
             return None

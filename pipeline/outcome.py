@@ -25,6 +25,9 @@ typed_for_study: Sequence[str] | None = None
 slurm_task = ""
 """Cluster, job array and number of the Slurm task that this worker is, `CLUSTER/12_3`; empty if it is none."""
 
+outputs: set[tuple[int, int]] = set()
+"""Device and inode of each file to which this process writes its messages, or the launcher of which it is a fork."""
+
 is_composed = False
 """Whether a study has begun: what fails before it lies in the command line or in a file of the configuration."""
 
@@ -48,6 +51,10 @@ def command_line_of_study() -> list[str]:
 def take_what_is_handed() -> None:
     """Take note of what a launcher has left in the environment, from which it goes: no job is a worker of it."""
     global typed_for_study, slurm_task
+    for descriptor in (1, 2):
+        with suppress(OSError):  # it is closed
+            status = os.fstat(descriptor)
+            outputs.add((status.st_dev, status.st_ino))
     slurm_task = os.environ.pop(TASK, "")
     if handed := os.environ.pop(STUDY, ""):
         with suppress(ValueError):  # nothing of a launcher's

@@ -455,6 +455,15 @@ class _Study:
             facts["reproduces"] = self.asked.reproduction.original.run_id
         return facts
 
+    def _own_files(self) -> set[Path]:
+        """What is written beside the store: a simulated machine, and what a launcher puts where its plan file lies."""
+        machine = {self.asked.simulated.file} if self.asked.simulated is not None else set()
+        found = machine | {file.with_name(f"{file.name}.bin") for file in machine}
+        if self.config.plan_file is not None:
+            plan_file = expanded("plan_file", self.config.plan_file).absolute()
+            found |= {plan_file, plan_file.parent}
+        return found
+
     def _wait_for_store(self) -> None:
         """Wait until the store is open. A worker of a launcher, which found it open, may find its server away.
 
@@ -499,6 +508,7 @@ class _Study:
             warm_start=warm_start,
             view=watch,
             rehearsal=self.asked.simulated,
+            own_files=self._own_files(),
         )
         begin_s, limit_s = time.monotonic(), self.config.time_limit_s
         for group in groups:

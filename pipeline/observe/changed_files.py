@@ -42,8 +42,13 @@ class Changed:
     is_whole: bool
 
 
-def since(folder: Path, wall_ns: int, *, without: Collection[Path]) -> Changed:
-    """What changed below a folder since an instant; hidden entries, links, other disks and `without` are left out."""
+def since(
+    folder: Path, wall_ns: int, *, without: Collection[Path], inodes: Collection[tuple[int, int]] = ()
+) -> Changed:
+    """What changed below a folder since an instant; hidden entries, links and other disks are left out.
+
+    So are `without`, and files with one of these devices and inodes.
+    """
     files: dict[Path, int] = {}
     until_s = time.monotonic() + _MAX_S
     left, seen, device = deque([folder]), 0, folder.stat().st_dev
@@ -57,7 +62,7 @@ def since(folder: Path, wall_ns: int, *, without: Collection[Path]) -> Changed:
             except OSError:
                 continue
             path = Path(entry.path)
-            if path in without:
+            if path in without or (status.st_dev, status.st_ino) in inodes:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in _PASSED_OVER and status.st_dev == device:
