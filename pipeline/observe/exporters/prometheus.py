@@ -1,15 +1,18 @@
-"""A study as a target of Prometheus: one thread answers scrapes over HTTP, and sleeps between them."""
+"""A study as a target of Prometheus: a thread waits for scrapes over HTTP, and answers each in a thread of its own."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import os
 import selectors
+import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -19,6 +22,11 @@ from pipeline.base.records import Group
 from pipeline.observe.exporters.series import GroupSeries
 
 _STOP_LIMIT_S = 5.0
+_REQUEST_LIMIT_S = 2.0
+_LOOK_S = 0.5
+"""How often requests that go on are looked after."""
+_MOST_REQUESTS = 16
+"""At once: each is a thread of the orchestrator."""
 _MOST_PORT = 65535
 
 log = logging.getLogger(__name__)
@@ -57,7 +65,6 @@ class PrometheusExporter:
             ) from error
         server.set_app(make_wsgi_app(registry, disable_compression=True))
         stop = os.eventfd(0, os.EFD_CLOEXEC)
-        # A daemon: a client that reads nothing must not keep the orchestrator from ending.
         thread = threading.Thread(target=_serve, args=(server, stop), name="exporter", daemon=True)
         thread.start()
         try:
@@ -66,6 +73,7 @@ class PrometheusExporter:
             os.eventfd_write(stop, 1)
             thread.join(_STOP_LIMIT_S)
             server.server_close()
+            server.cut_off(after_s=0)
             if not thread.is_alive():
                 os.close(stop)
 
@@ -75,6 +83,7 @@ class _Current:
 
     def __init__(self) -> None:
         self._series: GroupSeries | None = None
+        self._reading = threading.Lock()
 
     @contextmanager
     def showing(self, group: Group, live: Live) -> Iterator[None]:
@@ -89,18 +98,45 @@ class _Current:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         series = self._series
-        for metric in series.read() if series is not None else ():
+        with self._reading:
+            metrics = series.read() if series is not None else []
+        for metric in metrics:
             kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
             family = kind(metric.name, metric.help, labels=metric.labels)
             for labels, value in metric.values.items():
-                family.add_metric(labels, value)
+                # A name may be of bytes that are no UTF-8.
+                family.add_metric([label.encode("utf-8", "replace").decode() for label in labels], value)
             yield family
 
 
-class _Server(WSGIServer):
-    """One request at a time: there are few, and each takes a millisecond."""
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """A thread for each request, so that a client that says or takes nothing keeps nobody waiting, nor the study."""
 
+    daemon_threads, block_on_close = True, False
     timeout = 0  # `_serve` has seen that somebody is there
+
+    def __init__(self, *where: Any) -> None:
+        self.begun_s: dict[socket.socket, float] = {}
+        super().__init__(*where)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return len(self.begun_s) < _MOST_REQUESTS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.begun_s[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.begun_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def cut_off(self, after_s: float) -> None:
+        """End the requests that have taken so long."""
+        latest_s = time.monotonic() - after_s
+        for request, begun_s in self.begun_s.copy().items():
+            if begun_s <= latest_s:
+                with suppress(OSError):  # it has just ended by itself
+                    request.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # HTTPServer asks the name service here, which may take seconds
@@ -112,15 +148,26 @@ class _Server(WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 2.0  # of a client that says or takes nothing
-
     def log_message(self, *_: object) -> None:
         """Nothing: the terminal is the study's."""
+
+    def get_stderr(self) -> io.StringIO:
+        """Where an error is told: nowhere, likewise."""
+        return io.StringIO()
+
+    def get_environ(self) -> dict[str, Any]:
+        """Without the query: it could ask for series by names, which are not known before they are read."""
+        return super().get_environ() | {"QUERY_STRING": ""}
 
 
 def _serve(server: _Server, stop: int) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
         selector.register(stop, selectors.EVENT_READ)
-        while all(key.fileobj != stop for key, _ in selector.select()):
-            server.handle_request()
+        while True:
+            ready = [key.fileobj for key, _ in selector.select(_LOOK_S if server.begun_s else None)]
+            if stop in ready:
+                return
+            if ready:
+                server.handle_request()
+            server.cut_off(_REQUEST_LIMIT_S)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import time
+import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -23,8 +25,8 @@ def port():
         return free.getsockname()[1]
 
 
-def scrape(port, **headers):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+def scrape(port, query="", **headers):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics{query}", headers=headers)
     with urllib.request.urlopen(request, timeout=10) as answer:
         return answer.headers, answer.read().decode()
 
@@ -49,13 +51,49 @@ def test_the_group_that_runs_is_shown_and_none_between_two_groups(port, tmp_path
         scrape(port)
 
 
-def test_a_client_that_says_nothing_does_not_keep_a_study_from_its_end(port, capfd, monkeypatch):
+def test_clients_that_say_or_take_nothing_keep_neither_others_nor_the_study_waiting(port, capfd, monkeypatch):
     pytest.importorskip("prometheus_client")
-    monkeypatch.setattr(prometheus._Handler, "timeout", 0.1)
-    with PrometheusExporter(port, "127.0.0.1").serving():
-        silent = socket.create_connection(("127.0.0.1", port))
-        assert scrape(port)[1] == ""
-    silent.close()
+    monkeypatch.setattr(prometheus, "_REQUEST_LIMIT_S", 0.5)
+    monkeypatch.setattr(prometheus, "_LOOK_S", 0.1)
+    with ExitStack() as clients:
+        silent, slow, last = (clients.enter_context(socket.socket()) for _ in range(3))
+        begin_s = time.monotonic()
+        with PrometheusExporter(port, "127.0.0.1").serving():
+            for client in (silent, slow):
+                client.connect(("127.0.0.1", port))
+            assert scrape(port)[1] == ""
+            with pytest.raises(OSError):
+                while True:  # never silent for long
+                    slow.sendall(b"G")
+                    time.sleep(0.05)
+            assert silent.recv(1) == b""
+            last.connect(("127.0.0.1", port))
+        assert time.monotonic() - begin_s < 1.9  # of a silent client, two seconds were waited for
+    assert capfd.readouterr() == ("", "")
+
+
+def test_of_too_many_clients_the_last_one_is_refused(port, monkeypatch):
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setattr(prometheus, "_MOST_REQUESTS", 0)
+    with PrometheusExporter(port, "127.0.0.1").serving(), pytest.raises(OSError):
+        scrape(port)
+
+
+def test_a_name_that_is_no_utf_8_and_a_query_keep_nothing_back(port, tmp_path, capfd):
+    pytest.importorskip("prometheus_client")
+    live = live_groups.watched(tmp_path)
+    with PrometheusExporter(port, "127.0.0.1").serving() as showing, showing(mig_group(name="a\udcff"), live):
+        whole, asked = (scrape(port, query)[1] for query in ("", "?name[]=collocation_job_phase"))
+    assert 'group="a?"' in whole and asked == whole
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_is_told_to_the_client_and_not_on_the_terminal(port, capfd, monkeypatch):
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setattr(prometheus._Current, "collect", lambda _: 1 / 0)
+    refused = pytest.raises(urllib.error.HTTPError, match="500")
+    with PrometheusExporter(port, "127.0.0.1").serving(), refused:
+        scrape(port)
     assert capfd.readouterr() == ("", "")
 
 
