@@ -60,8 +60,11 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
     """The arguments with overrides in the place of a command line of the user's own.
 
     Raises:
-        ConfigError: there is none after `--`, it is said twice what runs, or a flag is given twice.
+        ConfigError: there is none after `--`, it is said twice what runs, a flag is given twice, or a word is no UTF-8.
     """
+    for word in arguments:
+        if word != word.encode("utf-8", "replace").decode():
+            raise ConfigError(f"{word!r} is not UTF-8, and so cannot be recorded; give the file another name")
     ours, theirs = divided(arguments)
     ours.sort(key=lambda word: word not in _SWEEP)  # Hydra refuses it between overrides
     flags = Counter(found[1] for word in ours if (found := _FLAG.match(word)))

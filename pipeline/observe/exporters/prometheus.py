@@ -36,12 +36,14 @@ class PrometheusExporter:
     """Serves the group that runs at `http://ADDRESS:PORT/metrics`.
 
     Raises:
-        ConfigError: the port is none, or prometheus_client is not installed.
+        ConfigError: the port or the address is none, or prometheus_client is not installed.
     """
 
     def __init__(self, port: int, address: str) -> None:
         if not 1 <= port <= _MOST_PORT:
             raise ConfigError(f"exporter.port={port}: must be from 1 to {_MOST_PORT}")
+        if not address:  # which would be every one
+            raise ConfigError("exporter.address is empty: give 127.0.0.1, or 0.0.0.0 to be scraped from other hosts")
         if importlib.util.find_spec("prometheus_client") is None:
             raise ConfigError(
                 "exporter=prometheus needs prometheus_client, which is not installed: "

@@ -73,6 +73,7 @@ def test_the_overrides_stand_where_hydra_takes_them():
         (["workload=tiny", "--", "train.py"], "workload=tiny and .* both say what runs"),
         (["mix=[S]", "--", "train.py"], "both say what runs"),
         (["workload.flags.lr=1", "workload.flags.lr=2"], "workload.flags.lr is given twice"),
+        (["--", "a\udcffb.py"], r"'a\\udcffb.py' is not UTF-8, and so cannot be recorded; give the file another name"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments, why):

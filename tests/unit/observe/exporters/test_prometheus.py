@@ -110,6 +110,11 @@ def test_a_number_that_is_no_port_is_refused(port):
         PrometheusExporter(port, "127.0.0.1")
 
 
+def test_no_address_is_refused_and_not_taken_for_every_one():
+    with pytest.raises(ConfigError, match=r"exporter\.address is empty: give 127\.0\.0\.1"):
+        PrometheusExporter(9411, "")
+
+
 def test_without_prometheus_client_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'gpu-collocation\[exporter\]'"):
