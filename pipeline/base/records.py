@@ -417,6 +417,11 @@ class Group:
     case: int = 0
 
     @property
+    def jobs_in_words(self) -> str:
+        """Its jobs by their sizes in a mix, else by their workloads: `tiny+tiny`."""
+        return "+".join(job.size or job.workload.name for job in self.measured)
+
+    @property
     def degree(self) -> int:
         """How many jobs run, neighbours among them."""
         return len(self.jobs)

@@ -17,13 +17,14 @@ class Forecast:
     Attributes:
         of_each: of its groups, by number; of those alone of which the like has run before.
         least_s: with the windows of the other groups; `most_s`: with their limits.
-        num_unknown: how many groups those are.
+        num_unknown: how many groups those are, of `num_groups`: skipped ones are not counted.
     """
 
     of_each: dict[int, float]
     least_s: float
     most_s: float
     num_unknown: int
+    num_groups: int
 
     @property
     def words(self) -> str:
@@ -31,7 +32,7 @@ class Forecast:
         if not self.num_unknown:
             return f"takes about {duration(self.least_s)}, as groups like these did before"
         bounds = f"at least {duration(self.least_s)} (the windows) and at most {duration(self.most_s)} (limits.*)"
-        return f"takes {bounds}: {self.num_unknown} of {self.num_unknown + len(self.of_each)} groups have no like yet"
+        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no like yet"
 
 
 def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
@@ -42,7 +43,8 @@ def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
     of_each = {number: seconds for number, seconds in expected.items() if seconds is not None}
     least_s, _ = progress.left_s()
     most_s = sum(of_each.values()) + sum(map(_most_s, unknown))
-    return Forecast(of_each=of_each, least_s=least_s, most_s=most_s, num_unknown=len(unknown))
+    num_groups = sum(group.skip_reason is None for group in groups)
+    return Forecast(of_each=of_each, least_s=least_s, most_s=most_s, num_unknown=len(unknown), num_groups=num_groups)
 
 
 def _most_s(group: Group) -> float:

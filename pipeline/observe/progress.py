@@ -17,13 +17,14 @@ class Ran:
     """A group that ended well, as far as it says how long its like takes.
 
     Attributes:
-        key, scenario, degree: of the group; `window` and `device` as its settings say them, `kind` of its window.
+        key, scenario: of the group; `window` and `device` as its settings say them, `kind` of its window.
+        jobs: their sizes or workloads, as the group's run names them: `tiny+tiny`.
         on_top_s: what it took beside its window, if that is known before it runs.
     """
 
     key: str
     scenario: str
-    degree: int
+    jobs: str
     window: str
     kind: str
     device: str
@@ -34,8 +35,9 @@ class Progress:
     """Counts the groups of a study and estimates the time left from those that ran, each with its like.
 
     A group takes its window, which is known, and what comes on top of it: starting, warming up, ending. The latter is
-    the median of the groups that ran and are most like it: the same group in another block, else the same scenario and
-    degree, else the same scenario, else all with the same window, or kind of window, on the same kind of device.
+    the median of the groups that ran and are most like it: the same group in another block, else the same jobs in the
+    same scenario, else jobs of the same workloads; of this study also the same scenario and degree, else the same
+    scenario, else all with the same window, or kind of window, on the same kind of device.
 
     Args:
         groups: the whole study, in its order.
@@ -61,8 +63,9 @@ class Progress:
         self._group_begin_s: float | None = None
         self._seen: dict[Hashable, list[float]] = {}
         for ran in past:
-            # Beside a steady window all take alike; how long work takes, only the same work of another study tells.
-            self._learn(ran, list(_kinds(ran)) if ran.kind == WindowKind.STEADY else [ran.key])
+            # Another study tells of its workloads only: others may take minutes to start. How long work takes, only the
+            # same work tells.
+            self._learn(ran, _kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key])
 
     @property
     def num_done(self) -> int:
@@ -132,18 +135,26 @@ def _kinds(group: Group | Ran) -> Iterable[Hashable]:
     """What a group is like, from the closest to the widest kind."""
     ran = _ran(group) if isinstance(group, Group) else group
     where = (ran.device, ran.window)
-    yield ran.key
-    yield (*where, ran.scenario, ran.degree)
+    yield from _kinds_by_jobs(ran)
+    yield (*where, ran.scenario, len(ran.jobs.split("+")))
     yield (*where, ran.scenario)
     yield where
     yield (ran.device, ran.kind)
+
+
+def _kinds_by_jobs(ran: Ran) -> Iterable[Hashable]:
+    """Those of them that say what ran."""
+    where = (ran.device, ran.window)
+    yield ran.key
+    yield (*where, ran.scenario, ran.jobs)
+    yield (*where, frozenset(ran.jobs.split("+")))
 
 
 def _ran(group: Group, on_top_s: float = 0.0) -> Ran:
     return Ran(
         key=group.key,
         scenario=group.scenario,
-        degree=group.degree,
+        jobs=group.jobs_in_words,
         window=group.settings["window"],
         kind=group.window.kind,
         device=group.settings["device"],

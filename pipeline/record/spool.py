@@ -281,7 +281,7 @@ def _group_params(group: Group) -> dict[str, str]:
     params = {
         "scenario": group.scenario,
         "degree": str(len(group.measured)),
-        "jobs": "+".join(job.size or job.workload.name for job in group.measured),
+        "jobs": group.jobs_in_words,
         **({NEIGHBOURS: group.settings[NEIGHBOURS]} if group.has_neighbours else {}),
         **_window_params(group.window),
         "block": str(group.block),

@@ -101,7 +101,7 @@ def _ran(run: Any) -> Ran:
     return Ran(
         key=run.data.tags[Tag.KEY],
         scenario=params["scenario"],
-        degree=int(params["degree"]),
+        jobs=params["jobs"],
         window=settings["window"],
         kind=params["window"],
         device=settings["device"],

@@ -57,22 +57,25 @@ def test_a_group_takes_what_its_like_took():
 
 def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
     pair, other = group("a", "a"), group("a", "a", kind=WindowKind.WORK, number=2)
-    like = {"scenario": "naive", "degree": 2, "window": pair.window.words, "kind": "steady"}
+    like = {"scenario": "naive", "jobs": "a+a", "window": pair.window.words, "kind": "steady"}
     device = pair.settings["device"]
     past = [
         Ran(key=pair.key, device=device, on_top_s=9.0, **like),
-        Ran(key="another program", device=device, on_top_s=70.0, **like),
+        Ran(key="other options", device=device, on_top_s=70.0, **like),
         Ran(key="on another GPU", device="a small one", on_top_s=500.0, **like),
+        Ran(key="another program", device=device, on_top_s=800.0, **like | {"jobs": "b+b"}),
         # Another program's fixed amount of work says nothing of this one's.
         Ran(key="other work", device=device, on_top_s=900.0, **like | {"window": other.window.words, "kind": "work"}),
     ]
-    seven = group(*"aaaaaaa", number=2)  # nothing closer than the same window on the same device
+    seven = group(*"aaaaaaa", number=2)  # nothing closer than the same workload in the same window on the same device
     assert forecast([pair, seven], past).words == "takes about 70 s, as groups like these did before"
-    unknown = forecast([pair, other], past)
-    assert unknown.of_each == {1: 20.0}
+    skipped = dataclasses.replace(group("c", number=3), skip_reason="does not fit")
+    unknown = forecast([pair, other, skipped], past)
+    assert unknown.of_each == {1: 20.0, 3: 0.0}
     assert (
         unknown.words == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no like yet"
     )
+    assert forecast([group("c", "c")], past).num_unknown == 1, "of no study that ran other workloads only"
 
 
 def test_one_slow_group_and_failures_do_not_decide():
