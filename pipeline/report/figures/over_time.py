@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,34 +42,51 @@ def _paint(group: GroupSeries) -> Figure:
     if is_divided:
         panels = [(f"{lines[0].label} (share)", tuple(lines)) for lines in shares]
     heights = [2.0 if len(panels) == 1 else 1.6] * len(panels)
+    view = _view(group)
     figure = new_figure(WIDEST, sum(heights) + 1.6 + spans_height)
     *activity, memory, spans = figure.subplots(
         len(panels) + 2, 1, sharex=True, height_ratios=[*heights, 1.6, spans_height]
     )
     for axes, (unit, lines) in zip(activity, panels, strict=True):
-        _series(axes, lines, unit, "no listener gave the activity of the GPU")
+        _series(axes, lines, unit, "the activity of the GPU", view)
         if lines:
             axes.set_ylim(0, 1.05)
-    _series(memory, group.memory_mib, "memory (MiB)", "no listener gave the memory of the GPU")
+    _series(memory, group.memory_mib, "memory (MiB)", "the memory of the GPU", view)
     memory.set_ylim(bottom=0)
     _spans(spans, group)
     if group.spans:
-        # Before and after, jobs start and end for much longer than a short window lasts.
-        last = max(span.end_s for span in group.spans)
-        around = max(1.0, 0.1 * last)
-        spans.set_xlim(-around, last + around)
+        spans.set_xlim(*view)
     return figure
 
 
-def _series(axes: Axes, lines: tuple[Line, ...], unit: str, missing: str) -> None:
-    if not lines:
-        say_missing(axes, missing)
+def _view(group: GroupSeries) -> tuple[float, float]:
+    """The time that is shown: before and after, jobs start and end for much longer than a short window lasts."""
+    last = max((span.end_s for span in group.spans), default=math.inf)
+    around = max(1.0, 0.1 * last)
+    return -around, last + around
+
+
+def _series(axes: Axes, lines: tuple[Line, ...], unit: str, what: str, view: tuple[float, float]) -> None:
+    begin, end = view
+    shown = [line for line in lines if line.t_s and line.t_s[0] <= end and begin <= line.t_s[-1]]
+    if not shown:
+        say_missing(axes, f"no sample of {what} at this time" if lines else f"no listener gave {what}")
         return
     is_divided = any(line.instance for line in lines)
-    for number, line in enumerate(lines):
+    for number, line in enumerate(shown):
         color, dashes = _LINES[number % len(_LINES)]
         label = line.label if not is_divided else line.instance or "whole GPU"
-        axes.plot(line.t_s, line.values, color=color, linestyle=dashes, linewidth=1.1, label=label)
+        is_alone = sum(begin <= t_s <= end for t_s in line.t_s) == 1  # and no line, at least within what is shown
+        axes.plot(
+            line.t_s,
+            line.values,
+            color=color,
+            linestyle=dashes,
+            linewidth=1.1,
+            marker="o" if is_alone else "",
+            markersize=3,
+            label=label,
+        )
     axes.set_ylabel(unit)
     axes.grid(axis="y")
     if is_divided or len(_labels(lines)) > 1 or lines[0].label != "memory in use":

@@ -7,6 +7,7 @@ instances of different MIG profiles against the profile.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -47,12 +48,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_TICKS = 10
-_DOUBLING = 1.5
-"""Values of which each is so many times the one before are drawn on a logarithmic axis."""
+_DOUBLING, _WIDE = 1.5, 8
+"""Values of which each is so many times the one before, or the last the first, are drawn on a logarithmic axis."""
 
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("x", "P", "*", "d", "h", "p", "8")
-"""Of the further lines of a mode: degrees, profiles, limits."""
+"""Of the further lines of a mode: degrees, and if a mode has several of one degree, profiles and limits."""
 
 _MEDIAN_LATENCY, _P95_LATENCY = services.worst_of("latency_p50_ms"), services.worst_of("latency_p95_ms")
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
@@ -119,6 +120,8 @@ def _lines(swept: Swept) -> dict[tuple[str, int], dict[float, Cell]]:
 def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
     lines = _lines(swept)
     every_degree = sorted({degree for _, degree in lines})
+    sharings = [(next(iter(by_place.values())).sharing, degree) for (_, degree), by_place in lines.items()]
+    says_degree = len(set(sharings)) == len(sharings)
     panels = list(itertools.chain(*(_apart(metric, every_degree) for metric in metrics)))
     figure, every_axes = panels_of(len(panels), 2.6)
     handles: dict[str, Any] = {}
@@ -127,7 +130,7 @@ def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
         drawn: Counter[Mode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
-            number = drawn[sharing]
+            number = every_degree.index(degree) if says_degree else drawn[sharing]
             style: dict[str, Any] = {"color": sharing.colour, "markersize": 3.5, "linewidth": 1.4}
             style |= {"marker": [sharing.marker, *_MARKERS][number % len(_MARKERS)]}
             style |= {"linestyle": _STYLES[number % len(_STYLES)]}
@@ -201,19 +204,37 @@ def _axis(axes: Axes, swept: Swept, *, is_of_latency: bool) -> None:
     from matplotlib.ticker import NullLocator
 
     places = list(swept.ticks)
-    grows = all(0 < before * _DOUBLING <= after for before, after in itertools.pairwise(places))
-    if swept.is_numeric and grows:
+    grows = all(before * _DOUBLING <= after for before, after in itertools.pairwise(places))
+    is_logarithmic = swept.is_numeric and places[0] > 0 and (grows or places[-1] >= _WIDE * places[0])
+    if is_logarithmic:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:g}")
     if not swept.is_numeric or len(places) <= _MOST_TICKS:
-        axes.set_xticks(places, list(swept.ticks.values()), rotation=0 if swept.is_numeric else 30)
+        labels = list(swept.ticks.values())
+        if swept.is_numeric:
+            labels = _apart_from_each_other([math.log(x) if is_logarithmic else x for x in places], labels, axes)
+        axes.set_xticks(places, labels, rotation=0 if swept.is_numeric else 30)
     said = [
         f"{tick}: {', '.join(words)}"
         for place, tick in swept.ticks.items()
         if (words := [f"{c.mode} {why}" for c in swept.cells[place] if (why := _missing(c, is_of_latency))])
     ]
     axes.set_xlabel("\n".join([swept.axis, *(in_lines(each, room_of(axes)) for each in said)]))
+
+
+def _apart_from_each_other(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
+    """The labels of the ticks, those left out that would touch one before them, or the last one."""
+    per_character = (places[-1] - places[0]) / max(1, 0.9 * room_of(axes))
+
+    def touch(one: int, other: int) -> bool:
+        return abs(places[one] - places[other]) < per_character * (1 + (len(labels[one]) + len(labels[other])) / 2)
+
+    kept = [len(places) - 1]
+    for number in range(len(places) - 1):
+        if not any(touch(number, other) for other in kept):
+            kept.append(number)
+    return [label if number in kept else "" for number, label in enumerate(labels)]
 
 
 def _missing(cell: Cell, is_of_latency: bool) -> str:

@@ -12,6 +12,7 @@ import pytest
 from pipeline.base.modes import MODES, MPS, NAIVE, SERIAL
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.verdicts import Decision
+from pipeline.report.figures import over_time
 from pipeline.report.figures.drawing import REPLAY_STAMP, STAMP
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.page import Content, content_of, render
@@ -295,6 +296,22 @@ def test_a_group_over_time_without_activity_keeps_its_time_axis() -> None:
     rows = [copies(s, d, 10.0) for s, d in (("serial", 1), ("naive", 2))]
     svg = svg_of(content_of(study(*rows), dataclasses.replace(TIMELINE, activity=())), "over-time")
     assert "no listener gave the activity" in svg and ">8<" in svg  # seconds
+
+
+@pytest.mark.parametrize(
+    ("t_s", "says"),
+    [((-60.0, 4.0, 90.0), "GRACT"), ((-60.0, -50.0), "no sample of the activity of the GPU at this time")],
+)
+def test_a_line_with_one_point_in_view_has_a_marker_and_one_with_none_is_missing(
+    t_s: tuple[float, ...], says: str
+) -> None:
+    (gract,) = TIMELINE.activity
+    line = dataclasses.replace(gract, t_s=t_s, values=tuple(0.5 for _ in t_s))
+    (sketch,) = over_time.sketches([], dataclasses.replace(TIMELINE, activity=(line,)))
+    activity = sketch.paint().axes[0]
+    markers = [drawn.get_marker() for drawn in activity.lines]
+    texts = [text.get_text() for text in (*activity.texts, *(activity.get_legend() or activity).texts)]
+    assert says in texts and markers == (["o"] if says == "GRACT" else [])
 
 
 def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:

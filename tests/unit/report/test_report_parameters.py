@@ -46,6 +46,22 @@ def test_cases_that_differ_in_one_number_are_drawn_against_it_a_line_a_mode_and_
     assert lines(drawn["peak memory of the GPU"]) == [[(32, 320), (64, 640), (512, 5120)]]
 
 
+def test_values_that_grow_far_have_a_logarithmic_axis_and_labels_that_do_not_touch() -> None:
+    sizes = (32, 64, 96, 128, 256, 512)
+    degrees = (("serial", 1), ("naive", 4), ("mps", 2), ("mps", 4))
+    rows = [
+        copies(mode, degree, 9.0, own=params(batch_size=size), metrics={"memory_peak_mib": 9.0})
+        for size in sizes
+        for mode, degree in degrees
+    ]
+    figure = sketches(*rows)["against batch size resnet26_cifar10"].paint()
+    (axes, *_) = figure.axes
+    assert axes.get_xscale() == "log" and list(axes.get_xticks()) == list(sizes)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["32", "64", "96", "", "256", "512"]
+    # A style says how many jobs, in each mode: 1; 4; 2 and 4.
+    assert [line.lines[0].get_linestyle() for line in axes.containers] == ["-", "-.", "--", "-."]
+
+
 def test_two_values_or_two_params_that_change_at_once_make_no_line() -> None:
     two = [copies("serial", 1, 1.0, own=params(batch_size=batch)) for batch in (32, 64)]
     assert sketches(*two) == {}
