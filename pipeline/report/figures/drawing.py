@@ -6,10 +6,15 @@ colours by its own for dark screens (`THEME`), so a figure uses no others.
 
 from __future__ import annotations
 
+import functools
 import io
+import logging
+import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +25,8 @@ from pipeline.report.evaluate.statistics import Estimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
 
 STAMP = "simulated, says nothing about a real GPU"
 REPLAY_STAMP = "simulated, a replay, says nothing about a real GPU"
@@ -56,6 +63,7 @@ _STYLE: dict[str, Any] = {
 WIDEST = 9.6
 """What fits a page, also printed, with text that can be read. Unit: inches."""
 _PER_ROW = 3
+_NO_GLYPH = r"Glyph \d+ .* missing from"
 _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
 
 
@@ -95,7 +103,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool, is_replay: bool = Fal
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
-    with mpl.rc_context(style), fonts_without_layout():
+    with mpl.rc_context(style), fonts_without_layout(), _boxes_said_once():
         figure = sketch.paint()
         if is_simulated:
             stamp = REPLAY_STAMP if is_replay else STAMP
@@ -114,6 +122,26 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool, is_replay: bool = Fal
         sketch=sketch,
         svg=written["svg"].getvalue().decode("utf-8"),
         pdf=written["pdf"].getvalue(),
+    )
+
+
+@contextmanager
+def _boxes_said_once() -> Iterator[None]:
+    """Say in one line of all figures what Matplotlib says of each letter, twice a figure."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", _NO_GLYPH, UserWarning)
+        yield
+    for each in caught:
+        if re.match(_NO_GLYPH, str(each.message)):
+            _say_boxes()
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+@functools.cache
+def _say_boxes() -> None:
+    logger.warning(
+        "letters that DejaVu Sans lacks are boxes in the PDFs; the page and the SVGs show the reader's fonts"
     )
 
 

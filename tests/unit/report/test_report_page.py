@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.modes import MODES, MPS, NAIVE, SERIAL
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.verdicts import Decision
-from pipeline.report.figures import over_time
+from pipeline.report.figures import drawing, over_time
 from pipeline.report.figures.drawing import REPLAY_STAMP, STAMP
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.page import Content, content_of, render
@@ -312,6 +312,15 @@ def test_a_line_with_one_point_in_view_has_a_marker_and_one_with_none_is_missing
     markers = [drawn.get_marker() for drawn in activity.lines]
     texts = [text.get_text() for text in (*activity.texts, *(activity.get_legend() or activity).texts)]
     assert says in texts and markers == (["o"] if says == "GRACT" else [])
+
+
+def test_letters_that_the_font_lacks_are_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    drawing._say_boxes.cache_clear()
+    named = dataclasses.replace(TIMELINE, spans=(dataclasses.replace(TIMELINE.spans[0], label="\u6a21\u578b"),))
+    (sketch,) = over_time.sketches([], named)
+    for name in ("one", "other"):
+        assert "\u6a21\u578b" in drawing.draw(sketch, name, is_simulated=False).svg
+    assert [record.message.partition(" that")[0] for record in caplog.records] == ["letters"]
 
 
 def test_mixes_with_a_fixed_amount_of_work_are_drawn_in_seconds_too() -> None:
