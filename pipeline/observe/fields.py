@@ -43,15 +43,18 @@ class Fields:
         return job is None and source not in self._of_machine
 
     def live_memory_mib(self, samples: Iterable[Sample], job: int) -> float | None:
-        """The memory of a job, from the last of the samples that has it, by the best listener."""
+        """The memory of a job, from the last of the samples that has it, by the best listener.
+
+        Of another one it is other memory: that of the host is not shown for that of the GPU until this is known.
+        """
         latest = {
             (sample.source, name): value
             for sample in samples
             if sample.job == job
             for name, value in sample.values.items()
         }
-        live = ((source, field.name) for source, field in self if field.is_live)
-        return next((latest[key] for key in live if key in latest), None)
+        live = [(source, field.name) for source, field in self if field.is_live]
+        return next((latest[key] for key in live if key in latest and key[0] == live[0][0]), None)
 
     def titled(self, figures: Collection[str]) -> str:
         """Title, unit and summary of those figures that the report's tables show, by name, as JSON; empty if none."""

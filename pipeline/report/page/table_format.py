@@ -13,7 +13,9 @@ from pipeline.report.evaluate.statistics import Estimate
 Value = str | float | int | None
 Values = tuple[Value, ...]
 
-_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.\s]|$)")
+_FORMULA = ("=", "@", "\t", "\r", "+", "-")
+_NUMBER = r"[+-]?(\d[\d.]*|\.\d+)(e[+-]?\d+)? ?%?"
+_NO_FORMULA = re.compile(rf"-|{_NUMBER}( \({_NUMBER} to {_NUMBER}\))?")
 _LATEX = str.maketrans(
     {character: rf"\{character}" for character in "{}%_&#$"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -94,7 +96,8 @@ def to_csv(table: Table) -> str:
 
 def _no_formula(value: object) -> object:
     """Text that a spreadsheet would compute, such as a name that begins with `=`, gets an apostrophe before it."""
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+    may_be_one = isinstance(value, str) and value.startswith(_FORMULA) and not _NO_FORMULA.fullmatch(value)
+    return f"'{value}" if may_be_one else value
 
 
 def to_latex(table: Table) -> str:

@@ -241,6 +241,7 @@ def test_what_is_simulated_says_so_everywhere() -> None:
 
 def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
     rows = [("=1+1", 1.5), ("@SUM(A1)", -2), ("-1.5 (-2.0 to -1.0)", None), ("--lr", 0), ("plain", 1)]
+    rows += [("-2+3+cmd|' /C calc'!A0", 0), ("- 1+1", 0), ("+3.2%", 0), ("-", 0)]
     table = Table(name="t", title="t", columns=("name", "value"), rows=tuple(rows))
     assert to_csv(table).splitlines()[1:] == [
         "'=1+1,1.5",
@@ -248,6 +249,10 @@ def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
         "-1.5 (-2.0 to -1.0),",
         "'--lr,0",
         "plain,1",
+        "'-2+3+cmd|' /C calc'!A0,0",
+        "'- 1+1,0",
+        "+3.2%,0",
+        "-,0",
     ]
 
 
