@@ -146,7 +146,7 @@ def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
         else:
             axes.set_ylim(bottom=0)
         axes.grid(axis="y")
-        _axis(axes, swept, is_of_latency=metric.name == MEAN_LATENCY)
+        _axis(axes, swept, degrees, is_of_latency=metric.name == MEAN_LATENCY)
     if latencies:
         low, high = zip(*(axes.get_ylim() for axes in latencies), strict=True)
         for axes in latencies:
@@ -199,7 +199,7 @@ def _latency(axes: Axes, swept: Swept) -> None:
         axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
 
 
-def _axis(axes: Axes, swept: Swept, *, is_of_latency: bool) -> None:
+def _axis(axes: Axes, swept: Swept, degrees: Sequence[int], *, is_of_latency: bool) -> None:
     """The values on the axis, and below them what came of the cells without a figure."""
     from matplotlib.ticker import NullLocator
 
@@ -215,11 +215,11 @@ def _axis(axes: Axes, swept: Swept, *, is_of_latency: bool) -> None:
         if swept.is_numeric:
             labels = _apart_from_each_other([math.log(x) if is_logarithmic else x for x in places], labels, axes)
         axes.set_xticks(places, labels, rotation=0 if swept.is_numeric else 30)
-    said = [
-        f"{tick}: {', '.join(words)}"
-        for place, tick in swept.ticks.items()
-        if (words := [f"{c.mode} {why}" for c in swept.cells[place] if (why := _missing(c, is_of_latency))])
-    ]
+    said = []
+    for place, tick in swept.ticks.items():
+        drawn = [cell for cell in swept.cells[place] if cell.degree in degrees]
+        if words := [f"{cell.mode} {why}" for cell in drawn if (why := _missing(cell, is_of_latency))]:
+            said.append(f"{tick}: {', '.join(words)}")
     axes.set_xlabel("\n".join([swept.axis, *(in_lines(each, room_of(axes)) for each in said)]))
 
 

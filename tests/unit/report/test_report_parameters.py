@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -119,6 +120,11 @@ def test_latencies_of_several_numbers_of_jobs_have_panels_of_their_own_beside_on
         for degree in (2, 4)
     }
     assert len({axes.get_ylim() for axes in drawn.values()}) == 1
+    four = [each for each in rows if each.degree < 4 or each.jobs[0].params["rate_per_s"] != "75.0"]
+    lost = [dataclasses.replace(each, result=Result.OOM, metrics={}) for each in rows if each not in four]
+    (found,) = sketches(*four, *lost).values()
+    said = [axes.get_xlabel() for title, axes in panels(found).items() if "latency" in title]
+    assert said == ["rate per s", "rate per s\n75: naive oom"], "each panel of its own numbers of jobs"
 
 
 def test_no_latency_is_drawn_of_a_rate_that_was_not_sustained_in_every_block() -> None:
