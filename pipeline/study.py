@@ -174,7 +174,7 @@ class Asked:
         """The plan, checked; of a reproduction its one group, and it is said how that differs from the original."""
         if self.reproduction is None:
             whole = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
-            return self._fit(feasible.checked(units.only(whole, self.config.unit)))
+            return self._fit(units.only(feasible.checked(whole), self.config.unit))
         # As in a sweep, so that the original may be a baseline that nobody asked for.
         whole = planning.build_plan(self.configs, inventory, is_sweep=True)
         plan = feasible.checked(self.reproduction.only_its_group(whole))

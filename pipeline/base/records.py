@@ -32,7 +32,10 @@ class Result(enum.StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """Whether this is an answer of the study, so that `resume` does not run the group again."""
+        """Whether this is an answer of the study, so that `resume` does not run the group again.
+
+        A skipped one it runs as soon as the plan can.
+        """
         return self in (Result.OK, Result.OOM, Result.WRONG_RESULTS, Result.SKIPPED)
 
     @property

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.records import Group, Plan
+from pipeline.base.records import Group, Plan, Result
 from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record.original import FinishedGroup
@@ -42,11 +42,13 @@ def remaining(
             "resume=accept_environment: groups of this plan differ in their environment alone, so that it cannot be "
             "left out of account; use resume=true"
         )
+    can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
     found: dict[str, dict[tuple[str | None, str | None], FinishedGroup]] = {}
     # What was measured with the very packages comes last, and wins.
     for each in sorted(finished, key=lambda each: each.digest in keys):
         key = each.program_digest if accept_environment else each.digest
-        if each.result.is_finding and key is not None:
+        was_in_the_way = each.result is Result.SKIPPED and key in can_run  # what no longer is
+        if each.result.is_finding and key is not None and not was_in_the_way:
             found.setdefault(key, {})[each.gpu_uuid, each.boot_id] = each
     units: dict[tuple[int, str], list[str]] = {}
     for group in plan.groups:

@@ -94,6 +94,13 @@ def test_findings_stay_and_failures_run_again(plan, result, expected):
     assert left(plan, entry(plan.groups[0], result=result)) == expected
 
 
+def test_a_group_that_was_skipped_runs_once_nothing_stands_in_its_way(plan):
+    skipped = entry(plan.groups[0], result="skipped")
+    assert left(plan, skipped) == [1, 2, 3, 4]
+    still = dataclasses.replace(plan.groups[0], skip_reason="no room")
+    assert left(dataclasses.replace(plan, groups=(still, *plan.groups[1:])), skipped) == [2, 3, 4]
+
+
 def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
     first = [entry(g, boot="boot-before") for g in plan.groups]
     assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.plan import units
+from pipeline.observe.exporters.none import NoExporter
+from pipeline.plan import read, units
+from pipeline.study import Asked
+from tests.conftest import inventory_of
 
 
 def test_the_units_are_the_blocks_and_make_up_the_plan(make_plan) -> None:
@@ -50,3 +53,18 @@ def test_mixes_that_share_a_program_are_one_case(make_plan) -> None:
 def test_a_unit_outside_the_plan_is_refused(make_plan, number) -> None:
     with pytest.raises(ConfigError, match=f"unit={number}: the plan has 3 units, numbered from 1"):
         units.only(make_plan(["repeats=3"]), number)
+
+
+def test_a_unit_of_groups_that_are_all_skipped_is_one_as_any_other(compose) -> None:
+    of_mps = ["scenario=mps", "workload.batch_size=8"]  # which needs a GPU
+    study = [[*each, "degree=2", "unit_of=case"] for each in (of_mps, ["workload.batch_size=16"])]
+    skipped = set()
+    for number in (1, 2):
+        configs = read.read(compose(*([*each, f"unit={number}"] for each in study)))
+        asked = Asked(
+            configs=configs, is_sweep=True, sender=None, simulated=None, exporter=NoExporter(), reproduction=None
+        )
+        skipped.add(
+            frozenset(group.scenario for group in asked.plan(inventory_of(configs)).groups if group.skip_reason)
+        )
+    assert skipped == {frozenset(), frozenset({"mps"})}
