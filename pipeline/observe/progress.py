@@ -36,8 +36,8 @@ class Progress:
 
     A group takes its window, which is known, and what comes on top of it: starting, warming up, ending. The latter is
     the median of the groups that ran and are most like it: the same group in another block, else the same jobs in the
-    same scenario, else jobs of the same workloads; of this study also the same scenario and degree, else the same
-    scenario, else all with the same window, or kind of window, on the same kind of device.
+    same scenario, else jobs of the same workloads there, else anywhere; of this study also the same scenario and
+    degree, else the same scenario, else all with the same window, or kind of window, on the same kind of device.
 
     Args:
         groups: the whole study, in its order.
@@ -144,10 +144,11 @@ def _kinds(group: Group | Ran) -> Iterable[Hashable]:
 
 def _kinds_by_jobs(ran: Ran) -> Iterable[Hashable]:
     """Those of them that say what ran."""
-    where = (ran.device, ran.window)
+    where, workloads = (ran.device, ran.window), frozenset(ran.jobs.split("+"))
     yield ran.key
     yield (*where, ran.scenario, ran.jobs)
-    yield (*where, frozenset(ran.jobs.split("+")))
+    yield (*where, ran.scenario, workloads)
+    yield (*where, workloads)
 
 
 def _ran(group: Group, on_top_s: float = 0.0) -> Ran:
