@@ -44,6 +44,10 @@ def main(config: DictConfig) -> None:
         words.say(f"error: hydra/launcher={launcher} launches sweeps, and this is none; add -m")
         outcome.exit_status = 2
         return
+    if chosen.mode is RunMode.RUN and chosen.sweeper.blocks:
+        words.say("error: hydra.sweeper.blocks make a sweep: add -m, or hydra: {mode: MULTIRUN} to the experiment file")
+        outcome.exit_status = 2
+        return
     study.execute([config], is_sweep=False)
 
 

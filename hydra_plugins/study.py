@@ -35,6 +35,9 @@ from pipeline.base.errors import ConfigError
 from pipeline.plan import command_line, stand_ins
 from pipeline.scale.options import SlurmOptions
 
+_ONE = ("experiment", "rehearse")
+"""Groups whose files decide over what is swept, and cannot be swept themselves."""
+
 
 class StudySweeper(Sweeper):
     """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
@@ -56,7 +59,12 @@ class StudySweeper(Sweeper):
         """The overrides of every combination; the command line wins over a block's value of the same key."""
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        given = [override.get_key_element().lstrip("+~") for override in parser.parse_overrides(list(arguments))]
+        typed = parser.parse_overrides(list(arguments))
+        if several := next((each for each in typed if each.key_or_group in _ONE and each.is_sweep_override()), None):
+            raise ConfigError(
+                f"{several.input_line}: the blocks of one would be lost; start a study for each {several.key_or_group}"
+            )
+        given = [override.get_key_element().lstrip("+~") for override in typed]
         instead = _left_by(given, self.instead)
         jobs: list[list[str]] = []
         for block in self.blocks or [{}]:

@@ -117,6 +117,20 @@ def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_
     assert re.search(line, done.stderr), done.stderr
 
 
+@pytest.mark.parametrize("group", ["experiment=board,robroek_quick", "rehearse=tiny,tiny"])
+def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
+    name = group.partition("=")[0]
+    message = f"+{group}: the blocks of one would be lost; start a study for each {name}"
+    assert run(tmp_path, "-m", f"+{group}") == (2, f"error: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_blocks_without_a_sweep_are_refused(tmp_path):
+    message = "hydra.sweeper.blocks make a sweep: add -m, or hydra: {mode: MULTIRUN} to the experiment file"
+    assert run(tmp_path, "hydra.sweeper.blocks=[{degree: 2}]") == (2, f"error: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])
 def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
     message = f"{argument}: there are no such values, so that there is nothing to run"
