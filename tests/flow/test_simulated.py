@@ -487,7 +487,9 @@ def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(run, tmp_path):
     assert (gpu.instances, gpu.mig_current, fault.times) == ((), False, 0)
 
 
-@pytest.mark.parametrize("override", ["gpu.count=2", "gpu.machine=kept.json", "gpu.driver=590"])
+@pytest.mark.parametrize(
+    "override", ["gpu.count=2", "gpu.machine=kept.json", "gpu.driver=590", "gpu.model=H100", "gpu.job_memory_mib=9"]
+)
 def test_what_describes_a_simulated_machine_is_refused_for_a_real_gpu(make_plan, override):
     with pytest.raises(ConfigError, match=r"gpu\..* is for simulated GPUs"):
         make_plan(["gpu=nvidia", override], device=GPU)
