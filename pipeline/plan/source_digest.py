@@ -55,6 +55,11 @@ def module_file(module: str, project: Path) -> Path | None:
     return files[-1] if len(files) == len(parts) else None
 
 
+def files_run_as(module: str, folder: Path) -> list[Path]:
+    """What `python -m MODULE` runs in a folder: the files of the packages around it and its own; none if elsewhere."""
+    return _files_of(folder, [*module.split("."), "__main__"])
+
+
 def _roots(path: Path) -> list[Path]:
     """Where a script may find modules of its own, the nearest first."""
     folder = path.parent

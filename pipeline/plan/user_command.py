@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections import Counter
@@ -110,14 +111,19 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
 
 def source_files(script: str, args: Iterable[str]) -> list[str]:
     """The Python files that a command line names: the script, or what a launcher such as torchrun is to start."""
-    return [word for word in (script, *args) if word.endswith(".py")]
+    return [word.rpartition("=")[2] for word in (script, *args) if word.endswith(".py")]
+
+
+def modules(script: str, args: Sequence[str]) -> list[str]:
+    """The modules that a command line has Python run, as `python -m package.train` and `torchrun -m package.train`."""
+    return [name for option, name in itertools.pairwise((script, *args)) if option == "-m"]
 
 
 def name_of(script: str, args: Sequence[str]) -> str:
     """What a program is called: after its file or module; `train` for `train.py` and `torchrun train.py`."""
     files = source_files(script, args)
-    if not files and script == "python" and "-m" in args[:-1]:
-        return args[args.index("-m") + 1].rpartition(".")[2]
+    if not files and script == "python" and (named := modules(script, args)):
+        return named[0].rpartition(".")[2]
     return Path(files[0]).stem if files else Path(script).name
 
 

@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from pipeline.base import units
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded, is_file
 from pipeline.base.records import Device, Objective, RateSource, Window
-from pipeline.plan import user_command
+from pipeline.plan import source_digest, user_command
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
 """`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are
@@ -152,7 +153,10 @@ class WorkloadConfig:
 
     def source_files(self) -> list[str]:
         """The Python files, beside the script, that the command line names: their content belongs to the program."""
-        return [file for file in user_command.source_files("", self.argument_words()) if is_file(Path(file))]
+        words = self.argument_words()
+        named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
+        of_modules = (source_digest.files_run_as(each, Path()) for each in user_command.modules(self.script, words))
+        return [*named, *map(str, chain(*of_modules))]
 
     def words(self, own: Iterable[str] = ()) -> list[str]:
         """The words that `args` and `flags` add to the command line, which has these of its own.

@@ -72,6 +72,33 @@ def test_a_script_of_a_user_has_the_runner_and_its_imports_in_its_digest(make_pl
     assert len(set(digests[2:])) == 4
 
 
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        ("python", "[-m,mine.train]"),
+        ("torchrun", "[--nproc-per-node,'1',-m,mine.train]"),
+        ("python", "[mine/train.py]"),
+        ("true", "['--config=mine/train.py']"),
+    ],
+)
+def test_code_that_a_command_line_names_belongs_to_its_digest(make_plan, project, monkeypatch, script, args):
+    (project / "mine").mkdir()
+    for name, text in {"train.py": "from . import model\n", "model.py": "", "other.py": ""}.items():
+        (project / "mine" / name).write_text(text)
+    for program in ("python", "torchrun", "true"):
+        (project / program).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(project), prepend=":")
+    digests = []
+    for changed in ("other.py", "model.py", "train.py"):
+        digests.append(make_plan(["workload=script", f"workload.script={script}", f"workload.args={args}"]))
+        with (project / "mine" / changed).open("a") as text:
+            text.write("CHANGED = 1\n")
+    digests.append(make_plan(["workload=script", f"workload.script={script}", f"workload.args={args}"]))
+    first, second, third, last = (plan.groups[0].digest for plan in digests)
+    assert first == second
+    assert len({second, third, last}) == 3
+
+
 def test_the_modules_of_a_users_script_are_found_in_its_folder_and_its_repository(tmp_path):
     files = {
         "outside.py": "",
