@@ -430,6 +430,11 @@ class Group:
         return len(self.jobs)
 
     @property
+    def shared_settings(self) -> dict[str, str]:
+        """The settings that its baseline, which has no neighbours, must share."""
+        return {key: value for key, value in self.settings.items() if key != NEIGHBOURS}
+
+    @property
     def measured(self) -> tuple[Job, ...]:
         """The jobs that are no neighbours."""
         return tuple(job for job in self.jobs if not job.is_neighbour) if self.has_neighbours else self.jobs

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.baselines import Baselines
 from pipeline.base.normalise import Compared, mean_of, normalise
-from pipeline.base.records import NEIGHBOURS, Group, Result
+from pipeline.base.records import Group, Result
 from pipeline.base.tags import Tag
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -156,5 +156,4 @@ def _digests(row: GroupResult) -> tuple[str, ...]:
 
 def comparable(group: Group) -> tuple[object, ...]:
     """What a group and its baseline, which has no neighbours, must share beside their workloads."""
-    settings = {key: value for key, value in group.settings.items() if key != NEIGHBOURS}
-    return (group.block, group.device.uuid, *sorted(settings.items()), group.profiler)
+    return (group.block, group.device.uuid, *sorted(group.shared_settings.items()), group.profiler)

@@ -99,8 +99,8 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
     profiler: Profiler = factory.instance(group.profiler.build)
     yield from profiler.notes(group.device)
     if is_other_window:
-        names = ", ".join(sorted({job.workload.name for job in group.jobs if job.workload.ends_by_itself}))
-        others = ", ".join(sorted({job.workload.name for job in group.jobs if not job.workload.ends_by_itself}))
+        names = ", ".join(sorted({job.workload.name for job in group.measured if job.workload.ends_by_itself}))
+        others = ", ".join(sorted({job.workload.name for job in group.measured if not job.workload.ends_by_itself}))
         if group.window.kind is WindowKind.LOGGED:
             yield f"{names} cannot be told to stop: measured while all jobs log how fast they are"
         else:

@@ -86,18 +86,18 @@ def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Gro
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
             raise ConfigError(f"only={name}: the plan has no group of that name; the nearest are {', '.join(near)}")
-    wanted = [(_workloads(group), group.settings) for group in groups if group.name in names]
+    wanted = [(_workloads(group), group.shared_settings) for group in groups if group.name in names]
 
     def is_baseline(group: Group) -> bool:
         mine = _workloads(group)  # one job alone, or several in turn
-        alike = [jobs for jobs, settings in wanted if settings == group.settings]
+        alike = [jobs for jobs, settings in wanted if settings == group.shared_settings]
         return group.sequential and any(mine == jobs or (len(mine) == 1 and mine[0] in jobs) for jobs in alike)
 
     return [group for group in groups if group.name in names or is_baseline(group)]
 
 
 def _workloads(group: Group) -> tuple[str, ...]:
-    return tuple(job.workload.digest for job in group.jobs)
+    return tuple(job.workload.digest for job in group.measured)
 
 
 def _refuse_other(group: Group, again: Group) -> None:

@@ -10,7 +10,7 @@ from pipeline.base.records import WindowKind
 from pipeline.plan import plan as planning
 from pipeline.plan import read, user_command
 from pipeline.reproduce.config import config_of
-from tests.conftest import inventory_of, sweep
+from tests.conftest import GPU, inventory_of, sweep
 from tests.unit.plan.test_plan import recorded
 
 RUNNER = str(PROJECT_DIR / "workloads/script.py")
@@ -209,6 +209,21 @@ def test_neighbours_belong_to_no_baseline(make_plan):
     groups = make_plan(["degree=1", "neighbours=2", "baseline=always"]).groups
     together, alone = sorted(groups, key=lambda group: -group.degree)
     assert (together.degree, len(alone.jobs), alone.settings["neighbours"]) == (3, 1, "")
+
+
+def test_a_group_with_neighbours_that_is_named_keeps_its_baseline(make_plan):
+    asked = ["degree=2", "neighbours=1", "baseline=always"]
+    whole = {group.name: group.digest for group in make_plan(asked).groups}
+    name = next(name for name in whole if "neighbours" in name)
+    kept = make_plan([*asked, f"only=['{name}']"]).groups
+    assert {group.name: group.digest for group in kept} == whole
+
+
+def test_a_note_about_the_window_names_no_neighbour(make_plan):
+    asked = ["workload=script", "workload.script=tests/toys/toy.py", "neighbours=[S]", "workload@sizes.S=tiny"]
+    notes = make_plan(asked, device=GPU).notes
+    (told,) = (note for note in notes if "cannot be told to stop" in note)
+    assert "tiny" not in told, told
 
 
 @pytest.mark.parametrize(
