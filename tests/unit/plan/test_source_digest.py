@@ -78,14 +78,14 @@ def test_a_script_of_a_user_has_the_runner_and_its_imports_in_its_digest(make_pl
         ("python", "[-m,mine.train]"),
         ("torchrun", "[--nproc-per-node,'1',-m,mine.train]"),
         ("python", "[mine/train.py]"),
-        ("true", "['--config=mine/train.py']"),
+        ("launcher", "['--config=mine/train.py']"),
     ],
 )
 def test_code_that_a_command_line_names_belongs_to_its_digest(make_plan, project, monkeypatch, script, args):
     (project / "mine").mkdir()
     for name, text in {"train.py": "from . import model\n", "model.py": "", "other.py": ""}.items():
         (project / "mine" / name).write_text(text)
-    for program in ("python", "torchrun", "true"):
+    for program in ("python", "torchrun", "launcher"):
         (project / program).symlink_to("/bin/true")
     monkeypatch.setenv("PATH", str(project), prepend=":")
     digests = []
