@@ -12,10 +12,10 @@ job a study of its own.
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
+import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -74,15 +74,27 @@ class StudySweeper(Sweeper):
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
             raise ConfigError(f"{none}: there are no such values, so that there is nothing to run")
-        return [self.with_stand_ins(job, [*given, *instead]) for job in jobs] if self.stand_ins else jobs
+        if not self.stand_ins:
+            return jobs
+        stand_in = self.stands_in([*given, *instead])
+        return [stand_in(job) for job in jobs]
 
-    def with_stand_ins(self, job: list[str], given: Sequence[str]) -> list[str]:
-        """The overrides of one combination, with workloads that stand for those of the experiment."""
+    def stands_in(self, given: Sequence[str]) -> Callable[[Sequence[str]], list[str]]:
+        """What gives the overrides of one combination with workloads that stand for those of the experiment."""
         assert self.hydra_context is not None
         assert self.config is not None
-        loader = self.hydra_context.config_loader
-        kind_of = partial(library_internals.schema_of, loader, "workload")
-        return stand_ins.stood_in(job, self.config.hydra.runtime.choices, kind_of, self.stand_ins, given)
+        loader, chosen = self.hydra_context.config_loader, self.config.hydra.runtime.choices
+        body = library_internals.values_of(loader, "experiment", chosen["experiment"]) if "experiment" in chosen else {}
+        return functools.partial(
+            stand_ins.stood_in,
+            chosen=chosen,
+            kind_of=functools.partial(library_internals.schema_of, loader, "workload"),
+            stand_ins=self.stand_ins,
+            given=given,
+            body={"workload": body.get("workload", {})}
+            | {f"sizes.{size}": values for size, values in body.get("sizes", {}).items()},
+            values_of=functools.cache(functools.partial(library_internals.values_of, loader, "workload")),
+        )
 
 
 def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +193,9 @@ class GpusLauncher(StudyLauncher):
         from pipeline.scale import template
 
         with template.begun(configs) as begun:
-            return study.execute(configs, is_sweep=True, engine=partial(engine, wanted=self.devices, template=begun))
+            return study.execute(
+                configs, is_sweep=True, engine=functools.partial(engine, wanted=self.devices, template=begun)
+            )
 
 
 class BesideLauncher(GpusLauncher):
@@ -203,7 +217,7 @@ class SlurmLauncher(StudyLauncher):
         from pipeline import study
         from pipeline.scale import slurm
 
-        return study.execute(configs, is_sweep=True, engine=partial(slurm.run, options=self.options))
+        return study.execute(configs, is_sweep=True, engine=functools.partial(slurm.run, options=self.options))
 
 
 @dataclass

@@ -170,6 +170,26 @@ def schema_of(loader: Any, group: str, choice: str) -> str:
     return ""
 
 
+def values_of(loader: Any, group: str, choice: str) -> dict[str, Any]:
+    """What a choice of a group says, with the choices and the schema that it extends, unresolved."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    found = loader.repository.load_config(f"{group}/{choice}")
+    values: dict[str, Any] = {}
+    for default in (found.defaults_list or ()) if found is not None else ():
+        path = str(getattr(default, "path", None) or "_self_")
+        if path.startswith("/schema/"):
+            values |= _plain(OmegaConf.to_container(ConfigStore.instance().load(f"{path[1:]}.yaml").node))
+        elif path != "_self_":
+            values |= values_of(loader, group, path)
+    return values | (_plain(OmegaConf.to_container(found.config)) if found is not None else {})
+
+
+def _plain(values: Any) -> dict[str, Any]:
+    return {} if values is None else dict(values)
+
+
 def set_values(overrides: Sequence[Override], config: DictConfig) -> None:
     """Set the values of overrides in a composed configuration, with the errors of Hydra's own composition.
 

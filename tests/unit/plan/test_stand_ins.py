@@ -75,16 +75,47 @@ def test_the_command_line_wins_over_stand_ins(conf):
         assert (config.workload.name, config.workload.batch_size, config.workload.threads) == ("tiny_text", 2, 2)
 
 
+IN_FILE = """
+# @package _global_
+defaults:
+  - override /workload: script
+  - override /workload@sizes.S: script
+  - override /workload@sizes.M: resnet50_imagenet64
+  - _self_
+hydra:
+  mode: MULTIRUN
+  sweeper:
+    blocks:
+      - {degree: 2}
+      - {mix: "[S,M]", sizes.M.batch_size: 16}
+workload: {script: train.py, args: [--lr, "0.1"], name: mine, samples: 256, flags: {epochs: 90}}
+sizes:
+  S: {script: train.py, samples: 4}
+  M: {image_px: 224, batch_size: 512, environ: {A: b}}
+"""
+
+
+def test_values_of_the_file_go_with_the_workloads_that_they_are_of(conf):
+    (conf / "experiment/mine.yaml").write_text(IN_FILE.lstrip())
+    copies, mix = configs_of(["+experiment=mine", "+rehearse=tiny", "sizes.S.samples=2"], conf)
+    (tiny,) = configs_of(["+rehearse=tiny", "workload=tiny"], conf)
+    assert copies.workload == tiny.workload
+    assert (mix.sizes["S"].script, mix.sizes["S"].samples) == (tiny.workload.script, 2)
+    of_m = mix.sizes["M"]
+    assert (of_m.name, of_m.image_px, of_m.batch_size, of_m.environ) == ("tiny", 32, 16, {})
+
+
 def test_what_no_kind_stands_for_is_left_alone():
     job = ["workload=mine", "workload.size=3", "degree=2"]
-    assert stood_in(job, {}, lambda _: "mine", {"infer": {}}, []) == job
+    assert stood_in(job, {}, lambda _: "mine", {"infer": {}}, [], {"workload": {"size": 2}}, lambda _: {}) == job
 
 
 def test_what_the_experiment_chooses_without_an_override_is_replaced_too():
     ours = {"training": {"workload": "small", "keeps": {"size": 3}, "sets": {"steps": 1, "name": None}}}
     job = ["sizes.S.size=2", "sizes.S.other=5", "degree=2"]
-    found = stood_in(job, {"workload@sizes.S": "large", "gpu": "auto"}, lambda _: "training", ours, ["sizes.S.steps"])
+    chosen, given = {"workload@sizes.S": "large", "gpu": "auto"}, ["sizes.S.steps"]
+    found = stood_in(job, chosen, lambda _: "training", ours, given, {}, lambda _: {})
     assert found == ["sizes.S.size=2", "degree=2", "workload@sizes.S=small", "sizes.S.name=null"]
-    assert stood_in(["sizes.S.size=9"], {"workload@sizes.S": "large"}, lambda _: "training", ours, [])[0] == (
-        "sizes.S.size=3"
-    )
+    assert stood_in(
+        ["sizes.S.size=9"], {"workload@sizes.S": "large"}, lambda _: "training", ours, [], {}, lambda _: {}
+    )[0] == ("sizes.S.size=3")
