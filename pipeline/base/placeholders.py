@@ -13,6 +13,8 @@ KNOWN = ("output_dir", "job", "degree")
 # In doubled braces it is the text itself. `${NAME}` is a variable of a shell, `{"a": 1}` and `{epoch:02d}` are others'.
 _PLACEHOLDER = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
 
+_BRACED = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
+
 
 def check(workload: str, arguments: Iterable[str]) -> None:
     """Refuse a placeholder that does not exist, by a ConfigError."""
@@ -25,6 +27,11 @@ def check(workload: str, arguments: Iterable[str]) -> None:
                     f"workload {workload}, argument {argument}: there is no placeholder {{{name}}}; there are {known}; "
                     f"the text itself is written {{{{{name}}}}}"
                 )
+
+
+def as_text(argument: str) -> str:
+    """The argument in which nothing is a placeholder: what `filled` makes this very text of."""
+    return _BRACED.sub(r"{{\1}}", argument)
 
 
 def filled(argument: str, values: Mapping[str, object]) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.base import interrupts
+from pipeline.base import interrupts, placeholders
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import counted
 from pipeline.importer import experiment_file, radt_table
@@ -68,7 +69,7 @@ def program_of(row: Row) -> Program:
     if not row.file:
         raise ValueError(f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is no known workload")
     name = re.sub(r"\W", "_", Path(row.file).stem)
-    arguments = (("args", row.args),) if row.args else ()
+    arguments = (("args", tuple(map(placeholders.as_text, row.args))),) if row.args else ()
     return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
 
 
@@ -83,8 +84,18 @@ def _options(row: Row) -> dict[str, str] | None:
     return given if row.file else {"model": row.model, "data-dir": row.data} | given
 
 
-def block_of(group: RowGroup, sizes: dict[Program, str], *, by_slices: bool) -> dict[str, Any]:
-    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix. Else ValueError."""
+def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
+    """The plain profiles of a table by slices, `1g` for `1g.5gb`, where no other one has as many."""
+    plain = {each for group in groups for each in group.profiles if re.fullmatch(r"\d+g\.\d+gb", each)}
+    number = Counter(each.partition(".")[0] for each in plain)
+    return {each: slices for each in plain if number[slices := each.partition(".")[0]] == 1}
+
+
+def block_of(group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str]) -> dict[str, Any]:
+    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix. Else ValueError.
+
+    `profiles` has those that are written in another way.
+    """
     programs = [program_of(row) for row in group.rows]
     block: dict[str, Any] = {"scenario": group.scenario}
     # What looks like an interpolation survives in the values of a file, not on its way through an override.
@@ -94,18 +105,19 @@ def block_of(group: RowGroup, sizes: dict[Program, str], *, by_slices: bool) -> 
     else:
         block["mix"] = override_value(tuple(size_of(program, sizes) for program in programs))
     if group.profiles:
-        profiles = tuple(each.partition(".")[0] if by_slices else each for each in group.profiles)
-        block["scenario.profiles"] = override_value(profiles)
+        block["scenario.profiles"] = override_value(tuple(profiles.get(each, each) for each in group.profiles))
     return block
 
 
-def experiment_of(groups: Sequence[RowGroup], name: str, source: str, *, by_slices: bool) -> tuple[str, list[Refused]]:
-    """The text of an experiment file, and the rows that it could not take."""
+def experiment_of(
+    groups: Sequence[RowGroup], name: str, source: str, profiles: Mapping[str, str]
+) -> tuple[str, list[Refused]]:
+    """The text of an experiment file, and the rows that it could not take; `profiles` as `block_of` takes them."""
     sizes: dict[Program, str] = {}
     blocks, refused = [], []
     for group in groups:
         try:
-            blocks.append(block_of(group, sizes, by_slices=by_slices))
+            blocks.append(block_of(group, sizes, profiles))
         except ValueError as error:
             refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
     asked = {word for group in groups for row in group.rows for word in row.listeners}
@@ -153,7 +165,8 @@ def _import(args: argparse.Namespace) -> int:
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
     groups, left_out = radt_table.read(args.table)
-    text, unknown = experiment_of(groups, name, args.table.name, by_slices=args.slices)
+    profiles = slices_of(groups) if args.slices else {}
+    text, unknown = experiment_of(groups, name, args.table.name, profiles)
     refused = sorted([*left_out, *unknown], key=lambda each: each.line)
     num_rows = sum(len(group.rows) for group in groups) + len(left_out)
     num_groups = len(yaml.safe_load(text)["hydra"]["sweeper"]["blocks"])
@@ -162,6 +175,12 @@ def _import(args: argparse.Namespace) -> int:
     absent = sorted({word for group in groups for row in group.rows for word in row.listeners} - _LISTENERS.keys())
     if absent:
         sys.stderr.write(f"note: listeners without a counterpart here are left out: {', '.join(absent)}\n")
+    asked = {each for group in groups for each in group.profiles}
+    if args.slices and (kept := sorted(asked - profiles.keys())):
+        sys.stderr.write(
+            f"note: {', '.join(kept)}: by full name also with --slices, which stand for the one plain profile of a "
+            "number of slices\n"
+        )
     if num_groups == 0:
         raise ConfigError(f"none of the {num_rows} rows of {args.table} can be imported; nothing was written")
     if args.out == "-":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.base import placeholders
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.importer import __main__, radt_table
 from pipeline.plan.workloads import DataSource
@@ -140,6 +141,26 @@ def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
     assert block["scenario.profiles"] == "['4g','1g']"
     (config,) = configs_of(arguments_to_run(tmp_path))
     assert config.scenario.profiles == ["4g", "1g"]
+
+
+def test_profiles_that_slices_would_confuse_keep_their_names(tmp_path, capsys):
+    names = ["1g.5gb", "1g.10gb", "1g.5gb+me", "2g.10gb"]
+    assert import_table(tmp_path, [job(1, name) for name in names], "--slices") == 0
+    assert "note: 1g.10gb, 1g.5gb, 1g.5gb+me: by full name" in capsys.readouterr().err
+    (config,) = configs_of(arguments_to_run(tmp_path))
+    assert config.scenario.profiles == [*names[:3], "2g"]
+
+
+def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    words = ["--out", "run-{epoch}", "{job}", "{{job}}", "${HOME}", '{"a": 1}']
+    assert import_table(tmp_path, [job(1, params=" ".join(f"'{word}'" for word in words))] * 2) == 0
+    (config,) = configs_of(arguments_to_run(tmp_path, "gpu=cpu", "listeners=[]"))
+    (size,) = {config.sizes[size].name: config.sizes[size] for size in config.mix}.values()
+    for word in size.args:
+        placeholders.check("train", [word])
+    assert [placeholders.filled(word, {"job": 1}) for word in size.args] == words
 
 
 @pytest.mark.parametrize(
