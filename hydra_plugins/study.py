@@ -30,13 +30,15 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from pipeline.base import library_internals, override_values
+from pipeline.base import library_internals, override_values, words
 from pipeline.base.errors import ConfigError
 from pipeline.plan import command_line, stand_ins
 from pipeline.scale.options import SlurmOptions
 
 _ONE = ("experiment", "rehearse")
 """Groups whose files decide over what is swept, and cannot be swept themselves."""
+_EITHER = {"degree": "mix", "mix": "degree"}
+"""Both say how many jobs run, and a block has one of them."""
 
 
 class StudySweeper(Sweeper):
@@ -67,7 +69,7 @@ class StudySweeper(Sweeper):
         given = [override.get_key_element().lstrip("+~") for override in typed]
         instead = _left_by(given, self.instead)
         jobs: list[list[str]] = []
-        for block in self.blocks or [{}]:
+        for block in _that_take(given, self.blocks) or [{}]:
             grid = {**_left_by([*given, *instead], block), **instead}
             overrides = parser.parse_overrides([_as_override(*item) for item in grid.items()] + list(arguments))
             jobs += library_internals.combinations(overrides)
@@ -95,6 +97,16 @@ class StudySweeper(Sweeper):
             | {f"sizes.{size}": values for size, values in body.get("sizes", {}).items()},
             values_of=functools.cache(functools.partial(library_internals.values_of, loader, "workload")),
         )
+
+
+def _that_take(given: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The blocks that can run as many jobs as the command line says; all of them, which is an error, if none can."""
+    for key, other in _EITHER.items():
+        taking = [block for block in blocks if other not in block]
+        if key in given and taking and len(taking) < len(blocks):
+            words.say(f"note: {key} leaves out {len(blocks) - len(taking)} of {len(blocks)} blocks, which have {other}")
+            return taking
+    return blocks
 
 
 def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:

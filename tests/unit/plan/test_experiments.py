@@ -47,6 +47,18 @@ def test_the_command_line_wins_over_the_blocks(tmp_path, override, expected):
     assert {name.split("-")[0] for name in names} == expected
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("degree=2", {f"{mode}-2x-tiny" for mode in ("naive", "mps")} | {"serial-1x-tiny"}),
+        ("mix=[M,S]", {f"{mode}-M+S" for mode in ("naive", "mps", "serial")}),
+    ],
+)
+def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, override, expected):
+    names = dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
+    assert set(names) == expected
+
+
 def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
     assert sorted(dry_run(tmp_path, "+rehearse=tiny", "degree=1,2")) == [
         "naive-1x-tiny",
