@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,7 +29,7 @@ from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.base import library_internals, override_values, words
 from pipeline.base.errors import ConfigError
@@ -135,7 +136,7 @@ class StudyLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
         self.is_group: dict[str, bool] = {}
-        self.composed: dict[tuple[str, ...], bytes] = {}
+        self.composed: dict[tuple[str, ...], tuple[bytes, HydraConf | None]] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the study. Its exit status is kept in `pipeline.outcome`, for `run.py`."""
@@ -165,8 +166,9 @@ class StudyLauncher(Launcher):
             HydraConfig.instance().set_config(composed)
             with open_dict(composed):
                 del composed["hydra"]
-            self.composed[key] = pickle.dumps(composed)
-        config: DictConfig = pickle.loads(self.composed[key])  # noqa: S301  what was composed here
+            self.composed[key] = pickle.dumps(composed), HydraConfig.instance().cfg
+        text, of_hydra = self.composed[key]
+        config: DictConfig = pickle.loads(text)  # noqa: S301  what was composed here
         values = [o for o in parsed if o not in choices and not o.get_key_element().startswith("hydra.")]
         try:
             library_internals.set_values(values, config)
@@ -178,6 +180,9 @@ class StudyLauncher(Launcher):
                 f"{command_line.explain(error)} (the combination with {chosen}; what is typed is set in each, and "
                 "hydra.sweeper.blocks of an experiment file gives each its own settings)"
             ) from error
+        if b"${hydra:" in text or any("${hydra:" in str(each.value()) for each in values):
+            HydraConfig.instance().cfg = of_hydra  # by now it is that of the combination composed last
+            OmegaConf.resolve(config)
         return config
 
     def chooses_a_group(self, override: Override) -> bool:

@@ -59,6 +59,12 @@ def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, ov
     assert set(names) == expected
 
 
+def test_each_combination_refers_to_its_own_choices(tmp_path):
+    asked = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "workload=tiny,tiny_text"]
+    names = dry_run(tmp_path, *asked, "workload.name=a_${hydra:runtime.choices.workload}")
+    assert sorted(names) == ["naive-1x-a_tiny", "naive-1x-a_tiny_text"]
+
+
 def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
     assert sorted(dry_run(tmp_path, "+rehearse=tiny", "degree=1,2")) == [
         "naive-1x-tiny",
