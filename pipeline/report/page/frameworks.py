@@ -77,7 +77,7 @@ def framework_lines(study: Study) -> list[str]:
 
 def answers(study: Study) -> Counter[Answer]:
     """What the jobs of each framework answered, each answer with the number of jobs."""
-    asked = [(row, job) for row in study.rows for job in row.jobs if _is_probe(job)]
+    asked = [(row, job) for row in study.rows for job in row.jobs if _is_probe(job) and _is_known(row, job)]
     names = list(_TITLES)
     asked.sort(key=lambda each: (names.index(each[1].params["framework"]), bool(each[0].profiles), each[0].degree == 1))
     return Counter(_answer(row, job) for row, job in asked)
@@ -85,6 +85,11 @@ def answers(study: Study) -> Counter[Answer]:
 
 def _is_probe(job: JobRow) -> bool:
     return job.params.get("script") == _SCRIPT and job.params.get("framework") in _TITLES
+
+
+def _is_known(row: Row, job: JobRow) -> bool:
+    """Whether the study holds what it answered: one that resumes does not read the answers of earlier groups again."""
+    return row.result is not Result.OK or "job.works" in job.params
 
 
 def _answer(row: Row, job: JobRow) -> Answer:

@@ -52,6 +52,13 @@ def test_each_answer_is_said_once_with_the_number_of_its_jobs():
     assert "frameworks" in [each.name for each in every_table(study(*rows), [], [], [], [])]
 
 
+def test_answers_of_groups_that_a_resumed_study_found_measured_are_not_no():
+    lines = framework_lines(
+        study(row("naive", (probe(0, "torch", WHOLE),)), row("mps", (probe(0, "jax", WHOLE, **ONE),)))
+    )
+    assert [line.split()[0] for line in lines] == ["framework", "JAX"]
+
+
 def test_a_study_of_other_programs_has_no_such_table():
     rows = study(copies("naive", 2, 100.0))
     assert framework_lines(rows) == []
