@@ -18,7 +18,7 @@ from pipeline.base.protocols import Env
 from pipeline.base.records import Device, Interpreter
 from pipeline.plan import programs
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
-from pipeline.plan.source_digest import Code, code_of, module_file
+from pipeline.plan.source_digest import Code, code_of, module_file, speaks_to_the_study
 from pipeline.plan.workloads import WorkloadConfig
 
 
@@ -83,6 +83,12 @@ def take(
                 has_programs = script == workload.script and workload.runner is not None
                 interpreter = interpreters[env_of(config, workload)] if has_programs else None
                 scripts[script] = _find_script(script, interpreter)
+        if workload.runner is None and not speaks_to_the_study(scripts[workload.script]):
+            raise ConfigError(
+                f"workload {workload.name}: script={workload.script} imports nothing of `workloads`, so it cannot say "
+                "when it is ready and what it has done; a script that runs as it is follows two dashes, as in "
+                f"python run.py degree=2 -- {workload.script}, or takes workload=script"
+            )
         module = workload.preload
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)

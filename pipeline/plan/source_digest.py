@@ -55,6 +55,20 @@ def module_file(module: str, project: Path) -> Path | None:
     return files[-1] if len(files) == len(parts) else None
 
 
+def speaks_to_the_study(code: Code) -> bool:
+    """Whether a program can say when it is ready and what it has done: it imports `workloads`, or is no Python."""
+    for source in code.sources:
+        if not source.path.endswith(".py"):
+            return True
+        try:
+            imports = _imported(Path(source.path).read_bytes(), source.path)
+        except (SyntaxError, ValueError, RecursionError):  # of another version of Python
+            return True
+        if any(name.partition(".")[0] == _PACKAGE for _, name in imports):
+            return True
+    return False
+
+
 def files_run_as(module: str, folder: Path) -> list[Path]:
     """What `python -m MODULE` runs in a folder: the files of the packages around it and its own; none if elsewhere."""
     return _files_of(folder, [*module.split("."), "__main__"])

@@ -463,7 +463,7 @@ def test_a_kind_of_workload_with_options_of_its_own_is_a_program_a_class_and_a_y
         "        super().check(device, device_was_chosen=device_was_chosen)\n"
         "        if self.length < 1:\n            raise self._refused('length must be at least 1')\n"
     )
-    (folder / "tokens.py").write_text("")
+    (folder / "tokens.py").write_text("from workloads import client\n")
     (folder / "workload/tokens.yaml").write_text(
         f"defaults: [/schema/tokens@_here_, _self_]\nname: tokens\nscript: {folder / 'tokens.py'}\n"
     )

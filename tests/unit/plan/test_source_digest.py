@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.plan import inventory
@@ -97,6 +98,18 @@ def test_code_that_a_command_line_names_belongs_to_its_digest(make_plan, project
     first, second, third, last = (plan.groups[0].digest for plan in digests)
     assert first == second
     assert len({second, third, last}) == 3
+
+
+def test_a_script_in_the_place_of_a_program_that_speaks_to_the_study_is_refused(make_plan, project):
+    texts = {"train.py": "import torch\n", "mine.py": "import part\n", "part.py": "from workloads import client\n"}
+    texts |= {"old.py": "print 1\n", "run.sh": "#!/bin/sh\n"}
+    for name, text in texts.items():
+        (project / name).write_text(text)
+        (project / name).chmod(0o755)
+    for name in ("mine.py", "old.py", "run.sh"):
+        make_plan([f"workload.script={name}"])
+    with pytest.raises(ConfigError, match=r"script=train.py imports nothing of `workloads`, .* takes workload=script"):
+        make_plan(["workload.script=train.py"])
 
 
 def test_the_modules_of_a_users_script_are_found_in_its_folder_and_its_repository(tmp_path):
