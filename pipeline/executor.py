@@ -252,6 +252,7 @@ class _Execution:
         watched = Watched(group.device, slots.slots, self.record.folder, self.record.sink.samples, self.fields)
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
+        watched.fields = Fields(listener.table for listener in self.helpers)
         stack.enter_context(self.shared.view(group, watched))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)

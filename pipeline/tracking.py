@@ -88,10 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts = relocate(options.root, options.old_root)
             for column, count in counts.items():
                 _say(f"{column}: {count} rewritten")
-            if not counts and options.old_root is not None and options.old_root.absolute() != options.root.absolute():
-                raise TrackingError(
-                    f"no artifact path begins with {options.old_root.absolute()}; give the former folder"
-                )
             if not counts:
                 _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
             return 0

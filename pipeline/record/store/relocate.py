@@ -54,15 +54,22 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
             connection.execute("BEGIN IMMEDIATE")
             old = old_root.absolute() if old_root else _old_root(connection, place)
             counts = {} if old is None or old == place else _rewrite(connection, old, place)
+            elsewhere = _old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error
+    if not counts and elsewhere:
+        raise TrackingError(f"no artifact path begins with {old}, but some with {', '.join(map(str, elsewhere))}")
     return counts
 
 
-def _old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
+def _old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
     locations = [row[0] for row in connection.execute("SELECT artifact_location FROM experiments") if row[0]]
-    found = sorted({old for location in locations if (old := foreign_root(location, root)) is not None})
+    return sorted({old for location in locations if (old := foreign_root(location, root)) is not None})
+
+
+def _old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
+    found = _old_roots(connection, root)
     if len(found) > 1:
         places = ", ".join(map(str, found))
         raise TrackingError(

@@ -247,19 +247,18 @@ def test_relocating_refuses_what_it_cannot_tell(root: Path, tmp_path: Path) -> N
     with pytest.raises(TrackingError, match="--from"):
         relocate(moved)
     assert relocate(moved, Path("/other")) == {"experiments.artifact_location": 1}
+    assert relocate(moved, root)["runs.artifact_uri"] == 1
+    assert relocate(moved, root) == {}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["relocate", "--from", "/wrong"], 1, "no artifact path begins with /wrong; give the former folder"),
-        (["status", "--uri", "localhost:5000"], 2, "no address of a tracking server, which is http://HOST:PORT"),
-    ],
-)
-def test_a_place_that_is_mistyped_is_an_error(root: Path, tmp_path: Path, capsys, arguments, status, said) -> None:
+def test_a_place_that_is_mistyped_is_an_error(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log_a_file(root, tmp_path, "one")
-    assert tracking.main([*arguments, "--root", str(root)]) == status
-    assert said in capsys.readouterr().err
+    assert tracking.main(["status", "--uri", "localhost:5000", "--root", str(root)]) == 2
+    assert "no address of a tracking server, which is http://HOST:PORT" in capsys.readouterr().err
+    moved = tmp_path / "moved"
+    root.rename(moved)
+    assert tracking.main(["relocate", "--from", "/wrong", "--root", str(moved)]) == 1
+    assert f"no artifact path begins with /wrong, but some with {root}" in capsys.readouterr().err
 
 
 def test_a_store_reached_through_a_link_is_in_its_place(root: Path, tmp_path: Path) -> None:
