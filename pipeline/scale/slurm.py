@@ -23,7 +23,7 @@ from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
 from pipeline.base.interrupts import Interrupted, UndoStack
-from pipeline.base.records import Device, Plan, Resume
+from pipeline.base.records import Device, Plan, Result, Resume
 from pipeline.base.words import counted
 from pipeline.plan import check, schema, user_command
 from pipeline.record import provenance
@@ -313,11 +313,12 @@ def _left(asked: Asked, uri: str, plan: Plan, num_models: int) -> tuple[list[int
 
 
 def _done(begun: Overview, num_models: int) -> set[int]:
-    """The units that are complete on as many models as are asked for."""
+    """The units that are complete on as many models as are asked for, without a group that may no longer be skipped."""
     if begun.num_models < num_models:
         return set()
+    left = {unit.number for unit in begun.units if unit.state != DONE or Result.SKIPPED in unit.results}
     # Which gres had which model is not known: of several models, what one of them lacks is submitted to all.
-    return {unit.number for unit in begun.units} - {unit.number for unit in begun.units if unit.state != DONE}
+    return {unit.number for unit in begun.units} - left
 
 
 def _overview(uri: str, experiment: str) -> Overview | None:

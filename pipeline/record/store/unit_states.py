@@ -35,7 +35,7 @@ class Unit:
         last_ms: when a run of it began or ended last, in ms since the epoch.
         group: what runs, or did when it was lost, if anything does.
         reason: why its Slurm task waits, in Slurm's words.
-        tasks: of a unit that is not done, its Slurm tasks in the queue.
+        tasks: of a unit that may have groups to run, its Slurm tasks in the queue.
     """
 
     number: int
@@ -90,7 +90,7 @@ class Queued:
         """A unit with the state of its task in these arrays: several, if it was submitted again, or none any more."""
         own = (squeue.task_of(array, unit.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in own if task in self.states}
-        if unit.state == DONE:
+        if unit.state == DONE and Result.SKIPPED not in unit.results:
             return unit
         if any(not state.startswith(squeue.PENDING) for state in states.values()):
             return dataclasses.replace(unit, state=RUNNING, tasks=tuple(states))

@@ -202,6 +202,12 @@ def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> Non
     assert seen(run(1, "a", None), queue=queue).units[0].state == "running" and len(asked) == 1
 
 
+def test_a_unit_with_skipped_groups_waits_if_its_task_does(seen) -> None:
+    skipped = [task(1, "a"), task(1, "b", "skipped")]
+    found = seen(*skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"})
+    assert [(unit.state, unit.tasks) for unit in found.units[:2]] == [("waiting", ("7_1",)), ("done", ())]
+
+
 def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submitted:
     return Submitted(command_line=command_line, num_units=3, cluster="c1", arrays=arrays, time_ms=time_ms)
 

@@ -108,8 +108,8 @@ def left(monkeypatch: pytest.MonkeyPatch):
     return look
 
 
-def unit(number: int, state: str, *tasks: str) -> SimpleNamespace:
-    return SimpleNamespace(number=number, state=state, tasks=tasks)
+def unit(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespace:
+    return SimpleNamespace(number=number, state=state, tasks=tasks, results=results)
 
 
 def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(left, capsys) -> None:
@@ -119,6 +119,7 @@ def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_sam
     assert left(unit(1, "done"), unit(2, "incomplete"), unit(3, "running")) == ([2, 3], 0)
     assert left(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
     assert left(unit(1, "done"), unit(2, "done"), num_models=2) == ([1, 2, 3], 0)
+    assert left(unit(1, "done", ok=1, skipped=1), unit(2, "done", ok=2), unit(3, "done", oom=2)) == ([1], 0)
 
 
 def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None:
