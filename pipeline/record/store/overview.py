@@ -13,6 +13,7 @@ from typing import Any
 from pipeline import outcome
 from pipeline.base import layout, secrets, words
 from pipeline.base.errors import TrackingError
+from pipeline.base.records import Result
 from pipeline.base.tags import Tag
 from pipeline.plan import user_command
 from pipeline.record import group_folder
@@ -87,6 +88,8 @@ class Overview:
             *words.aligned(lines, range(len(lines[0]))),
             f"units: {counts}; {num_found} of {total} groups have a result{left}",
         ]
+        if num_skipped := sum(unit.results.get(Result.SKIPPED, 0) for unit in self.units):
+            said.append(f"{words.counted(num_skipped, 'group')} skipped: resume=true runs what can run now")
         if self.simulated:
             said.append(f"simulated: {', '.join(self.simulated)}")
         if self.num_unsent:

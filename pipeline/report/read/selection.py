@@ -162,7 +162,13 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
 def _of_one_boot(members: Sequence[Row], expected: set[str], left_out: Counter[str]) -> tuple[_Boot, list[Row]]:
     """GPU and boot of a block, and its rows from there: a complete set if there is one, else the largest."""
     by_boot: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    begun = set[str]()
     for row in members:  # newest first
+        if row.result is not Result.SKIPPED:
+            begun.add(row.key)
+        elif row.key in begun:
+            left_out["skipped at first, and run later"] += 1
+            continue
         mine = by_boot[row.gpu_uuid, row.boot_id]
         newer = mine.setdefault(row.key, row)
         if newer is row:

@@ -108,6 +108,24 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
     assert dict(again.units[0].results) == {"ok": 2}
 
 
+@pytest.mark.parametrize(
+    ("later", "states", "results"),
+    [
+        ([], "done", {"ok": 1, "skipped": 1}),
+        ([run(1, "b", None)], "running", {"ok": 1}),
+        ([run(1, "b", "timeout")], "incomplete", {"ok": 1, "timeout": 1}),
+        ([run(1, "b", "timeout"), run(1, "b", "skipped")], "done", {"ok": 1, "skipped": 1}),
+        ([run(1, "b", "failed", gpu_uuid="GPU-9")], "incomplete", {"ok": 1}),
+        ([run(1, "b", "skipped", gpu_uuid="GPU-9")], "done", {"ok": 1, "skipped": 1}),
+    ],
+)
+def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later, states, results) -> None:
+    found = seen(run(1, "a"), run(1, "b", "skipped"), *later)
+    assert (found.units[0].state, dict(found.units[0].results)) == (states, results)
+    said = "\n1 group skipped: resume=true runs what can run now\n"
+    assert (said in found.as_text(NOW_S)) == ("skipped" in results)
+
+
 def test_what_an_older_plan_measured_counts_in_the_plan_that_has_taken_it_over(root, monkeypatch) -> None:
     store = open_store(root)
     experiment = store.experiment_id("e")

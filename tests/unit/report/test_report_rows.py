@@ -47,6 +47,22 @@ def test_a_study_that_was_stopped_and_resumed_is_as_if_it_had_not_been() -> None
     assert [r.result for r in study(whole[0], stopped).rows] == [Result.OK, Result.INTERRUPTED]
 
 
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+def test_a_group_that_was_skipped_and_could_begin_later_is_not_called_skipped(boot: str) -> None:
+    skipped = copies("mps", 2, 1.0, result=Result.SKIPPED, start_ms=2, boot_id=boot)
+    whole = [copies("serial", 1, 10.0, start_ms=1), skipped]
+    later = copies("mps", 2, 1.0, result=Result.TIMEOUT, start_ms=3)
+    found = study(*whole, later)
+    assert [r.result for r in found.rows] == [Result.OK, Result.TIMEOUT]
+    assert found.left_out == {"skipped at first, and run later": 1} and found.blocks[0].num_missing == 1
+    assert [
+        r.result for r in study(whole[0], later, dataclasses.replace(skipped, start_ms=4, boot_id="boot-1")).rows
+    ] == [
+        Result.OK,
+        Result.SKIPPED,
+    ]
+
+
 def test_a_complete_block_of_one_boot_is_preferred_to_newer_pieces_of_another() -> None:
     old = [copies("serial", 1, 10.0, start_ms=1), copies("naive", 2, 9.0, start_ms=2)]
     new = copies("naive", 2, 99.0, start_ms=3, boot_id="boot-2")
