@@ -310,7 +310,9 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
     on_other_models = plan.any_gpu_digest if asked.config.gpu.models > 1 else ""
-    others = [each for each in finished if each.digest not in asked.planned and each.plan_any_gpu != on_other_models]
+    others = [
+        each for each in finished if each.digest not in asked.planned and on_other_models not in each.plans_any_gpu
+    ]
     for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
         words.say(line)
     if not asked.config.dry_run:
@@ -321,7 +323,7 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
 def _take_over(asked: Asked, plan: Plan, known: Sequence[GroupResult], finished: Sequence[FinishedGroup]) -> None:
     """Have the store count in this plan what another one measured: nothing of this one would say that it is there."""
     assert asked.sender is not None
-    of_others = {each.spool_id: each.run_id for each in finished if each.spool_id and each.plan != plan.digest}
+    of_others = {each.spool_id: each.run_id for each in finished if each.spool_id and plan.digest not in each.plans}
     units_of_runs = {of_others[row.spool_id]: row.group.unit for row in known if row.spool_id in of_others}
     if units_of_runs:
         facts = _facts_of_plan(asked, plan) | {"command_line": provenance.command_line()}

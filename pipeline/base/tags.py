@@ -21,7 +21,7 @@ class Tag(StrEnum):
     NEIGHBOUR = f"{PREFIX}neighbour"
     BLOCK = f"{PREFIX}block"
     PLAN_UNIT = f"{PREFIX}plan_unit"
-    TAKEN_OVER = f"{PREFIX}taken_over"  # JSON: facts of the last plan, later than its own, that has the result too
+    TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each plan, later than its own, that has the result too
     CASE = f"{PREFIX}case"  # where a unit of the plan is a case of a block
     SCENARIO = f"{PREFIX}scenario"
     PROFILER = f"{PREFIX}profiler"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +34,8 @@ class FinishedGroup:
     """A group that ended. What its run does not say is `None`; of its tags, those that the row has in a comparison.
 
     Attributes:
-        plan: the last one that has it.
+        plans: that have it, by their digests.
+        plans_any_gpu: the same by the digests without the GPU models.
     """
 
     digest: str
@@ -50,8 +51,8 @@ class FinishedGroup:
     reason: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     settings: str | None = None
-    plan: str | None = None
-    plan_any_gpu: str | None = None
+    plans: Sequence[str] = ()
+    plans_any_gpu: Sequence[str] = ()
     start_ms: int = 0
 
 

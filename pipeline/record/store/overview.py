@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from pipeline.record.group_folder import RunRecord
 from pipeline.record.store import content, submitted, told, unit_states
 from pipeline.record.store.local import is_server
 from pipeline.record.store.submitted import Submitted
-from pipeline.record.store.taken_over import facts_now
+from pipeline.record.store.taken_over import facts_by_plan
 from pipeline.record.store.told import Told
 from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
 
 _FACTS = (
-    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "digest", "result", "spool_id", "taken_over"),
+    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),
     *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated"),
+    "spool_id",
 )
 _BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
@@ -182,9 +183,10 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
     A model of which none was begun has none; without any that says how many units its plan has, there is no model.
     Where a GPU is measured alone and in company, each is a plan, and has its place as a model has.
     """
-    groups = [dataclasses.replace(run, facts=facts_now(run.facts)) for run in told.groups(where, experiment, _FACTS)]
     planned = [
-        _as_spooled(run, spooled.get(run.facts.get("spool_id", ""))) for run in groups if "plan_units" in run.facts
+        _as_spooled(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
+        for run in told.groups(where, experiment, _FACTS)
+        for facts in _by_study(run)
     ]
     if not planned:
         return []
@@ -202,6 +204,12 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
             plans[run.facts["plan"]].append(run)
     num_others = (2 if is_beside else int(newest.get("plan_models", "1"))) - len(plans)
     return sorted([*plans.values(), *([] for _ in range(num_others))], key=unit_states.model_of)
+
+
+def _by_study(run: Told) -> Collection[Mapping[str, str]]:
+    """The facts of a run in each study that has it; of plans of one study in the last one."""
+    planned = (facts for facts in facts_by_plan(run.facts) if "plan_units" in facts)
+    return {_study_of(facts): facts for facts in planned}.values()
 
 
 def _is_of_beside(facts: Mapping[str, str]) -> bool:

@@ -22,7 +22,7 @@ from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import Store, is_server, reason_of
-from pipeline.record.store.taken_over import facts_now
+from pipeline.record.store.taken_over import facts_by_plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
             continue
-        facts = facts_now(facts_of(tags))
+        by_plan = facts_by_plan(facts_of(tags))
         finished.append(
             FinishedGroup(
                 digest=digest,
@@ -65,8 +65,8 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                     if tag in tags
                 },
                 settings=tags.get(Tag.SETTINGS),
-                plan=facts.get("plan"),
-                plan_any_gpu=facts.get("plan_any_gpu"),
+                plans=[facts["plan"] for facts in by_plan if "plan" in facts],
+                plans_any_gpu=[facts["plan_any_gpu"] for facts in by_plan if "plan_any_gpu" in facts],
                 start_ms=run.info.start_time,
             )
         )

@@ -1,4 +1,4 @@
-"""Results of one plan that a later one has as well, which therefore does not run them: their runs say so.
+"""Results of one plan that later ones have as well, which therefore do not run them: their runs say so.
 
 A study that goes on with more repeats, degrees or workloads is another plan. How far that is, its own runs cannot tell.
 """
@@ -6,10 +6,10 @@ A study that goes on with more repeats, degrees or workloads is another plan. Ho
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pipeline.base.errors import TrackingError
-from pipeline.base.tags import PREFIX, Tag
+from pipeline.base.tags import PREFIX, Tag, facts_of
 from pipeline.record.store.content import CUT, MAX_TAG
 from pipeline.record.store.local import Store, reason_of
 
@@ -18,21 +18,31 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
     """Have these runs say what a run of the plan with these facts would; `units` has the unit of each there.
 
     Raises:
-        TrackingError: the store cannot be written.
+        TrackingError: the store cannot be read or written.
     """
     from mlflow.exceptions import MlflowException
 
     for run_id, unit in units.items():
-        said = json.dumps({**facts, "plan_unit": str(unit)}, ensure_ascii=False)
-        if len(said) > MAX_TAG:
-            said = json.dumps({**facts, "plan_unit": str(unit), "command_line": CUT}, ensure_ascii=False)
         try:
+            earlier = _later_plans(facts_of(store.client.get_run(run_id).data.tags))
+            said = _said([*earlier, {**facts, "plan_unit": str(unit)}])
             store.client.set_tag(run_id, Tag.TAKEN_OVER, said)
         except MlflowException as error:
             raise TrackingError(f"run {run_id} in {store.uri} cannot be marked: {reason_of(error)}") from error
 
 
-def facts_now(facts: Mapping[str, str]) -> dict[str, str]:
-    """The facts of a run, with those of the last plan that has it in the place of its own."""
-    later: dict[str, str] = json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "{}"))
-    return {**facts, **later}
+def facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    """The facts of a run in each plan that has it: in its own, then in those that took it over, the last one last."""
+    return [dict(facts), *({**facts, **later} for later in _later_plans(facts))]
+
+
+def _later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
+
+
+def _said(plans: Sequence[Mapping[str, str]]) -> str:
+    """What a tag has room for: of too many plans the last ones."""
+    said = json.dumps(plans, ensure_ascii=False)
+    if len(said) <= MAX_TAG:
+        return said
+    return _said(plans[1:]) if len(plans) > 1 else json.dumps([{**plans[0], "command_line": CUT}], ensure_ascii=False)

@@ -126,7 +126,7 @@ def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later,
     assert (said in found.as_text(NOW_S)) == ("skipped" in results)
 
 
-def test_what_an_older_plan_measured_counts_in_the_plan_that_has_taken_it_over(root, monkeypatch) -> None:
+def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     store = open_store(root)
     experiment = store.experiment_id("e")
 
@@ -138,15 +138,19 @@ def test_what_an_older_plan_measured_counts_in_the_plan_that_has_taken_it_over(r
         return run_id
 
     old = [measured("a"), measured("b")]
-    measured("c", plan="p2", plan_unit=2, plan_units="2x1,1x1", command_line="run.py degree=2")
+    newest = measured("c", plan="p2", plan_unit=2, plan_units="2x1,1x1", command_line="run.py degree=2")
     assert [unit.state for unit in overview.overview(root, "e").units] == ["not begun", "done"]
     facts = {"plan": "p2", "plan_units": "2x1,1x1"}
     taken_over.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
     found = overview.overview(root, "e")
     assert [(unit.state, dict(unit.results)) for unit in found.units] == [("done", {"ok": 2}), ("done", {"ok": 1})]
-    assert {each.plan for each in results.find_finished(store, "e")} == {"p2"}
-    taken_over.take_over(store, {old[1]: 1}, {**facts, "command_line": "x" * content.MAX_TAG})
-    assert overview.overview(root, "e").is_done
+    assert [list(each.plans) for each in results.find_finished(store, "e")] == [["p1", "p2"], ["p1", "p2"], ["p2"]]
+    of_one_group = {"plan": "p3", "plan_units": "1x1", "command_line": "x" * content.MAX_TAG}
+    taken_over.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
+    assert [unit.num_found for unit in overview.overview(root, "e").units] == [2, 1]
+    taken_over.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
+    found = overview.overview(root, "e")
+    assert found.is_done and (found.plan, found.command) == ("p3", content.CUT)
 
 
 def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> None:
