@@ -132,7 +132,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     if not of_models and given is None:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
-    if given is not None and (newest is None or (given.study != _typed(newest) and given.time_ms > newest.start_ms)):
+    if given is not None and (newest is None or _is_another(given, newest, queue)):
         of_models, newest = [], _not_begun(given)
     assert newest is not None
     given = given if given is not None and given.study == _typed(newest) else None
@@ -227,6 +227,17 @@ def _study_of(facts: Mapping[str, str]) -> str:
 def _typed(run: Told) -> str:
     """The command line of the study that a group is of."""
     return submitted.study_of(run.facts.get("command_line", ""))
+
+
+def _is_another(given: Submitted, newest: Told, queue: Queue | None) -> bool:
+    """Whether what was submitted last is another study than that of the newest group, or it with another program."""
+    if given.time_ms <= newest.start_ms:
+        return False
+    if given.study != _typed(newest):
+        return True
+    has_changed = given.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
+    # No group tells of tasks that found all done, as where the plan is another one on the nodes than where it is typed.
+    return has_changed and bool(Queued.of([], queue, given).states)
 
 
 def _not_begun(given: Submitted) -> Told:

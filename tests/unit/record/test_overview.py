@@ -260,6 +260,20 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
     assert [unit.state for unit in seen_of_server(newer, *began, queue=queue).units] == ["not begun", *["waiting"] * 2]
 
 
+def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(seen_of_server) -> None:
+    command = "run.py hydra/launcher=slurm"
+    facts = {"plan_any_gpu": "old", "plan_units": "1x2", "command_line": command}
+    began = [task(1, "a", **facts), task(2, "b", **facts)]
+    new = replace(given("7", "9", time_ms=2_000_000), plan_any_gpu="new")
+
+    def found(last: Submitted, *tasks: str) -> tuple[str, list[str]]:
+        seen = seen_of_server(last, *began, queue=lambda *_: dict.fromkeys(tasks, "PENDING Priority"))
+        return seen.plan_any_gpu, [unit.state for unit in seen.units[:2]]
+
+    assert found(new, "9_1", "9_2") == ("new", ["waiting", "waiting"])
+    assert found(new) == found(replace(new, time_ms=0), "9_1") == ("old", ["done", "done"])
+
+
 def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(tmp_path) -> None:
     store = open_store(tmp_path)
     for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
