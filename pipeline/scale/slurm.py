@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pipeline import outcome
@@ -29,7 +29,7 @@ from pipeline.plan import check, schema, user_command
 from pipeline.record import provenance
 from pipeline.record.store.overview import Overview, overview
 from pipeline.record.store.submitted import Submitted
-from pipeline.record.store.unit_states import DONE
+from pipeline.record.store.unit_states import DONE, Queue
 from pipeline.scale import workers
 from pipeline.scale.options import SlurmOptions
 from pipeline.study import Asked
@@ -301,7 +301,9 @@ def _in_order(task: str) -> tuple[int, int]:
 def _left(asked: Asked, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
     """The units to submit, and how many are not done and in the queue already, which is said."""
     every = range(1, len(plan.unit_sizes) + 1)
-    found = None if asked.config.resume == Resume.NO else _overview(uri, asked.config.tracking.experiment)
+    found = None if asked.config.resume == Resume.NO else _overview(uri, asked.config.tracking.experiment, _queue)
+    if found is not None and found.unasked:
+        words.say(f"warning: units that wait elsewhere are submitted here as well: {found.unasked}")
     if found is None or found.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
         return list(every), 0
     done = _done(found, num_models)
@@ -321,9 +323,19 @@ def _done(begun: Overview, num_models: int) -> set[int]:
     return {unit.number for unit in begun.units} - left
 
 
-def _overview(uri: str, experiment: str) -> Overview | None:
+def _queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
+    """What waits and runs; a ConfigError if Slurm does not answer: units in the queue would be submitted again."""
     try:
-        return overview(uri, experiment, squeue.states_on)
+        return squeue.states_on(cluster, arrays)
+    except CommandError as error:
+        if error.status == 0:  # it did, and is that of another cluster
+            raise
+        raise ConfigError(f"cannot tell which units are in the queue: {error}; resume once Slurm answers") from error
+
+
+def _overview(uri: str, experiment: str, queue: Queue = squeue.states_on) -> Overview | None:
+    try:
+        return overview(uri, experiment, queue)
     except TrackingError as error:
         words.say(str(error))
         return None

@@ -13,10 +13,12 @@ import pytest
 
 from pipeline import outcome
 from pipeline.base.command import Completed
-from pipeline.base.errors import ConfigError
+from pipeline.base.errors import CommandError, ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.plan import read
+from pipeline.record.store import overview
 from pipeline.record.store.submitted import Submitted
+from pipeline.record.store.told import Told
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
 
@@ -99,7 +101,7 @@ def left(monkeypatch: pytest.MonkeyPatch):
     """What is left of a plan of three units, of which the store has these."""
 
     def look(*units: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
-        found = SimpleNamespace(plan_any_gpu=plan, num_models=1, units=units)
+        found = SimpleNamespace(plan_any_gpu=plan, num_models=1, units=units, unasked="")
         monkeypatch.setattr(slurm, "_overview", lambda *_: found)
         asked: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         planned: Any = SimpleNamespace(any_gpu_digest="p", unit_sizes=(2, 2, 2))
@@ -120,6 +122,24 @@ def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_sam
     assert left(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
     assert left(unit(1, "done"), unit(2, "done"), num_models=2) == ([1, 2, 3], 0)
     assert left(unit(1, "done", ok=1, skipped=1), unit(2, "done", ok=2), unit(3, "done", oom=2)) == ([1], 0)
+
+
+def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
+    facts = {"plan": "p", "plan_units": "1x2", "plan_unit": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
+    running = Told(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
+    monkeypatch.setattr(overview.told, "groups", lambda *_: [running])
+    monkeypatch.setattr(overview.submitted, "of", lambda *_: None)
+
+    def left(error: CommandError) -> tuple[list[int], int]:
+        monkeypatch.setattr(slurm.squeue, "states_on", lambda *_: (_ for _ in ()).throw(error))
+        asked: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
+        plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", unit_sizes=(1, 1))
+        return slurm._left(asked, "http://h:1", plan, 1)
+
+    with pytest.raises(ConfigError, match=r"cannot tell which units .*timed out.*; resume once Slurm answers"):
+        left(CommandError(["squeue"], 1, "Socket timed out"))
+    assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
+    assert "warning: units that wait elsewhere are submitted here as well: " in capsys.readouterr().err
 
 
 def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None:
