@@ -22,10 +22,12 @@ from pipeline.base import interrupts, layout, squeue, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
+from pipeline.base.host import cpu_device
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.records import Device, Plan, Result, Resume
 from pipeline.base.words import counted
 from pipeline.plan import check, schema, user_command
+from pipeline.plan.schema import GpuConfig, GpuKind
 from pipeline.record import provenance
 from pipeline.record.store.overview import Overview, overview
 from pipeline.record.store.submitted import Submitted
@@ -225,9 +227,12 @@ def _refuse_what_has_no_array(asked: Asked, options: SlurmOptions) -> str:
 
 def _planned(asked: Asked) -> Plan:
     """The plan, so that what every task would refuse is not submitted; where it is typed there may be no GPU."""
-    somewhere = Device(kind="nvidia", uuid="unknown", name="unknown")
-    find_device = asked.simulated.find_device if asked.simulated is not None else lambda _: somewhere
-    return workers.planned(asked, find_device)
+    return workers.planned(asked, _somewhere if asked.simulated is None else asked.simulated.find_device)
+
+
+def _somewhere(gpu: GpuConfig) -> Device:
+    """The device of a task, as far as it is known where the study is typed."""
+    return cpu_device() if gpu.kind is GpuKind.cpu else Device(kind="nvidia", uuid="unknown", name="unknown")
 
 
 def _one_line(key: str, value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ import pytest
 from pipeline import outcome
 from pipeline.base.command import Completed
 from pipeline.base.errors import CommandError, ConfigError
+from pipeline.base.host import cpu_device
 from pipeline.base.interrupts import UndoStack
 from pipeline.plan import read
 from pipeline.record.store import overview
@@ -21,6 +23,7 @@ from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.told import Told
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
+from tests.conftest import GPU
 
 OF_TASK = {"SLURM_CLUSTER_NAME": "test", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
 
@@ -168,6 +171,16 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
     asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
     with pytest.raises(ConfigError, match="the plan has no group of that name"):
         slurm._planned(asked)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "of_task"), [("cpu", replace(cpu_device(), name="another CPU", uuid="cpu-n01")), ("nvidia", GPU)]
+)
+def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gpu, of_task) -> None:
+    configs = read.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
+    asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
+    there = slurm.workers.planned(asked, lambda _: of_task)
+    assert slurm._planned(asked).any_gpu_digest == there.any_gpu_digest
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
