@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import time
 from collections import deque
@@ -16,10 +17,15 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from pipeline import rehearsal
 from pipeline.base import library_internals
 from pipeline.base.errors import ConfigError, InUseError
+from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Device
+from pipeline.plan import read
+from pipeline.scale import beside as company
 from pipeline.scale import cpus, gpus, workers
+from pipeline.study import Asked
 from tests.conftest import GPU
 from tests.rows import group
 
@@ -315,3 +321,35 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     config.wait = True
     with pytest.raises(ConfigError, match="waits for none"):
         gpus.free(asked, "all")
+
+
+@pytest.fixture
+def asked_of(compose, tmp_path: Path):
+    """A dry run of a study on simulated GPUs of one model."""
+    with UndoStack() as stack:
+
+        def ask(num_gpus: int, *overrides: str) -> Asked:
+            machine = [f"gpu.machine={tmp_path}/machine.json", f"gpu.count={num_gpus}", f"gpu.lock_dir={tmp_path}"]
+            configs = read.read(compose(["gpu=simulated_h100_80gb", "workload=tiny", "degree=2", *machine, *overrides]))
+            simulated = stack.enter_context(rehearsal.prepared(configs))
+            nobody: Any = None
+            return Asked(
+                configs=configs, is_sweep=True, sender=None, simulated=simulated, exporter=nobody, reproduction=nobody
+            )
+
+        yield ask
+
+
+@pytest.mark.parametrize(("num_units", "beside"), [(2, 1), (5, 2)])
+def test_no_more_gpus_count_as_at_work_than_there_are_units(asked_of, monkeypatch, num_units, beside) -> None:
+    shown: list[int] = []
+    monkeypatch.setattr(gpus.study, "preview", lambda *planned: shown.extend(a.config.gpu.beside for a, *_ in planned))
+    gpus.run(asked_of(3, f"repeats={num_units}", "dry_run=true"), UndoStack(), "all", None)
+    assert shown == [beside]
+
+
+def test_a_dry_run_of_several_plans_is_one_json_list(asked_of, capsys) -> None:
+    assert company.run(asked_of(2, "dry_run=json"), UndoStack(), "all", None) == 0
+    alone, in_company = json.loads(capsys.readouterr().out)
+    assert [group["name"] for group in alone["groups"]] == [group["name"] for group in in_company["groups"]]
+    assert alone["plan"] != in_company["plan"]
