@@ -474,7 +474,7 @@ class _Study:
         try:
             self.sender.store()
             if self.config.unit is not None:
-                for name in self.sender.close_lost(self.plan.experiment, self.plan.digest, self.config.unit):
+                for name in self.sender.close_lost(self.plan, self.config.unit):
                     words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
         except TrackingError as error:
             if self.config.plan_file is None or self.config.resume != Resume.NO:

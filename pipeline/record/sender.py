@@ -25,6 +25,7 @@ from pipeline.base import forked, layout
 from pipeline.base.errors import TrackingError
 
 if TYPE_CHECKING:
+    from pipeline.base.records import Plan
     from pipeline.observe.progress import Ran
     from pipeline.record.original import FinishedGroup, Original
     from pipeline.record.store.submitted import Submitted
@@ -151,13 +152,16 @@ class Sender:
         groups = self._call(request)["groups"]
         return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
 
-    def close_lost(self, experiment: str, plan: str, unit: int) -> list[str]:
+    def close_lost(self, plan: Plan, unit: int) -> list[str]:
         """Close what earlier attempts of a unit left running in the store that is open; the names of the groups.
+
+        The plan has no group of another unit.
 
         Raises:
             TrackingError: the store cannot be read or written.
         """
-        request = {"op": "close_lost", "experiment": experiment, "plan": plan, "unit": unit}
+        request = {"op": "close_lost", "experiment": plan.experiment, "plan": plan.digest, "unit": unit}
+        request["programs"] = [group.program_digest for group in plan.groups]
         return [str(name) for name in self._call(request)["groups"]]
 
     def take_over(self, units: Mapping[str, int], facts: Mapping[str, str]) -> None:

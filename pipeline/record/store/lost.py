@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
+from typing import Any
 
+from pipeline.base import squeue
 from pipeline.base.tags import GROUP, JOB, Tag, facts_of
 from pipeline.observe import endings
-from pipeline.record.store import results
+from pipeline.record.store import results, told
 from pipeline.record.store.local import Store
+from pipeline.record.store.unit_states import Queued
 
 _LOST = "its host was lost, or its orchestrator there"
 
 
-def close_unit(store: Store, experiment: str, plan: str, unit: int) -> list[str]:
+def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:
     """Close what earlier attempts of a unit left running; the names of the groups.
 
-    An attempt that lives on after all, on a host that only seemed to be dead, ends its run itself later.
+    An attempt that lives on after all, on a host that only seemed to be dead, ends its run itself later. Another plan
+    that has groups of these program digests, as one with fewer repeats, may be at work: a group of it is closed if its
+    Slurm task has left the queue.
     """
-    return _close(store, experiment, {"plan": plan, "plan_unit": str(unit)}, silent_s=0)
+    running = _running(store, experiment, silent_s=0)
+    of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
+    own = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
+    others = [run for run in running if run not in own and run.data.tags.get(Tag.PROGRAM_DIGEST) in programs]
+    queued = Queued.of([told.of(run) for run in others], squeue.states_on)
+    return _close(store, experiment, [*own, *(run for run in others if queued.is_gone(told.of(run)))])
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:
     """Close the groups of an experiment that began so long ago and still run; their names."""
-    return _close(store, experiment, {}, silent_s)
+    return _close(store, experiment, _running(store, experiment, silent_s))
 
 
-def _close(store: Store, experiment: str, wanted: dict[str, str], silent_s: float) -> list[str]:
-    ending = endings.without_owner()
+def _running(store: Store, experiment: str, silent_s: float) -> list[Any]:
     latest_ms = (time.time() - silent_s) * 1000
-    running = [
-        run
-        for run in results.runs_in(store, experiment, GROUP)
-        if run.info.status == "RUNNING"
-        and wanted.items() <= facts_of(run.data.tags).items()
-        and run.info.start_time <= latest_ms
-    ]
+    groups = results.runs_in(store, experiment, GROUP)
+    return [run for run in groups if run.info.status == "RUNNING" and run.info.start_time <= latest_ms]
+
+
+def _close(store: Store, experiment: str, running: Sequence[Any]) -> list[str]:
+    ending = endings.without_owner()
     lost = {run.info.run_id for run in running}
     jobs = results.runs_in(store, experiment, JOB) if lost else []
     of_jobs = [run for run in jobs if run.data.tags.get(Tag.PARENT_RUN) in lost and run.info.status == "RUNNING"]

@@ -10,7 +10,8 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
                                          with "store": FOLDER or URI those of another store, which is only read
-    {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N} -> {"ok": true, "groups": [NAME, ...]}: closed
+    {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N, "programs": [DIGEST, ...]}
+                                         -> {"ok": true, "groups": [NAME, ...]}: closed
     {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `submitted.Submitted` is noted
     {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.groups_that_ran` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
@@ -96,8 +97,8 @@ class RequestHandler:
                 if Path(file).exists():
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
                 return {}
-            case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit)}:
-                return {"groups": lost.close_unit(self._open(self._uri), experiment, plan, unit)}
+            case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit), **others}:
+                return {"groups": lost.close_unit(self._open(self._uri), experiment, plan, unit, others["programs"])}
             case {"op": "take_over", "units": dict(runs), "facts": dict(facts)}:
                 taken_over.take_over(self._open(self._uri), runs, facts)
                 return {}

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.layout import DATABASE
 from pipeline.base.tags import GROUP, Tag, fact_tag, facts_of
@@ -44,16 +45,18 @@ def groups(where: Path | str, experiment: str, names: Collection[str]) -> list[T
     """
     if not is_server(where) and (found := _read(Path(where) / DATABASE, experiment, names)):
         return found
-    return [
-        Told(
-            name=run.info.run_name,
-            status=run.info.status,
-            start_ms=run.info.start_time,
-            end_ms=run.info.end_time,
-            facts=facts_of(run.data.tags),
-        )
-        for run in results.find_runs(where, experiment, GROUP)
-    ]
+    return [of(run) for run in results.find_runs(where, experiment, GROUP)]
+
+
+def of(run: Any) -> Told:
+    """What a run says, as MLflow has it."""
+    return Told(
+        name=run.info.run_name,
+        status=run.info.status,
+        start_ms=run.info.start_time,
+        end_ms=run.info.end_time,
+        facts=facts_of(run.data.tags),
+    )
 
 
 def _read(database: Path, experiment: str, names: Collection[str]) -> list[Told]:

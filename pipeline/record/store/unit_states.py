@@ -104,7 +104,8 @@ class Queued:
         """Whether a task ran this that has left the queue; what others submit may be hidden from whoever asks."""
         task = _task(run)
         is_shown = os.getuid() == 0 or run.facts.get("user") == host.user_name()
-        return task is not None and task[1] in self.arrays and is_shown
+        is_queued = run.facts.get("slurm_task", "").rpartition("/")[2] in self.states
+        return task is not None and task[1] in self.arrays and is_shown and not is_queued
 
 
 def _task(run: Told) -> tuple[str, str] | None:

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 
+from pipeline.base import host
+from pipeline.base.errors import CommandError
 from pipeline.base.tags import Tag, fact_tag
 from pipeline.record import group_folder
 from pipeline.record.store import lost, upload
@@ -21,7 +23,8 @@ def store(root):
     store = open_store(root)
     experiment_id = store.experiment_id("e")
     for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
-        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.PLAN_UNIT: str(unit)}
+        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.PLAN_UNIT: str(unit), Tag.PROGRAM_DIGEST: f"of {name}"}
+        tags |= {fact_tag("slurm_task"): f"c1/9_{unit}", fact_tag("user"): host.user_name()}
         run = store.client.create_run(experiment_id, start_time=1000 + number, tags=tags, run_name=name)
         tags = {Tag.ROLE: "job", Tag.PARENT_RUN: run.info.run_id}
         job = store.client.create_run(experiment_id, tags=tags, run_name=f"job of {name}")
@@ -46,14 +49,31 @@ def described(store):
 
 
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
-    assert lost.close_unit(store, "e", "p", 1) == ["first"]
+    assert lost.close_unit(store, "e", "p", 1, ["of first"]) == ["first"]
     assert endings(store) == {
         **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
         **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
         **dict.fromkeys(["ended", "job of ended"], ("FINISHED", None)),
     }
-    assert lost.close_unit(store, "e", "p", 1) == []
-    assert lost.close_unit(store, "e", "another plan", 2) == []
+    assert lost.close_unit(store, "e", "p", 1, ["of first"]) == []
+
+
+@pytest.mark.parametrize(
+    ("queue", "closed"),
+    [({}, ["second"]), ({"9_1": "RUNNING"}, ["second"]), ({"9_2": "RUNNING"}, []), (None, [])],
+)
+def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(store, monkeypatch, queue, closed):
+    def states_on(cluster, arrays):
+        assert (cluster, arrays) == ("c1", {"9"})
+        if queue is None:
+            raise CommandError(["squeue"], 1, "Socket timed out")
+        return queue
+
+    monkeypatch.setattr(lost.squeue, "states_on", states_on)
+    assert lost.close_unit(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
+    assert [name for name, (status, _) in endings(store).items() if status == "KILLED"] == [
+        each for name in closed for each in (f"job of {name}", name)
+    ]
 
 
 def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, store):
