@@ -232,7 +232,9 @@ def _attention_error(
     count = min(batch * heads * num_rows, max(1, _ROW_ELEMENTS // (num_keys * width)))
     chosen = torch.linspace(0, batch * heads * num_rows - 1, count, device=out.device).long()
     at, row = (chosen // (heads * num_rows), chosen // num_rows % heads), chosen % num_rows
-    q, k, v = query[(*at, row)].double(), key[at].double(), value[at].double()
+    q = query[(*at, row)].double()
+    # Several heads of the query, side by side, may look at one of the keys and of the values.
+    k, v = (shared[at[0], at[1] * shared.shape[1] // heads].double() for shared in (key, value))
     scale = width**-0.5 if scale is None else scale
     scores = (q[:, None] * k).sum(2) * scale
     if bias is not None:

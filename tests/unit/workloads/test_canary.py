@@ -184,6 +184,16 @@ def test_right_attention_passes(mask, dtype):
     assert (checked.num_checked, checked.wrong) == (1, [])
 
 
+@pytest.mark.parametrize("num_keys", [1, 2])
+def test_attention_whose_heads_share_keys_is_checked(num_keys):
+    query, key, value = factors()
+    checked = Canary(limit_s=60)
+    with checked.watching():
+        shared = key[:, :num_keys], value[:, :num_keys]
+        torch.nn.functional.scaled_dot_product_attention(query, *shared, enable_gqa=True)
+    assert (checked.num_checked, checked.wrong) == (1, [])
+
+
 @pytest.mark.parametrize(
     "how",
     [
