@@ -205,7 +205,7 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
         classes = None if args.output_tokens else args.num_classes
         request = models.ModelRequest(model=args.model, model_args=args.model_args, task=task, num_classes=classes)
         model = models.build(request)
-        positions = getattr(model.config, "max_position_embeddings", None)
+        positions = getattr(model.text_config, "max_position_embeddings", None)
         if positions is not None and args.sequence_tokens + args.output_tokens > positions:
             raise ValueError(
                 f"{args.model} has {positions} positions, too few for {args.sequence_tokens} tokens asked and "
@@ -230,7 +230,7 @@ def make_inputs(args: argparse.Namespace, model: torch.nn.Module, device: torch.
     rows = NUM_INPUTS * args.batch_size
     generator = torch.Generator().manual_seed(args.seed)
     if not _is_of_images(args):
-        config: Any = model.config
+        config: Any = model.text_config
         values = torch.randint(min(_MOST_TOKENS, config.vocab_size), (rows, args.sequence_tokens), generator=generator)
     else:
         shape = (rows, 3, args.image_px, args.image_px)

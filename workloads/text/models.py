@@ -50,6 +50,7 @@ class TextModel(nn.Module):
     Attributes:
         model: with `generate` and the like.
         config: of transformers.
+        text_config: the part of it that is of text, where others are of images or sound.
         padding: the id of tokens that no other looks at; `None` where sequences are full, or no token looks ahead.
     """
 
@@ -61,6 +62,10 @@ class TextModel(nn.Module):
     @property
     def config(self) -> Any:
         return self.model.config
+
+    @property
+    def text_config(self) -> Any:
+        return self.config.get_text_config()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits of ids [batch, tokens]: [batch, classes] to classify, else [batch, tokens, vocabulary]."""

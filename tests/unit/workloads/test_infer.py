@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import types
 
@@ -20,6 +21,11 @@ NETWORK = ["--model", "resnetv2_50", "--model-args", "layers=[1,1]", "channels=[
 TEXT = ["--library", "transformers", "--num-classes", "2", "--sequence-tokens", "8"]
 BERT = [*TEXT, "--model", "bert", "--model-args", "hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2"]
 GPT = [*TEXT, "--model", "gpt2", "--output-tokens", "4", "--model-args", "n_embd=16", "n_layer=1", "n_head=2"]
+GEMMA_TEXT = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+GEMMA_TEXT |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 12}
+GEMMA_SIGHT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+GEMMA_ARGS = [f"text_config={json.dumps(GEMMA_TEXT)}", f"vision_config={json.dumps(GEMMA_SIGHT)}"]
+GEMMA = [*TEXT, "--model", "gemma3", "--model-args", *GEMMA_ARGS]
 BY_HAND = ["--threads", "1", "--device", "cpu", "--requests", "20"]
 
 
@@ -74,6 +80,8 @@ def test_the_flags_are_the_keys_of_the_configuration():
         [*NETWORK, "--image-px", "16", "--num-classes", "10", "--precision", "bf16"],
         [*BERT, "--batch-size", "2"],
         [*BERT, "vocab_size=50"],
+        GEMMA,
+        [*GEMMA, "--output-tokens", "4"],
         [*BERT, "--serve", "http", "--outstanding", "3", "--max-batch", "2"],
         [*NETWORK, "--image-px", "16", "--num-classes", "10", "--precision", "bf16", "--serve", "http"],
     ],
@@ -170,9 +178,12 @@ def test_wrong_arguments_end_with_status_2(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_text_longer_than_the_model_has_positions_is_an_error():
-    with pytest.raises(ValueError, match="bert has 8 positions, too few for 9 tokens"):
-        ask(*BERT, "max_position_embeddings=8", "--sequence-tokens", "9")
+@pytest.mark.parametrize(
+    ("flags", "few"), [([*BERT, "max_position_embeddings=8"], "bert has 8"), (GEMMA, "gemma3 has 12")]
+)
+def test_a_text_longer_than_the_model_has_positions_is_an_error(flags, few):
+    with pytest.raises(ValueError, match=f"{few} positions, too few for 13 tokens"):
+        ask(*flags, "--sequence-tokens", "13")
 
 
 def test_a_unet_of_diffusers_answers_with_the_noise_in_an_image(monkeypatch):
