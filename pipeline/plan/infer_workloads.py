@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 import re
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -249,16 +248,13 @@ class ServerConfig(ServiceConfig):
 
     def source_files(self) -> list[str]:
         """What the command line names, and what is asked, belong to the program too."""
-        named = (file for file in user_command.source_files("", shlex.split(self.command)) if is_file(Path(file)))
+        words = self._split("command", self.command)
+        named = (file for file in user_command.source_files("", words) if is_file(Path(file)))
         return [*super().source_files(), *named, *([] if self.requests_file is None else [self.requests_file])]
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)
-        try:
-            words = shlex.split(self.command)
-        except ValueError as error:
-            raise self._refused(f"command={self.command} cannot be split as a shell would: {error}") from error
-        if not any("{port}" in word for word in words):
+        if not any("{port}" in word for word in self._split("command", self.command)):
             raise self._refused(
                 f"command={self.command} does not say where the server listens; write {{port}} in its place, as in "
                 "command='vllm serve MODEL --port {port}'"

@@ -191,10 +191,7 @@ class WorkloadConfig:
         """The words of `args`."""
         if isinstance(self.args, list):
             return list(map(str, self.args))
-        try:
-            return [] if self.args is None else shlex.split(str(self.args))
-        except ValueError as error:
-            raise self._refused(f"args={self.args} cannot be split as a shell would: {error}") from error
+        return [] if self.args is None else self._split("args", str(self.args))
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
@@ -220,6 +217,12 @@ class WorkloadConfig:
         for key in keys:
             if (value := getattr(self, key)) is not None and not value >= least:
                 raise self._refused(f"{key}={value} must {'be at least 1' if least else 'not be negative'}")
+
+    def _split(self, key: str, command: str) -> list[str]:
+        try:
+            return shlex.split(command)
+        except ValueError as error:
+            raise self._refused(f"{key}={command} cannot be split as a shell would: {error}") from error
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"workload {self.name}: {why}")

@@ -44,6 +44,22 @@ def test_what_cannot_be_is_refused(make_plan, overrides, words):
         make_plan([*TINY, *overrides])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ['workload.command="sh -c \'serve {port}"'],
+            "command=sh -c 'serve .* cannot be split as a shell would: No clos",
+        ),
+        (["workload.command=serve"], "does not say where the server listens; write {port} in its place"),
+        (["workload.command='serve {port}'", "workload.path=v1"], "path=v1 must begin with / and hold no blanks"),
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_refused(make_plan, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        make_plan(["workload=server", "gpu=cpu", *overrides])
+
+
 def test_a_text_longer_than_the_positions_of_its_model_is_refused(make_plan):
     with pytest.raises(ConfigError, match="sequence_tokens=513 are more than the 512 positions"):
         make_plan(["workload=infer_bert_base", "gpu=cpu", "workload.sequence_tokens=513"])
