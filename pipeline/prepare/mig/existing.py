@@ -9,6 +9,8 @@ from pipeline.base import mig_names
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Device
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.nvml import pynvml
+from pipeline.prepare.mig.profiles import offered
 
 _NAME = re.compile(r" MIG (?P<profile>(?:\d+c\.)?\d+g\S*)")
 
@@ -49,10 +51,22 @@ def assigned(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
     return [found[job] for job in sorted(found)]
 
 
+def share(device: Device) -> float:
+    """Which part of its GPU's compute slices a MIG device has: 1 if its name does not say it."""
+    with nvml.session(), nvml.asking(f"the MIG profiles of the GPU of {device.name}"):
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(device.gpu_uuid)
+        of_gpu = max((profile.sliceCount for profile in offered(gpu)), default=0)
+    return _compute_slices(device) / of_gpu if of_gpu and _compute_slices(device) else 1.0
+
+
 def _size(device: Device) -> tuple[int, int]:
     """Memory, then compute slices: parts of a GPU instance have all of its memory, and so has the whole of it."""
+    return device.memory_mib or 0, _compute_slices(device)
+
+
+def _compute_slices(device: Device) -> int:
     profile, slices = mig_names.split(profile_of(device))
-    return device.memory_mib or 0, _slices(profile) if slices is None else slices
+    return _slices(profile) if slices is None else slices
 
 
 def _together(requests: Sequence[str | None]) -> Iterator[list[int]]:

@@ -5,22 +5,25 @@ An instance is a fault domain: what one job does to its MPS server harms the job
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base import mig_names
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import of_group
 from pipeline.base.protocols import Slots
 from pipeline.base.records import Device, Group, Job, Slot
 from pipeline.clean.journal import Journal
-from pipeline.prepare.mig.partitions import AUTO
+from pipeline.prepare.mig.partitions import AUTO, Layout
+from pipeline.prepare.mig.profiles import MigGpu
 from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.daemon import CONTROL, daemon
 from pipeline.prepare.sharing.mig import Mig, check_places
-from pipeline.prepare.sharing.mps import Mps, MpsPercent
+from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,13 @@ class MigMps(Mig):
     def sizes(self, group: Group) -> Sequence[str | None]:
         """The number of instances: their profiles do not depend on the sizes of jobs."""
         return [None] * (len(self._profiles) or min(self._num_instances, group.degree))
+
+    def _layout_on(self, gpu: MigGpu, group: Group) -> Layout:
+        layout, num_jobs = super()._layout_on(gpu, group), Counter(self._dealt(group))
+        for position, (instance, name) in enumerate(layout.devices):
+            slices = mig_names.split(name)[1] or instance.profile.compute_slices
+            refuse_too_many(group, num_jobs[position], f"a {name}", slices / gpu.compute_slices)
+        return layout
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:

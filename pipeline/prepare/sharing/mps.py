@@ -7,6 +7,7 @@ proved by asking the daemon.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,14 @@ from pipeline.base.records import Commands, Device, Group, Slot
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
 from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.mig import existing
 from pipeline.prepare.mps import faulty_shares
 from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.daemon import CONTROL, MpsDaemon, daemon
 
 # Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
+# On a MIG device the limit is reduced in proportion to its size (MIG User Guide, concepts). Neither says how that is
+# rounded: it is rounded up here, so that nothing is refused that may run.
 _MOST_CLIENTS = (((13, 1), 60), ((0, 0), 48))
 
 
@@ -51,7 +55,10 @@ class Mps:
         if not device.is_gpu:
             raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
         refusals.refuse_mig(group)
-        _refuse_too_many(group)
+        if device.parent is None:
+            refuse_too_many(group, group.degree)
+        else:
+            refuse_too_many(group, group.degree, device.name, existing.share(device))
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
@@ -159,15 +166,19 @@ def numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-def _refuse_too_many(group: Group) -> None:
-    """Raise ConfigError if MPS does not take so many clients; of a device that was not read, that is not known."""
+def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: float = 1.0) -> None:
+    """Raise ConfigError if MPS takes fewer clients than jobs on a device, which has a share of its GPU.
+
+    Nothing is refused on a device that was not read.
+    """
     if (cuda := dict(group.device.details).get("cuda_version")) is None:
         return
-    most = next(most for since, most in _MOST_CLIENTS if numbers(cuda) >= since)
-    if group.degree > most:
+    most = math.ceil(share * next(most for since, most in _MOST_CLIENTS if numbers(cuda) >= since))
+    if num_jobs > most:
+        larger = "" if share == 1 else " or larger MIG devices"
         raise ConfigError(
-            f"scenario={group.scenario}: MPS of CUDA {cuda} takes {most} clients on one GPU, not {group.degree}: "
-            "choose a lower degree"
+            f"scenario={group.scenario}: MPS of CUDA {cuda} takes {most} clients on {where}, not {num_jobs}: choose a "
+            f"lower degree{larger}"
         )
 
 

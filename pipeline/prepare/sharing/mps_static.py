@@ -81,13 +81,13 @@ class MpsStatic(Mps):
                 raise ConfigError(f"scenario.chunks={number}: a whole number, at least 1")
 
     def check(self, group: Group) -> None:
-        super().check(group)
         device, what, details = group.device, f"scenario={group.scenario}", dict(group.device.details)
         if device.parent is not None:
             raise ConfigError(
                 f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
                 "scenario=serial, naive and mps run on it"
             )
+        super().check(group)
         wanted = self._wanted(group.degree)
         if not details:  # it was not read: what it can do is not known before it is
             return

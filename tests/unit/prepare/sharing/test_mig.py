@@ -590,6 +590,9 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
                 assert (slot.visible_devices, slot.gpu_uuid) == (device.uuid, divided.device.uuid)
                 assert (slot.gi_id, slot.ci_id) == (device.gi_id, 0)
     assert divided.gpu == before
+    Mps().check(divided.group(*[None] * 21, device=device))
+    with pytest.raises(ConfigError, match=r"takes 21 clients on NVIDIA .* 3g.20gb, not 22"):
+        Mps().check(divided.group(*[None] * 22, device=device))
 
 
 def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, monkeypatch) -> None:

@@ -127,6 +127,21 @@ def test_what_does_not_match_is_refused(make, options, degree, words):
         MigMps(**options).check(make(degree))
 
 
+@pytest.mark.parametrize(
+    ("options", "device", "most"),
+    [
+        ({"profiles": ["1g"]}, "1g.5gb", 7),
+        ({"profiles": ["3g", "1g"], "instance_of": [1, *[0] * 22]}, "3g.20gb", 21),
+        ({"profiles": ["2c.3g", "1c.3g"], "instance_of": [0, *[1] * 8]}, "1c.3g.20gb", 7),
+    ],
+)
+def test_more_jobs_than_mps_takes_clients_on_an_instance_are_refused(make, options, device, most):
+    dealt = options.pop("instance_of", [0] * (most + 1))
+    with pytest.raises(ConfigError, match=f"takes {most} clients on a {device}, not {most + 1}: .* larger MIG devices"):
+        MigMps(**options, instance_of=dealt).check(make(len(dealt)))
+    MigMps(**options, instance_of=dealt[:-1]).check(make(len(dealt) - 1))
+
+
 def test_settings_that_neither_knows_are_refused(make):
     for options in ({"num_instances": 0}, {"active_thread_pct": 0}, {"priority": 2}, {"pinned_mem_limit": "much"}):
         with pytest.raises(ConfigError):
