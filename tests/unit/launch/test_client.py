@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -126,6 +127,29 @@ def test_requests_may_be_recorded_while_others_are_written_in_parts(tmp_path, mo
     job._write_requests()
     job._write_requests()
     assert list(requests.read(tmp_path / client.REQUESTS_FILE)["intended_ns"]) == [1, 2, 3]
+
+
+def test_threads_record_side_by_side_and_no_request_is_lost(tmp_path):
+    (tmp_path / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
+    job, each, interval_s = client.Job(str(tmp_path)), 20_000, sys.getswitchinterval()
+
+    def record(first: int) -> None:
+        for number in range(first, first + each):
+            job.request(number, number, number, number)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor() as threads:
+            of_threads = [threads.submit(record, first) for first in (1, 1 + each)]
+            while not all(future.done() for future in of_threads):
+                job._write_requests()
+            for future in of_threads:
+                future.result()
+    finally:
+        sys.setswitchinterval(interval_s)
+    job._write_requests()
+    found = requests.read(tmp_path / client.REQUESTS_FILE)
+    assert sorted(found["intended_ns"]) == list(range(1, 1 + 2 * each))
 
 
 def test_a_killed_job_loses_the_requests_that_it_still_held_and_no_other(server):
