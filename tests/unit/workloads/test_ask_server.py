@@ -131,7 +131,7 @@ def test_a_fixed_number_of_requests_of_which_some_are_refused_is_an_error(ask):
 
 def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
     with pytest.raises(RuntimeError, match="the server ended with status 5"):
-        ask("--path", "/mortal", "--epochs", "0")
+        ask("--path", "/mortal", "--requests", "3")
     assert "requests" not in [thread.name for thread in threading.enumerate()]
 
 
