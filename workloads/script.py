@@ -39,6 +39,7 @@ _HELPERS_END_S = 5.0  # such as what sends the last of a run to a tracking servi
 _TERM_S = 0.5
 _SHOWN_BYTES = 200
 _CANNOT_START = 126  # as a shell says it
+_OF_INTERPRETERS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
 _PR_SET_CHILD_SUBREAPER = 36  # Source: linux/prctl.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # by its interpreters only: a shell has their default actions
@@ -125,7 +126,7 @@ def _cannot_start(program: str, error: OSError) -> ScriptError:
     with contextlib.suppress(OSError), open(program, "rb") as file:  # noqa: PTH123
         first = file.readline(_SHOWN_BYTES).rstrip(b"\n")
     message = f"{program} cannot be started: {error.strerror}"
-    if first.startswith(b"#!"):
+    if first.startswith(b"#!") and error.errno in _OF_INTERPRETERS:
         message += f"; is there what its first line names, {first.decode(errors='backslashreplace')!r}?"
     elif error.errno == errno.ENOEXEC:
         message += "; begin it with a line such as #!/bin/sh, or write `sh` before it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from tests.job_server import JobServer, is_alive, wait_until
+from workloads import script as runner
 
 SCRIPT_WORKLOAD = PROJECT_DIR / "workloads" / "script.py"
 
@@ -175,6 +177,12 @@ def test_a_program_without_an_interpreter_is_an_error_that_says_so(server, tmp_p
     (error,) = server.events("error")
     assert (status, error["type"], error["message"]) == (126, "ScriptError", f"{script} cannot be started: {said}")
     assert errors == f"{error['message']}\n"
+
+
+def test_what_keeps_a_program_from_its_start_is_not_put_on_its_first_line(tmp_path):
+    (path := tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    error = runner._cannot_start(str(path), OSError(errno.E2BIG, "Argument list too long"))
+    assert str(error) == f"{path} cannot be started: Argument list too long"
 
 
 def test_a_shell_script_may_write_to_a_reader_that_has_gone(server, tmp_path):
