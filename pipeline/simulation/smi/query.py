@@ -36,8 +36,10 @@ _ALIASES = {
 # How the names of columns begin that the real program has beside these. Source: nvidia-smi --help-query-gpu.
 _FAMILIES = re.compile(
     "accounting|addressing_mode|c2c|clocks(_(event|throttle)_reasons(_counters)?)?|compute_cap"
-    "|display_(active|attached|mode)|driver_model|ecc|encoder|enforced|fabric|fan|gom|gsp|hostname|inforom|memory|mig"
-    "|pcie?|persistence_mode|power|protected_memory|remapped_rows|reset_status|retired_pages|serial|temperature|utilization|vbios_version"
+    "|display_(active|attached|mode)|dramEncryption|driver_model|ecc|encoder|enforced|fabric|fan|gom"
+    "|gpu_(operation_mode|recovery_action|serial)|gsp|hostname|inforom|kmd_version|memory|mig|module|pcie?"
+    "|persistence_mode|platform|power|protected_memory|remapped_rows|reset_status|retired_pages|serial|temperature"
+    "|utilization|vbios_version"
 )
 
 # What each sensor reads, and how it is printed. Power is the mean of a second in all three, whatever the name says.
@@ -63,10 +65,10 @@ class Query:
         self._columns = []
         for field in (part.strip() for part in fields.split(",")):
             name = _ALIASES.get(field, field)
-            if name not in _UNITS and _FAMILIES.fullmatch(name.partition(".")[0]):
-                raise RefusedError(f"The simulated nvidia-smi does not know {field}.", codes.INVALID_ARGUMENT)
             if name not in _UNITS:
-                raise RefusedError(f'Field "{field}" is not a valid field to query.\n', codes.INVALID_ARGUMENT)
+                is_real = _FAMILIES.fullmatch(name.partition(".")[0])
+                end = ": the simulated nvidia-smi does not know it." if is_real else ".\n"
+                raise RefusedError(f'Field "{field}" is not a valid field to query{end}', codes.INVALID_ARGUMENT)
             self._columns.append(name)
 
     def header(self) -> str:

@@ -17,9 +17,11 @@ from listeners.base import ThreadedListener
 from listeners.smi import SmiListener
 from pipeline.base.errors import ListenerError
 from pipeline.base.host import read_process
+from pipeline.base.samples import Field
 from tests.conftest import DATA
 from tests.listener_contract import CONF, CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
 from tests.nvml_library import UUID
+from tests.simulated import Machine
 
 
 def _recorded() -> tuple[dict[str, str], dict[str, str]]:
@@ -170,6 +172,15 @@ class TestSmiListener(ProgramListenerContract):
         assert not {"utilization_memory_pct", "pstate"} & values.keys()
         assert "does not know utilization.memory" in caplog.text
         assert "does not know pstate" in caplog.text
+
+    def test_a_field_that_only_the_real_nvidia_smi_knows_is_left_out_of_a_simulated_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(SmiListener, "fields", (*SmiListener.fields, Field("power.limit", "power_limit_w", "W")))
+        sink, watch = Collected(), OneDevice(Machine.make(tmp_path).rehearsed)
+        with SmiListener(1000).observe(watch, sink):
+            assert "memory_used_mib" in sink[0].values
+        assert "does not know power.limit, which is left out" in caplog.text
 
     def test_a_program_that_knows_no_field_is_an_error(self, program: Program) -> None:
         program.header.clear()

@@ -117,8 +117,9 @@ def test_a_query_of_memory_left_and_of_the_number_of_gpus(smi: Smi, state_file: 
         "name, count, memory.free [MiB]\nNVIDIA H100 80GB HBM3, 2, 79525 MiB\n",
     )
     # The real program has it, so it is not the user who is wrong.
-    unknown = "The simulated nvidia-smi does not know power.limit.\n"
-    assert smi("--query-gpu=name,power.limit", "--format=csv") == (2, unknown)
+    for name in ("power.limit", "dramEncryption.mode.current", "gpu_recovery_action", "module.power.limit"):
+        unknown = f'Field "{name}" is not a valid field to query: the simulated nvidia-smi does not know it.\n'
+        assert smi(f"--query-gpu=name,{name}", "--format=csv") == (2, unknown)
 
 
 def test_a_loop_is_the_recorded_one_and_invents_no_reading(state_file: StateFile, tmp_path: Path) -> None:
