@@ -35,6 +35,7 @@ _DELETION = re.compile(
     r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
 )
 _WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
+_MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
 
 
@@ -149,9 +150,15 @@ def _unknown(key: str, parent: Any) -> str:
         return f"{key}: there is no such entry; +{key} adds one"
     known = [str(each) for each in parent]
     group, _, name = key.rpartition(".")
-    if "name" in known and not difflib.get_close_matches(name, known) and (having := _choices_that_have(group, name)):
+    if difflib.get_close_matches(name, known):
+        return no_such_setting(key, known)
+    if "metric_pattern" in known:
+        return f"{key}: a script has no such setting; {group}.flags.{name}=VALUE gives it --{name} VALUE"
+    if "name" in known and (having := _choices_that_have(group, name)):
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
-        return f"{key}: {group}={chosen} has no such setting; add {group}={' or '.join(having)}, which has it"
+        some = having if len(having) <= _MOST_NAMED else [*having[:_MOST_NAMED], "others"]
+        what = f"{group}={chosen}" if chosen else f"this {group}"
+        return f"{key}: {what} has no such setting; add {group}={' or '.join(some)}, which has it"
     return no_such_setting(key, known)
 
 

@@ -100,6 +100,18 @@ def test_a_mistake_is_one_line_that_says_what_to_give_instead(tmp_path, argument
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("workload", "setting", "message"),
+    [
+        ("script", "batch_size", "a script has no such setting; workload.flags.batch_size=VALUE gives it --batch_size"),
+        ("micro", "model", "this workload has no such setting; add workload=bert_base or .* or others, which has it"),
+    ],
+)
+def test_a_setting_of_other_workloads_is_named_with_what_has_it(tmp_path, workload, setting, message):
+    status, err = run(tmp_path, f"workload={workload}", f"workload.{setting}=3")
+    assert status == 2 and re.match(f"error: workload.{setting}: {message}", err), err
+
+
 @pytest.mark.parametrize("argument", ["degre=1,2", "+degre=1,2"])
 def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     message = "degre: there is no such setting; did you mean degree?"
