@@ -263,6 +263,8 @@ class TrainingConfig(WorkloadConfig):
         super().check(device, device_was_chosen=device_was_chosen)
         self._refuse_below(1, "batch_size", "samples", "threads")
         self._refuse_below(0, "loader_workers", "warmup_steps")
+        if self.samples is not None and self.samples < self.batch_size:
+            raise self._refused(f"samples={self.samples} are less than one batch of batch_size={self.batch_size}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise self._refused(f"learning_rate={self.learning_rate:g} must be above 0, and finite")
         if self.step_mode is StepMode.cuda_graph:
