@@ -84,18 +84,16 @@ class Session:
         if "echo" not in command:
             assert self.run(*command.split()[2:]) == answer, name
             return
-        question = command.split("'")[1]
-        recorded = {"<server>": "577", "<first>": "539", "<second>": "538"}
-        for pid, who in self.names.items():
-            question = re.sub(rf"\b{recorded[who]}\b", pid, question)
-        expected = _plain(answer, {pid: who for who, pid in recorded.items()})
+        recorded = {"577": "<server>", "539": "<first>", "538": "<second>"}
+        mine = {who: pid for pid, who in self.names.items()}
+        question = _plain(command.split("'")[1], {pid: mine.get(who, pid) for pid, who in recorded.items()})
+        expected = _plain(answer, recorded)
         assert _plain(self.run(stdin=question), self.names) == expected, name
 
 
 def _plain(text: str, names: dict[str, str]) -> str:
-    for pid, who in names.items():
-        text = re.sub(rf"\b{pid}\b", who, text)
-    return text
+    """The text with names in the place of PIDs, all at once: a name may be another PID."""
+    return re.sub(r"\b\d+\b", lambda found: names.get(found[0], found[0]), text)
 
 
 @pytest.fixture
