@@ -15,13 +15,14 @@ from pipeline.report.read.records import Row
 
 
 class Scale(enum.Enum):
-    """How values of a quantity scatter: by factors, or by differences, and there as a share between 0 and 1.
+    """How values of a quantity scatter: by factors, or by differences, some as an amount of 0 or more or as a share.
 
     A peak scatters in neither way: it takes a few distinct values, and what counts is the highest that must fit.
     """
 
     POSITIVE = "positive"
     PLAIN = "plain"
+    AMOUNT = "amount"
     SHARE = "share"
     PEAK = "peak"
 
@@ -93,9 +94,9 @@ _ALL = (
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
     Metric(THROTTLED, "time throttled by power or heat", scale=Scale.SHARE),
     Metric(HOST_LOOP, "loop on the host", "ms"),
-    Metric("process_cpu_mean_pct", "CPU of a job's busiest process", "% of one core", Scale.PLAIN),
-    Metric("run_queue_delay_pct", "waiting for a CPU", "% of one core", Scale.PLAIN),
-    Metric("involuntary_switches_per_s", "involuntary switches", "1/s", Scale.PLAIN),
+    Metric("process_cpu_mean_pct", "CPU of a job's busiest process", "% of one core", Scale.AMOUNT),
+    Metric("run_queue_delay_pct", "waiting for a CPU", "% of one core", Scale.AMOUNT),
+    Metric("involuntary_switches_per_s", "involuntary switches", "1/s", Scale.AMOUNT),
     Metric("cpu_clock_mean_mhz", "CPU clock", "MHz"),
     Metric(HOST_BOUND, "share of the jobs bound by the host", scale=Scale.SHARE),
     Metric("overlap_ratio", "overlap", scale=Scale.SHARE),

@@ -88,8 +88,10 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
     used = [math.log(value) for value in values] if on_log else list(values)
     mean, half = statistics.fmean(used), _t(1 - (1 - CONFIDENCE) / 2, n - 1) * _standard_error(used)
     low, high = (math.exp(mean - half), math.exp(mean + half)) if on_log else (mean - half, mean + half)
+    if scale is not Scale.PLAIN:
+        low = max(0.0, low)
     if scale is Scale.SHARE:
-        low, high = max(0.0, low), min(1.0, high)
+        high = min(1.0, high)
     return Estimate(median=median, low=min(low, median), high=max(high, median), n=n)
 
 

@@ -231,6 +231,8 @@ def test_an_estimate_of_few_values_has_no_interval() -> None:
 def test_a_share_stays_between_0_and_1() -> None:
     found = estimate([0.99, 1.0, 0.97, 1.0], Scale.SHARE)
     assert found.high == 1.0 and found.low is not None and found.low < 0.99
+    lows = [estimate([0.0, 0.1, 2.0], scale).low for scale in (Scale.PLAIN, Scale.AMOUNT, Scale.POSITIVE)]
+    assert lows[0] is not None and lows[0] < 0 and lows[1:] == [0.0, 0.0]
 
 
 def test_the_t_interval_is_that_of_the_textbook() -> None:
