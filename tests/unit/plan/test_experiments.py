@@ -60,9 +60,9 @@ def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, ov
 
 
 def test_each_combination_refers_to_its_own_choices(tmp_path):
-    asked = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "workload=tiny,tiny_text"]
-    names = dry_run(tmp_path, *asked, "workload.name=a_${hydra:runtime.choices.workload}")
-    assert sorted(names) == ["naive-1x-a_tiny", "naive-1x-a_tiny_text"]
+    asked = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "scenario=naive,serial"]
+    names = dry_run(tmp_path, *asked, "workload.name=a_${hydra:runtime.choices.scenario}")
+    assert sorted(names) == ["naive-1x-a_naive", "serial-1x-a_serial"]
 
 
 def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
