@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _files: dict[tuple[object, ...], bytes] = {}
+_SCHEMAS = "/schema/"
 _without_blocks = ContextVar("_without_blocks", default=False)
 
 
@@ -160,34 +161,34 @@ def loader_of(folder: Path) -> Any:
 
 def schema_of(loader: Any, group: str, choice: str) -> str:
     """The schema that a choice of a group extends, be it through others of the group; empty without one."""
-    found = loader.repository.load_config(f"{group}/{choice}")
-    for default in (found.defaults_list or ()) if found is not None else ():
-        path = getattr(default, "path", None) or "_self_"
-        if path.startswith("/schema/"):
-            return str(path).removeprefix("/schema/")
-        if path != "_self_":
-            return schema_of(loader, group, path)
-    return ""
+    schemas = (name for name, _ in _extended(loader, group, choice) if name.startswith(_SCHEMAS))
+    return next(schemas, "").removeprefix(_SCHEMAS)
 
 
 def values_of(loader: Any, group: str, choice: str) -> dict[str, Any]:
     """What a choice of a group says, with the choices and the schema that it extends, unresolved."""
-    from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    found = loader.repository.load_config(f"{group}/{choice}")
     values: dict[str, Any] = {}
-    for default in (found.defaults_list or ()) if found is not None else ():
+    for _, content in _extended(loader, group, choice):
+        plain: Any = OmegaConf.to_container(content)
+        values |= plain
+    return values
+
+
+def _extended(loader: Any, group: str, choice: str) -> Iterator[tuple[str, DictConfig]]:
+    """What a choice extends, the furthest first, then itself: the path and the content of each."""
+    from hydra.core.config_store import ConfigStore
+
+    if (found := loader.repository.load_config(f"{group}/{choice}")) is None:
+        return
+    for default in found.defaults_list or ():
         path = str(getattr(default, "path", None) or "_self_")
-        if path.startswith("/schema/"):
-            values |= _plain(OmegaConf.to_container(ConfigStore.instance().load(f"{path[1:]}.yaml").node))
+        if path.startswith(_SCHEMAS):
+            yield path, ConfigStore.instance().load(f"{path[1:]}.yaml").node
         elif path != "_self_":
-            values |= values_of(loader, group, path)
-    return values | (_plain(OmegaConf.to_container(found.config)) if found is not None else {})
-
-
-def _plain(values: Any) -> dict[str, Any]:
-    return {} if values is None else dict(values)
+            yield from _extended(loader, group, path)
+    yield f"{group}/{choice}", found.config
 
 
 def set_values(overrides: Sequence[Override], config: DictConfig) -> None:

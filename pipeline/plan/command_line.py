@@ -12,17 +12,16 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pipeline import outcome
-from pipeline.base import interrupts, words
+from pipeline.base import interrupts, library_internals, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import schema, user_command
+from pipeline.plan import user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -163,16 +162,9 @@ def _unknown(key: str, parent: Any) -> str:
 
 
 def _choices_that_have(group: str, name: str) -> list[str]:
-    """The choices of a group that have a setting, by their own keys and by the node of the schema that they extend."""
-    nodes = {node.NODE: node for base in schema.BASES for node in schema.kinds(base)}
-    found = []
-    for choice in _choices(group):
-        values = yaml.safe_load((PROJECT_DIR / "conf" / group / f"{choice}.yaml").read_text(encoding="utf-8"))
-        extended = [str(each).removeprefix("/schema/").partition("@")[0] for each in values.get("defaults", ())]
-        fields = [field.name for node in extended if node in nodes for field in dataclasses.fields(nodes[node])]
-        if name in {*values, *fields} - {"defaults"}:
-            found.append(choice)
-    return found
+    """The choices of a group that have a setting, by their own keys and by what they extend."""
+    loader = library_internals.loader_of(PROJECT_DIR / "conf")
+    return [choice for choice in _choices(group) if name in library_internals.values_of(loader, group, choice)]
 
 
 def why_refused(key: str, cause: OmegaConfBaseException) -> str:
