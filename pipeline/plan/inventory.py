@@ -76,6 +76,7 @@ def take(
     ]
     envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
     scripts: dict[str, Code] = {}
+    speaking = set[str]()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
     for config, workload in workloads:
         for script in (workload.script, *filter(None, (workload.runner, *workload.source_files()))):
@@ -83,12 +84,9 @@ def take(
                 has_programs = script == workload.script and workload.runner is not None
                 interpreter = interpreters[env_of(config, workload)] if has_programs else None
                 scripts[script] = _find_script(script, interpreter)
-        if workload.runner is None and not speaks_to_the_study(scripts[workload.script]):
-            raise ConfigError(
-                f"workload {workload.name}: script={workload.script} imports nothing of `workloads`, so it cannot say "
-                "when it is ready and what it has done; a script that runs as it is follows two dashes, as in "
-                f"python run.py degree=2 -- {workload.script}, or takes workload=script"
-            )
+        if workload.runner is None and workload.script not in speaking:
+            _refuse_mute(workload, scripts[workload.script])
+            speaking.add(workload.script)
         module = workload.preload
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)
@@ -97,6 +95,15 @@ def take(
     needed = {env_of(config, workload) for config, workload in workloads if not workload.MAY_LACK}
     may_lack = frozenset(interpreters.keys() - needed)
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)
+
+
+def _refuse_mute(workload: WorkloadConfig, code: Code) -> None:
+    if not speaks_to_the_study(code):
+        raise ConfigError(
+            f"workload {workload.name}: script={workload.script} imports nothing of `workloads`, so it cannot say "
+            "when it is ready and what it has done; a script that runs as it is follows two dashes, as in "
+            f"python run.py degree=2 -- {workload.script}, or takes workload=script"
+        )
 
 
 def env_of(config: Config, workload: WorkloadConfig) -> Spec:

@@ -56,15 +56,10 @@ def module_file(module: str, project: Path) -> Path | None:
 
 
 def speaks_to_the_study(code: Code) -> bool:
-    """Whether a program can say when it is ready and what it has done: it imports `workloads`, or is no Python."""
+    """Whether a program can say when it is ready and what it has done: it imports `workloads`, or cannot be read."""
     for source in code.sources:
-        if not source.path.endswith(".py"):
-            return True
-        try:
-            imports = _imported(Path(source.path).read_bytes(), source.path)
-        except (SyntaxError, ValueError, RecursionError):  # of another version of Python
-            return True
-        if any(name.partition(".")[0] == _PACKAGE for _, name in imports):
+        imports = _imports_of(Path(source.path)) if source.path.endswith(".py") else None
+        if imports is None or any(name.partition(".")[0] == _PACKAGE for _, name in imports):
             return True
     return False
 
@@ -92,13 +87,8 @@ def _closure(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]
         if file in found:
             continue
         found.add(file)
-        try:
-            imports = _imported(file.read_bytes(), str(file))
-        except (SyntaxError, ValueError, RecursionError):  # of another version of Python, or a compiled module
-            if is_strict:
-                raise
-            continue
-        for level, name in imports:
+        imports = _imported(file.read_bytes(), str(file)) if is_strict else _imports_of(file)
+        for level, name in imports or ():
             parts = name.split(".")
             if level:
                 folders = [file.parents[min(level, len(file.parents)) - 1]]
@@ -106,6 +96,14 @@ def _closure(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]
                 folders = [root for root in roots if parts[0] in listed[root]]
             left += next(filter(None, (_files_of(folder, parts) for folder in folders)), [])
     return found
+
+
+def _imports_of(file: Path) -> frozenset[tuple[int, str]] | None:
+    """What a file imports; `None` if it is of another version of Python, or a compiled module."""
+    try:
+        return _imported(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
 
 
 def _module_names(folder: Path) -> set[str]:
