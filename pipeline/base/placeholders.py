@@ -11,9 +11,8 @@ KNOWN = ("output_dir", "job", "degree")
 """Folder for the files of a job; its index in the group, from 0; number of jobs that run at the same time."""
 
 # In doubled braces it is the text itself. `${NAME}` is a variable of a shell, `{"a": 1}` and `{epoch:02d}` are others'.
-_PLACEHOLDER = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
-
-_BRACED = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
+_BRACED = re.compile(r"(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
+_PLACEHOLDER = re.compile(rf"\{{\{{(?P<text>[A-Za-z_]\w*)\}}\}}|{_BRACED.pattern}")
 
 
 def check(workload: str, arguments: Iterable[str]) -> None:
@@ -31,7 +30,7 @@ def check(workload: str, arguments: Iterable[str]) -> None:
 
 def as_text(argument: str) -> str:
     """The argument in which nothing is a placeholder: what `filled` makes this very text of."""
-    return _BRACED.sub(r"{{\1}}", argument)
+    return _BRACED.sub(r"{{\g<name>}}", argument)
 
 
 def filled(argument: str, values: Mapping[str, object]) -> str:
