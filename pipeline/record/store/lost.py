@@ -26,9 +26,10 @@ def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Co
     running = _running(store, experiment, silent_s=0)
     of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
     own = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
-    others = [run for run in running if run not in own and run.data.tags.get(Tag.PROGRAM_DIGEST) in programs]
-    queued = Queued.of([told.of(run) for run in others], squeue.states_on)
-    return _close(store, experiment, [*own, *(run for run in others if queued.is_gone(told.of(run)))])
+    alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in own]
+    others = [(run, told.of(run)) for run in alike]
+    queued = Queued.of([each for _, each in others], squeue.states_on)
+    return _close(store, experiment, [*own, *(run for run, each in others if queued.is_gone(each))])
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:
