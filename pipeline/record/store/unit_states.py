@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pipeline.base import host, squeue
+from pipeline.base import host, skips, squeue
 from pipeline.base.errors import CommandError
 from pipeline.base.records import Result
 from pipeline.record.store.submitted import Submitted
@@ -142,7 +142,8 @@ def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
 
 def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
     attempts: dict[tuple[str | None, str | None], list[Told]] = defaultdict(list)
-    for run in _without_old_skips(runs):
+    counting = skips.without_old(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
+    for run in reversed(counting):
         attempts[run.facts.get("gpu_uuid"), run.facts.get("boot_id")].append(run)
     if not attempts:
         return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
@@ -166,20 +167,6 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
         last_ms=_last_ms(attempts[best]),
         group=running[-1] if running and state != DONE else "",
     )
-
-
-def _without_old_skips(runs: Sequence[Told]) -> list[Told]:
-    """The runs, oldest first, but for those of groups that were skipped and could begin later."""
-    kept: list[Told] = []
-    begun = set[str]()
-    for run in reversed(runs):
-        digest = run.facts.get("digest", "")
-        if run.facts.get("result") != Result.SKIPPED:
-            begun.add(digest)
-        elif digest in begun:
-            continue
-        kept.append(run)
-    return kept[::-1]
 
 
 def _endings(members: Sequence[Told]) -> dict[str, str]:

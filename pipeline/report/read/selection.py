@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pipeline.base import skips
 from pipeline.base.naming import own_params
 from pipeline.base.records import Result
 from pipeline.report.read.records import Block, Row
@@ -162,13 +163,10 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
 def _of_one_boot(members: Sequence[Row], expected: set[str], left_out: Counter[str]) -> tuple[_Boot, list[Row]]:
     """GPU and boot of a block, and its rows from there: a complete set if there is one, else the largest."""
     by_boot: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
-    begun = set[str]()
-    for row in members:  # newest first
-        if row.result is not Result.SKIPPED:
-            begun.add(row.key)
-        elif row.key in begun:
-            left_out["skipped at first, and run later"] += 1
-            continue
+    counting = skips.without_old(members, lambda row: (row.key, row.result))
+    if num_skipped := len(members) - len(counting):
+        left_out["skipped at first, and run later"] += num_skipped
+    for row in counting:  # newest first
         mine = by_boot[row.gpu_uuid, row.boot_id]
         newer = mine.setdefault(row.key, row)
         if newer is row:
