@@ -21,8 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline.base import library_internals
-from pipeline.base.errors import ConfigError
+from pipeline import outcome
+from pipeline.base import library_internals, words
 from pipeline.plan import command_line, schema
 
 schema.register()
@@ -41,11 +41,13 @@ def main(config: DictConfig) -> None:
 
     chosen = HydraConfig.get()
     if chosen.mode is RunMode.RUN and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
-        raise ConfigError(f"hydra/launcher={launcher} launches sweeps, and this is none; add -m")
+        words.say(f"error: hydra/launcher={launcher} launches sweeps, and this is none; add -m")
+        outcome.exit_status = 2
+        return
     if chosen.mode is RunMode.RUN and chosen.sweeper.blocks:
-        raise ConfigError(
-            "hydra.sweeper.blocks make a sweep: add -m, or hydra: {mode: MULTIRUN} to the experiment file"
-        )
+        words.say("error: hydra.sweeper.blocks make a sweep: add -m, or hydra: {mode: MULTIRUN} to the experiment file")
+        outcome.exit_status = 2
+        return
     study.execute([config], is_sweep=False)
 
 
