@@ -37,6 +37,7 @@ from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import check, describe, feasible, read, units
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory, take
+from pipeline.plan.programs import refuse_unread
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
@@ -193,6 +194,8 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
     configs = read.read(composed)
     first = configs[0]
     _check_same(configs)
+    if first.reproduce is None:
+        refuse_unread(outcome.command_line()[1:], configs, composed)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
     exporter: Exporter = factory.instance(factory.spec_of(first.exporter, without=frozenset({"name"})))
     sender = reproduction = None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import listed
-from pipeline.plan import command_line, user_command
+from pipeline.plan import command_line, stand_ins, user_command
 from pipeline.plan.schema import Config
 from pipeline.plan.workloads import ScriptConfig, WorkloadConfig
 
+_OF_A_WORKLOAD = re.compile(r"(?P<place>workload|sizes\.(?P<size>[^.]+))(\.(?P<below>.+))?")
 _DEFAULT_DEGREE = 2
 _MAX_DEGREE = 10_000
 COMMAND = "command"
@@ -77,6 +80,50 @@ def neighbours(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
                 "name a workload of the project, or a program that speaks the job protocol"
             )
     return found
+
+
+def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Sequence[DictConfig]) -> None:
+    """Refuse what was typed for a workload that no combination runs or refers to: it would change nothing.
+
+    Args:
+        typed: the words of the command line.
+        configs: the combinations.
+        composed: the same, with their interpolations.
+
+    Raises:
+        ConfigError: a word sets such a workload, or a key of it.
+    """
+    run = set().union(*map(_places_run, configs))
+    for word in typed:
+        key, is_set, value = word.partition("=")
+        found = _OF_A_WORKLOAD.fullmatch(stand_ins.place_of(key))
+        if (
+            found is None
+            or not is_set
+            or word.startswith("~")
+            or found["place"] in run
+            or _is_referred_to(found["place"], composed)
+        ):
+            continue
+        if size := found["size"]:
+            raise ConfigError(f"{word}: no job has the size {size}; name it in the mix, as in 'mix=[{size}]'")
+        mix = next(config.mix for config in configs if config.mix)
+        size = next((entry for entry in mix if isinstance(entry, str) and entry in configs[0].sizes), None)
+        here = f"sizes.{size}.{found['below']}" if found["below"] else f"workload@sizes.{size}"
+        instead = f"give {here}={value}, or leave one of them out" if size else "leave one of them out"
+        raise ConfigError(f"{word}: mix={listed(mix)} says what runs, and that is none of it; {instead}")
+
+
+def _places_run(config: Config) -> set[str]:
+    """Where in the configuration the workloads stand that it runs."""
+    names = [*(config.mix or []), *(config.neighbours if isinstance(config.neighbours, list) else [])]
+    places = {f"sizes.{name}" for name in names if isinstance(name, str)}
+    return places | {"workload"} if not config.mix or type(config.neighbours) is int else places
+
+
+def _is_referred_to(place: str, composed: Sequence[DictConfig]) -> bool:
+    refers = re.compile(rf"\$\{{[^}}]*\b{re.escape(place)}\b")
+    return any(refers.search(str(OmegaConf.to_container(config))) for config in composed)
 
 
 def _entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pipeline.base.errors import ConfigError
@@ -9,6 +11,7 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import WindowKind
 from pipeline.plan import plan as planning
 from pipeline.plan import read, user_command
+from pipeline.plan.programs import refuse_unread
 from pipeline.reproduce.config import config_of
 from tests.conftest import GPU, inventory_of, sweep
 from tests.unit.plan.test_plan import recorded
@@ -240,3 +243,43 @@ def test_a_note_about_the_window_names_no_neighbour(make_plan):
 def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
     with pytest.raises(ConfigError, match=why):
         make_plan(overrides)
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        (["mix=[S,M]", "workload.batch_size=8"], "give sizes.S.batch_size=8"),
+        (["mix=[train.py,M]", "workload=micro"], "give workload@sizes.M=micro"),
+        (["mix=[train.py]", "workload=micro"], "leave one of them out"),
+        (["sizes.S.batch_size=8"], "'mix=[S]'"),
+        (["mix=[S]", "neighbours=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
+    ],
+)
+def test_a_setting_of_a_workload_that_is_not_run_is_refused(compose, typed, instead):
+    composed = compose(typed)
+    with pytest.raises(ConfigError, match=f"^{re.escape(typed[-1])}: ") as refused:
+        refuse_unread(typed, read.read(composed), composed)
+    assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["workload.batch_size=8"],
+        ["workload=micro", "mix=[S]", "neighbours=1"],
+        ["mix=[M]", "neighbours=[S]", "sizes.S.batch_size=8", "workload@sizes.M=micro"],
+        ["mix=[S]", "sizes.S.batch_size=${workload.batch_size}", "workload.batch_size=8"],
+        ["mix=[]", "workload=micro"],
+        ["~sizes.L"],
+    ],
+)
+def test_a_setting_of_a_workload_that_is_run_or_referred_to_is_taken(compose, typed):
+    composed = compose(typed)
+    refuse_unread(typed, read.read(composed), composed)
+
+
+def test_a_sweep_takes_a_setting_that_one_combination_needs(compose):
+    composed = compose(["mix=[S]"], ["workload=micro"])
+    refuse_unread(["mix=[S],null", "workload=micro"], read.read(composed), composed)
+    with pytest.raises(ConfigError, match=r"no job has the size M"):
+        refuse_unread(["sizes.M.batch_size=8"], read.read(composed), composed)
