@@ -311,13 +311,14 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     finished = sender.finished(plan.experiment, store if asked.config.dry_run else None)
     groups, known = _remaining(asked, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
-    # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
-    on_other_models = plan.any_gpu_digest if asked.config.gpu.models > 1 else ""
-    others = [
-        each for each in finished if each.digest not in asked.planned and on_other_models not in each.plans_any_gpu
-    ]
-    for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
-        words.say(line)
+    if outcome.typed_for_study is None or outcome.slurm_task:  # else the launcher on this host has said it
+        # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
+        on_other_models = plan.any_gpu_digest if asked.config.gpu.models > 1 else ""
+        others = [
+            each for each in finished if each.digest not in asked.planned and on_other_models not in each.plans_any_gpu
+        ]
+        for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
+            words.say(line)
     if not asked.config.dry_run:
         _take_over(asked, plan, known, finished)
     return groups, known
@@ -360,28 +361,32 @@ def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Gr
     return (plan.groups, []) if asked.config.resume == Resume.NO else _what_is_left(asked, plan, inventory)
 
 
-def show_all(asked: Asked, plan: Plan) -> bool:
-    """Show what the store has of a plan that others ran; whether each of its groups has a finding."""
+def show_all(asked: Asked, plans: Sequence[Plan]) -> bool:
+    """Show what the store has of the plans of a study that others ran; whether each of their groups has a finding."""
     assert asked.sender is not None
+    experiment = plans[0].experiment
     try:
-        finished = asked.sender.finished(plan.experiment, None)
+        finished = asked.sender.finished(experiment, None)
     except TrackingError as error:
         words.say(f"error: {error}; what was not sent waits in the spool; to go on: {outcome.command_to_resume()}")
         return False
     if asked.config.resume == Resume.NO:
         finished = [each for each in finished if each.start_ms >= asked.begin_ms]
-    left, known = _remaining(asked, plan, finished)
-    rows = [*known, *resume.latest(left, finished)]
+    rows, num_left = [], 0
     comparison = Comparison()
+    for plan in plans:
+        left, known = _remaining(asked, plan, finished)
+        num_left += len(left)
+        rows += [*known, *resume.latest(left, finished)]
     for row in rows:
         comparison.add(row)
     if rows:
-        summary.show(plan, [comparison.latest(row) for row in rows])
-        summary.show_where(plan.experiment, asked.config.tracking, asked.sender, asked.root)
-    if left:
-        all_groups = counted(len(plan.groups), "group")
-        words.say(f"{len(left)} of {all_groups} without a result; to run what is left: {outcome.command_to_resume()}")
-    return not left
+        summary.show(experiment, [comparison.latest(row) for row in rows])
+        summary.show_where(experiment, asked.config.tracking, asked.sender, asked.root)
+    if num_left:
+        all_groups = counted(sum(len(plan.groups) for plan in plans), "group")
+        words.say(f"{num_left} of {all_groups} without a result; to run what is left: {outcome.command_to_resume()}")
+    return not num_left
 
 
 def _check_same(configs: Sequence[Config]) -> None:
@@ -547,7 +552,7 @@ class _Study:
         try:
             if self.rows:
                 latest = [self.comparison.latest(row) for row in self.rows]
-                summary.show(self.plan, latest, self.asked.reproduction)  # while the last of them are sent
+                summary.show(self.plan.experiment, latest, self.asked.reproduction)  # while the last of them are sent
         finally:
             self._send_what_is_left()
         if self.rows:

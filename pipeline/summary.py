@@ -10,7 +10,6 @@ from pathlib import Path
 from pipeline import outcome
 from pipeline.base import factory
 from pipeline.base.errors import TrackingError
-from pipeline.base.records import Plan
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table
@@ -20,15 +19,15 @@ from pipeline.record.store import links
 from pipeline.reproduce.reproduce import Reproduction
 
 
-def show(plan: Plan, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
-    """Print the table of some rows of a plan, and what the report says of them; of a reproduction both runs."""
+def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
+    """Print the table of some rows of a study, and what the report says of them; of a reproduction both runs."""
     # What makes a report, of which a help text has no need.
     from pipeline.report.closing import Closing, closing
 
-    specs = dict.fromkeys(spec for group in plan.groups for spec in group.listeners)
+    specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     # A reproduction is one group without its block.
-    found = closing(plan.experiment, rows) if reproduction is None else Closing()
+    found = closing(experiment, rows) if reproduction is None else Closing()
     sys.stdout.write("".join(f"{line}\n" for line in (table(rows, fields, found.fastest), *found.sentences)))
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from pipeline.base import normalise, services, units
 from pipeline.base.modes import mode_of
-from pipeline.base.records import NEIGHBOURS, Group, Result
+from pipeline.base.records import BESIDE, NEIGHBOURS, Group, Result
 from pipeline.base.tags import Tag
 from pipeline.base.words import aligned, natural
 from pipeline.observe.fields import Fields, figure_of
@@ -76,6 +76,7 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
     facts = {
         "window": [found[0].group.window.words for found in groups],
         "device": [found[0].group.device.name for found in groups],
+        BESIDE: [found[0].group.settings[BESIDE] or "0" for found in groups],
     }
     facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
     if any(found[0].group.key in fastest for found in groups):
@@ -103,7 +104,8 @@ def _place(group: Group) -> tuple[object, ...]:
     programs = [job.workload for job in group.measured]
     jobs = sorted((natural(f"{each.name} {each.params}"), each.digest) for each in programs)
     case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words, group.settings[NEIGHBOURS])
-    return (group.device.name, *case, len(programs), jobs, mode_of(group.scenario).order, group.name)
+    mode = mode_of(group.scenario).order
+    return (group.device.name, *case, len(programs), jobs, mode, group.name, group.settings[BESIDE])
 
 
 def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:

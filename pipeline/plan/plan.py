@@ -61,16 +61,6 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     )
 
 
-def together(plans: Sequence[Plan]) -> Plan:
-    """The plans of one study on several GPU models as one, to be shown."""
-    groups = [group for plan in plans for group in plan.groups]
-    return dataclasses.replace(
-        plans[0],
-        groups=tuple(dataclasses.replace(group, number=n) for n, group in enumerate(groups, start=1)),
-        devices=tuple(device for plan in plans for device in plan.devices),
-    )
-
-
 def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:
     """The groups of these names, and the baselines of their jobs; all of them where no names are given.
 

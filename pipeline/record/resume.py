@@ -94,6 +94,7 @@ def unused(plan: Plan, left: Sequence[Group], finished: Sequence[FinishedGroup])
 def _row(group: Group, stored: FinishedGroup) -> GroupResult:
     """A stored row, as far as comparisons and the table need it."""
     rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
+    origin = ((Tag.GPU_UUID, stored.gpu_uuid), (Tag.BOOT_ID, stored.boot_id))
     return GroupResult(
         group=group,
         result=stored.result,
@@ -103,6 +104,6 @@ def _row(group: Group, stored: FinishedGroup) -> GroupResult:
             for job in group.jobs
         ),
         metrics=stored.metrics,
-        tags=stored.tags | ({Tag.GPU_UUID: stored.gpu_uuid} if stored.gpu_uuid else {}),
+        tags=stored.tags | {tag: value for tag, value in origin if value},
         spool_id=stored.spool_id,
     )

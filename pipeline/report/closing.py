@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.base.modes import SERIAL
 from pipeline.observe.group_result import GroupResult
+from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.beside import Shared, sentence, shared
 from pipeline.report.evaluate.cells import Case, cases_of, cells_of
 from pipeline.report.evaluate.verdicts import Verdict, Winner, verdicts, winners
@@ -39,6 +40,7 @@ def closing(experiment: str, rows: Sequence[GroupResult]) -> Closing:
         mixes[each.cell.case, each.cell.mode].append(each)
     sentences += [sentence(each) for each in mixes.values()]
     sentences += framework_lines(study)
+    sentences += other_gpus.in_short(other_gpus.kept(study))
     cases = cases_of(study)
     places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows if row.degree > 1}
     fastest = {key for key, (place, mode) in places.items() if place in best and best[place].tied[0] == mode}

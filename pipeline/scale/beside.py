@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import selectors
 import signal
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,15 +63,8 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
         fleet.run()
     finally:
         with interrupts.held():
-            is_whole = [_shown(asked, leg) for leg in legs]
-    return fleet.status(is_whole=all(is_whole))
-
-
-def _shown(asked: Asked, leg: Leg) -> bool:
-    """Show what one leg found; whether it is whole."""
-    how = f"in company of {counted(leg.beside, 'GPU')}" if leg.beside else "alone"
-    sys.stdout.write(f"\nthe GPU {how}:\n")
-    return study.show_all(asked, leg.plan)
+            is_whole = study.show_all(asked, [leg.plan for leg in legs])
+    return fleet.status(is_whole=is_whole)
 
 
 def _planned(asked: Asked, device: Device, beside: int) -> tuple[Leg, Inventory]:

@@ -32,7 +32,6 @@ from pipeline.base.records import Device, Plan
 from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.clean.journal import Journal
-from pipeline.plan import plan as planning
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
@@ -110,7 +109,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
         fleet.run()
     finally:
         with interrupts.held():
-            is_whole = study.show_all(asked, planning.together([plan for _, plan in plans]))
+            is_whole = study.show_all(asked, [plan for _, plan in plans])
     return fleet.status(is_whole=is_whole)
 
 

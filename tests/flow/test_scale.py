@@ -151,7 +151,15 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
     process = start("hydra/launcher=beside", "repeats=1", "window.seconds=0.5")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    assert re.findall(r"^the GPU .*:$", out, re.MULTILINE) == ["the GPU alone:", "the GPU in company of 1 GPU:"]
+    assert re.findall(r"^(\w+-.x-toy) +(\d) .* ok ", out, re.MULTILINE) == [
+        ("serial-1x-toy", "0"),
+        ("serial-1x-toy", "1"),
+        ("naive-2x-toy", "0"),
+        ("naive-2x-toy", "1"),
+    ]
+    assert (
+        len(re.findall(r"^While another GPU works, the speed of 2 groups is .* \(simulated\)$", out, re.MULTILINE)) == 1
+    )
     found = rows.read([tmp_path / "mlruns"], "collocation")
     assert found.num_planned == len(found.rows) == 4
     assert len({row.gpu_uuid for row in found.rows}) == len(found.blocks) == 1
@@ -166,6 +174,7 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
         _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert re.findall("^resume: .*", err, re.MULTILINE) == ["resume: 2 of 4 groups are finished"] * 2
+        assert "changed since" not in err
     assert overview(tmp_path / "mlruns", "collocation").is_done  # also the block that the shorter study measured
 
 

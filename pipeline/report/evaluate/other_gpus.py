@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.base import units
 from pipeline.base.normalise import independent
 from pipeline.base.records import BESIDE, Result, WindowKind
+from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Case, cases_of
-from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate
 from pipeline.report.evaluate.wording import interval_in_words, jobs_in_words
 from pipeline.report.read.records import JobRow, Row, Study
 
@@ -38,11 +39,60 @@ class Kept:
     @property
     def sentence(self) -> str:
         """In words."""
-        share = f"{self.share.median:.3f}{interval_in_words(self.share, '.3f')}"
-        others = "another GPU works" if self.beside == 1 else f"{self.beside} other GPUs work"
-        simulated = " (simulated)" if self.is_simulated else ""
         what = f"{self.mode} runs {jobs_in_words(self.case, self.degree)}"
-        return f"{what} at {share} of its speed while {others}.{simulated}"
+        return f"{what} at {self.share_in_words} of its speed while {_others(self.beside)}.{_simulated(self)}"
+
+    @property
+    def share_in_words(self) -> str:
+        """`0.971 (0.923 to 1.026)`."""
+        return f"{self.share.median:.3f}{interval_in_words(self.share, '.3f')}"
+
+
+def in_short(found: Iterable[Kept]) -> list[str]:
+    """The least and the most that groups kept, and how many intervals say that it differs; by the number of GPUs."""
+    by_number: dict[int, list[Kept]] = defaultdict(list)
+    for each in found:
+        by_number[each.beside].append(each)
+    return [_in_short(groups) for _, groups in sorted(by_number.items())]
+
+
+def _in_short(groups: Sequence[Kept]) -> str:
+    least, most = min(groups, key=_median), max(groups, key=_median)
+    while_working = f"While {_others(least.beside)}"
+    if len(groups) == 1:
+        said = f"{while_working}, the speed of {_what(least)} is {least.share_in_words} of that alone"
+    else:
+        said = (
+            f"{while_working}, the speed of {len(groups)} groups is {least.share_in_words} of that alone at least "
+            f"({_what(least)}) and {most.share_in_words} at most ({_what(most)})"
+        )
+    return f"{said}; {_differing(groups)}.{_simulated(least)}"
+
+
+def _differing(groups: Sequence[Kept]) -> str:
+    """How many intervals exclude that nothing was lost or gained."""
+    intervals = [(each.share.low, each.share.high) for each in groups]
+    known = [(low, high) for low, high in intervals if low is not None and high is not None]
+    if not known:
+        return f"an interval needs {MIN_FOR_INTERVAL} blocks"
+    num = sum(not low <= 1 <= high for low, high in known)
+    return f"{num or 'none'} of {counted(len(known), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
+
+
+def _median(kept: Kept) -> float:
+    return kept.share.median
+
+
+def _what(kept: Kept) -> str:
+    return f"{kept.mode} with {jobs_in_words(kept.case, kept.degree)}"
+
+
+def _others(beside: int) -> str:
+    return "another GPU works" if beside == 1 else f"{beside} other GPUs work"
+
+
+def _simulated(kept: Kept) -> str:
+    return " (simulated)" if kept.is_simulated else ""
 
 
 def kept(study: Study) -> Iterator[Kept]:

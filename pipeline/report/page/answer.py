@@ -1,4 +1,4 @@
-"""The answer of a study in two sentences, what ran, and what is missing."""
+"""The answer of a study in a few sentences, what ran, and what is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pipeline.base.modes import MIG, SERIAL
 from pipeline.base.naming import own_params
 from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
-from pipeline.report.evaluate import scaling
+from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.evaluate.verdicts import Winner
@@ -19,9 +19,13 @@ from pipeline.report.read.records import Study
 
 
 def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    """What is gained by running jobs together, and in which mode; how sure that is. Two sentences."""
+    """What other GPUs cost, if that was asked; what is gained by running jobs together, how, and how sure that is."""
     if not study.rows:
         return ["There is no result yet."]
+    return [*other_gpus.in_short(other_gpus.kept(study)), *_of_sharing(study, cells, winners)]
+
+
+def _of_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
     together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
     if not together and (said := _of_services(cells) or _of_mig(cells)):
         return [f"On {_devices(study)}, {said}."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from pipeline.base import host
 from pipeline.base.modes import mode_of
 from pipeline.base.records import Group, Job
 from pipeline.base.tags import Tag
@@ -39,7 +40,7 @@ def _row(ended: GroupResult) -> Row:
         window=group.window.kind,
         device=group.device.name,
         gpu_uuid=ended.gpu_uuid,
-        boot_id="",
+        boot_id=ended.tags.get(Tag.BOOT_ID) or host.boot_id(),  # what has just run has no tag of it
         is_simulated=group.device.is_simulated,
         start_ms=group.number,
         end_ms=None,

@@ -167,11 +167,6 @@ def test_plans_of_one_study_for_two_gpu_models_have_a_digest_in_common(make_plan
     assert first.any_gpu_digest == second.any_gpu_digest
     assert first.any_gpu_digest != planned("H100", "seed=1").any_gpu_digest
     assert first.any_gpu_digest != planned("H100", "unit_of=case").any_gpu_digest
-    both = planning.together([first, second])
-    assert [group.digest for group in both.groups] == [
-        group.digest for plan in (first, second) for group in plan.groups
-    ]
-    assert [group.number for group in both.groups] == list(range(1, 21)) and len(both.devices) == 2
 
 
 def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_path):

@@ -118,6 +118,28 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     assert not list(other_gpus.kept(study(*alone)))
 
 
+def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most() -> None:
+    def said(*shares: tuple[float, ...], beside: str = "1") -> list[str]:
+        rows = []
+        for position, of_blocks in enumerate(shares):
+            for block, share in enumerate(of_blocks, start=1):
+                what = {"options": {"percent": str(position)}}
+                rows += [of_company("", 10.0, block, **what), of_company(beside, 10.0 * share, block, **what)]
+        return other_gpus.in_short(other_gpus.kept(study(*rows)))
+
+    jobs = "naive percent=0 with 2 resnet26_cifar10 bs128"
+    (sentence,) = said((0.9,))
+    assert sentence == (
+        f"While another GPU works, the speed of {jobs} is 0.900 of that alone; an interval needs 3 blocks."
+    )
+    (sentence,) = said((0.9, 0.91, 0.92), (0.9, 1.0, 1.1), (0.8, 0.8, 0.81), beside="3")
+    assert sentence.startswith(
+        "While 3 other GPUs work, the speed of 3 groups is 0.800 (0.789 to 0.818) of that alone "
+    )
+    assert sentence.endswith("; 2 of 3 intervals exclude 1.")
+    assert said() == []
+
+
 def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of_each_job() -> None:
     def beside(beside: str, rates: list[float], window: WindowKind, **changes: Any) -> Row:
         jobs = tuple(job(index, params(f"w{index}"), rate) for index, rate in enumerate(rates))
