@@ -76,19 +76,27 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
     facts = {
         "window": [found[0].group.window.words for found in groups],
         "device": [found[0].group.device.name for found in groups],
-        BESIDE: [found[0].group.settings[BESIDE] or "0" for found in groups],
     }
     facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
+    names = _names([found[0].group for found in groups])
     if any(found[0].group.key in fastest for found in groups):
         facts[""] = ["fastest" if found[0].group.key in fastest else "" for found in groups]
     has_blocks = len({row.group.block for row in rows}) > 1
     lines = [["group", *facts, *(["blocks"] if has_blocks else []), "result", *(title for title, _, _ in shown)]]
-    for found, *said in zip(groups, *facts.values(), strict=True):
+    for name, found, *said in zip(names, groups, *facts.values(), strict=True):
         blocks = [str(len(found))] if has_blocks else []
         figures = [_median(found, key, form) for _, key, form in shown]
-        lines.append([found[0].group.name, *said, *blocks, _results(found), *figures])
+        lines.append([name, *said, *blocks, _results(found), *figures])
     text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
-    return "\n".join([*text, *_notes(groups, is_of_blocks=has_blocks)])
+    return "\n".join([*text, *_notes(groups, names, is_of_blocks=has_blocks)])
+
+
+def _names(groups: Sequence[Group]) -> list[str]:
+    """What each is called; those in company of other GPUs are told from the same alone."""
+    company = [group.settings[BESIDE] for group in groups]
+    is_told = len(set(company)) > 1
+    told = [f" [{BESIDE} {number}]" if number and is_told else "" for number in company]
+    return [f"{group.name}{more}" for group, more in zip(groups, told, strict=True)]
 
 
 def _units(rows: Sequence[GroupResult]) -> list[str]:
@@ -131,17 +139,17 @@ def _doubt(row: GroupResult) -> str:
     return "; ".join(filter(None, (row.tags.get(Tag.FLAG), normalise.BEYOND_IDEAL if beyond else "")))
 
 
-def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> list[str]:
+def _notes(groups: Sequence[Sequence[GroupResult]], names: Sequence[str], *, is_of_blocks: bool) -> list[str]:
     """What is doubtful and what went wrong, each once with all the groups that it concerns."""
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
-    for found in groups:
+    for name, found in zip(names, groups, strict=True):
         of_flags = Counter(doubt for row in found if (doubt := _doubt(row)))
         of_reasons = Counter(row.reason for row in found if row.result is not Result.OK and row.reason)
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():
                 blocks = f" ({number} of {len(found)} blocks)" if number < len(found) else ""
-                into[text].append(found[0].group.name + blocks)
+                into[text].append(name + blocks)
     notes = []
     if is_of_blocks:
         num_gpus = len({row.gpu_uuid for found in groups for row in found})
@@ -151,8 +159,9 @@ def _notes(groups: Sequence[Sequence[GroupResult]], *, is_of_blocks: bool) -> li
     notes += [f"{_listed(names)}: {text}" for text, names in reasons.items()]
     devices = dict.fromkeys(found[0].group.device for found in groups)
     if simulated := dict.fromkeys(device.name for device in devices if device.is_simulated):
-        names = ", ".join(simulated)
-        notes.append(f"simulated: {names}; the jobs ran on the CPU, so these figures say nothing about a real GPU")
+        notes.append(
+            f"simulated: {', '.join(simulated)}; the jobs ran on the CPU, so these figures say nothing about a real GPU"
+        )
     if replays := dict.fromkeys(device.replay for device in devices if device.replay):
         notes.append(f"power, energy, clocks and counters are a replay of {', '.join(replays)}, whatever the jobs did")
     return notes
