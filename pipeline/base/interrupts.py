@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType, TracebackType
@@ -18,6 +19,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S = 0.02
 _depth = 0
 _received: int | None = None
 _raised = False
@@ -43,6 +45,7 @@ def install() -> None:
     catches `Interrupted`, the process ends with its exit status and without a traceback.
     """
     sys.excepthook = _leave
+    sys.unraisablehook = _raise_again
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the starter, nobody would know how children ended
     for signum in _SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -81,6 +84,28 @@ def _leave(kind: type[BaseException], failure: BaseException, trace: TracebackTy
     sys.stderr.write(f"{error}\n")
     sys.stderr.flush()
     os._exit(error.exit_status)  # Python itself would say 1
+
+
+def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Deal with what was raised where nobody can catch it, as in a destructor: an interruption comes once more."""
+    global _depth, _raised
+    if behind(unraisable.exc_value) is None:
+        sys.__unraisablehook__(unraisable)
+        return
+    _depth += 1  # nor would anybody catch it here
+    _raised = False
+    with suppress(RuntimeError):  # this process is about to end anyway
+        threading.Thread(target=_signal_until_raised, daemon=True).start()
+    _depth -= 1
+
+
+def _signal_until_raised() -> None:
+    """Signal this process until `Interrupted` has been raised; from a thread, as the destructor may still run."""
+    while True:
+        time.sleep(_AGAIN_S)
+        if _raised or _received is None:
+            return
+        os.kill(os.getpid(), _received)
 
 
 def _receive(signum: int, _frame: FrameType | None) -> None:

@@ -41,6 +41,27 @@ def test_where_nobody_catches_it_the_process_ends_with_its_status_and_no_traceba
     assert (done.returncode, done.stderr) == (130, "interrupted by SIGINT\n")
 
 
+@pytest.mark.parametrize("body", ["time.sleep(60)", "with interrupts.held():\n    time.sleep(0.5)\n    held = True"])
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(body):
+    code = (
+        "import os, time; from pipeline.base import interrupts; interrupts.install()\n"
+        "class Dies:\n    def __del__(self):\n        os.kill(os.getpid(), 15)\n        time.sleep(0)\n"
+        f"Dies()\n{body}\ntime.sleep(60)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (143, "interrupted by SIGTERM\n")
+
+
+def test_what_else_a_destructor_raises_is_shown():
+    code = (
+        "from pipeline.base import interrupts; interrupts.install()\n"
+        "class Dies:\n    def __del__(self):\n        raise OSError('of its own')\n"
+        "Dies()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and "OSError: of its own" in done.stderr
+
+
 @contextmanager
 def failing(name, undone):
     try:
