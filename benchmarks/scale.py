@@ -39,7 +39,8 @@ from pipeline.base import layout
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.record.sender import Sender
 from pipeline.record.store.local import open_store
-from pipeline.scale.template import SENDER, name_of
+from pipeline.scale.template import name_of
+from pipeline.tracking import SENDER
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S, BLOCKS, GPUS = 5, 8, 4
@@ -212,15 +213,16 @@ def _timed(arguments: list[str]) -> tuple[float, float]:
 
 
 def _peak_mib(arguments: list[str]) -> float:
-    """The most memory (PSS, MiB) that a worker of a study held with its sender, without that of its jobs."""
+    """The most memory (PSS, MiB) of a study's workers and senders, a worker, without that of the jobs."""
     process = subprocess.Popen([*RUN, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = 0.0
     while process.poll() is None:
         time.sleep(0.5)
-        for worker in _children(psutil.Process(process.pid), recursive=True):
-            if _name(worker).startswith(name_of(["unit="])):
-                senders = [child for child in _children(worker) if _name(child) == SENDER]
-                peak = max(peak, sum(map(_pss_mib, [worker, *senders])))
+        every = {child: _name(child) for child in _children(psutil.Process(process.pid))}
+        workers = [child for child, name in every.items() if name.startswith(name_of(["unit="]))]
+        senders = [child for child, name in every.items() if name == SENDER]  # the launcher's among them
+        if workers:
+            peak = max(peak, sum(map(_pss_mib, [*workers, *senders])) / len(workers))
     if process.returncode:
         raise RuntimeError(f"{arguments} ended with {process.returncode}")
     return peak
@@ -232,9 +234,9 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return process.children(recursive=recursive)
+        return process.children(recursive=True)
     except psutil.Error:
         return []
 

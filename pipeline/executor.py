@@ -350,7 +350,7 @@ class _Execution:
 
     def _cpu_s(self) -> float:
         own = resource.getrusage(resource.RUSAGE_SELF)
-        for pid in (self.shared.sender.pid, *(pid for helper in self.helpers for pid in helper.pids())):
+        for pid in (*self.shared.sender.pids(), *(pid for helper in self.helpers for pid in helper.pids())):
             with suppress(psutil.Error):
                 times = psutil.Process(pid).cpu_times()
                 self.helper_cpu_s[pid] = times.user + times.system

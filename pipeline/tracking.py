@@ -6,12 +6,14 @@ import argparse
 import json
 import logging
 import os
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from pipeline.base import interrupts, layout, squeue
+from pipeline.base import forked, interrupts, layout, squeue
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.store.existing import open_named
@@ -19,9 +21,12 @@ from pipeline.record.store.local import is_server, set_mlflow_defaults
 from pipeline.record.store.lost import close_silent
 from pipeline.record.store.overview import overview
 from pipeline.record.store.relocate import relocate
-from pipeline.record.store.server import RequestHandler, sentence, serve
+from pipeline.record.store.server import RequestHandler, import_mlflow, sentence, serve
 
 WATCH_S, SILENT_S = 10.0, 3600.0
+SENDER = "sender"
+"""What `top` calls a sender that is forked."""
+
 log = logging.getLogger(__name__)
 
 
@@ -91,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not counts:
                 _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
             return 0
+        if options.command == "fork":
+            return _fork_senders()
         handler = RequestHandler(options.root.absolute(), options.uri, options.series_points)
         if options.command == "serve":
             return serve(handler)
@@ -102,12 +109,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
 
 
+def _fork_senders() -> int:
+    """Import MLflow, and fork a sender for each request until nobody may ask any more."""
+    import_mlflow(with_database=True)
+    if not forked.has_one_thread():
+        log.warning("tracking processes start from nothing: what they import starts threads")
+        return 1
+    return forked.serve(socket.socket(fileno=0), _send_groups)
+
+
+def _send_groups(_: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+    forked.begin(descriptors)
+    Path("/proc/self/comm").write_text(SENDER)
+    return main(["serve"])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline.tracking", description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("status", "show how far a study is, unit by unit; exit status 0 if all units are done"),
         ("serve", "answer an orchestrator's requests on stdin"),
+        ("fork", "fork the process of `serve` for each request at the socket that is stdin"),
         ("flush", "send the groups in the spool; close and send those of killed studies"),
         ("relocate", "update artifact paths after a local store was copied or moved"),
     ):

@@ -133,7 +133,8 @@ def start(
 
     Args:
         project: the folder whose code it runs, if it is a copy: with this file and what it imports.
-        num_senders: processes that talk to MLflow, one a study, that are forked too; further ones start from nothing.
+        num_senders: processes that talk to MLflow, one a study, or that fork such ones, that are forked too; further
+            ones start from nothing.
     """
     with contextlib.ExitStack() as theirs:
 
@@ -296,14 +297,13 @@ def _prepare_senders(num_senders: int) -> int:
             self.pid, ours = prepared.pop(0)
             cwd, env, has_session = others[4], others[5], others[20]
             reading, writing = others[9], others[12]
-            assert cwd is None and min(reading, writing) >= 0
+            assert cwd is None and reading >= 0
             sys.audit("subprocess.Popen", args[0], args, cwd, env)
             request = {"argv": args[1:], "env": dict(env), "has_session": has_session}
             with ours:
-                socket.send_fds(ours, [json.dumps(request).encode()], [reading, writing, 2])
+                socket.send_fds(ours, [json.dumps(request).encode()], [reading, 1 if writing < 0 else writing, 2])
             self._child_created = True
-            os.close(reading)
-            os.close(writing)
+            self._close_pipe_fds(*others[9:15])  # type: ignore[attr-defined]
 
     subprocess.Popen = Popen  # type: ignore[misc]
     return first

@@ -14,7 +14,6 @@ from typing import IO
 
 from pipeline.base import interrupts
 from pipeline.base.errors import CommandError
-from pipeline.base.forked import Forked
 
 # A killed process can stay for as long as the kernel keeps it in a driver call; nobody waits for that.
 _REAP_LIMIT_S = 5.0
@@ -100,7 +99,7 @@ def run(
     return completed
 
 
-def status_at_end(process: subprocess.Popen[bytes] | Forked, timeout_s: float) -> int:
+def status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
     """Its status as soon as it has ended; `Popen.wait` with a limit looks now and then. TimeoutExpired at the limit."""
     if (status := process.poll()) is not None:  # one that was waited for has no descriptor any more
         return status

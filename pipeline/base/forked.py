@@ -1,4 +1,4 @@
-"""A child process that is a fork of this one and runs a function of ours: `subprocess.Popen` without an import.
+"""A process that forks others on request, so that these need not import what it has imported.
 
 Fit for a process that has one thread and, when it forks, nothing open that the child must not share.
 """
@@ -6,16 +6,27 @@ Fit for a process that has one thread and, when it forks, nothing open that the 
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
+import select
+import selectors
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
+_MAX_REQUEST_BYTES = 1 << 17
+_MAX_DESCRIPTORS = 4
+IS_BOUND = "is_bound"
+"""Of a request: whether the child is told to end (SIGTERM) once nobody may ask any more."""
 
 
 def has_one_thread() -> bool:
@@ -40,44 +51,174 @@ def leave(run: Callable[[], int]) -> NoReturn:
 
 
 class Forked:
-    """A child with pipes for its standard input and output, in a session of its own; the part of `Popen` that is used.
+    """A child of a process that forks on request (`serve`); the part of `Popen` that is used of one.
 
-    It handles signals as a program that was just started, and logs nothing until it says how.
+    Attributes:
+        stdin, stdout: our ends of its pipes, where it has any.
     """
 
-    def __init__(self, run: Callable[[], int]) -> None:
-        (reads, our_in), (our_out, writes) = os.pipe(), os.pipe()
+    def __init__(self, asked: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Ask for it; does not wait for it.
+
+        Args:
+            asked: our end of the socket of the process that forks.
+            request: what it is to be.
+            descriptors: that it gets.
+
+        Raises:
+            OSError: it cannot be asked for.
+        """
+        data = json.dumps(request).encode()
+        if len(data) > _MAX_REQUEST_BYTES:
+            raise OSError(f"a request of {len(data)} bytes is too long to be passed on")
+        self._says, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._started: tuple[int, int] | None = None  # its number, and a descriptor of it
+        self._has_ended = False
         self.returncode: int | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            leave(lambda: _begin(run, reads, writes, (our_in, our_out)))
-        os.close(reads)
-        os.close(writes)
-        self.stdin: IO[bytes] | None = os.fdopen(our_in, "wb")
-        self.stdout: IO[bytes] | None = os.fdopen(our_out, "rb")
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        try:
+            with theirs:
+                socket.send_fds(asked, [data], [*descriptors, theirs.fileno()])
+        except OSError:
+            self._says.close()
+            raise
 
-    def poll(self) -> int | None:
-        """The exit status, if it has ended."""
-        return self._reaped(os.WNOHANG)
+    @property
+    def pid(self) -> int:
+        """Its number, once it runs.
 
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit status, once it has ended; TimeoutExpired if that is not now, with any limit at all."""
-        if (status := self._reaped(0 if timeout is None else os.WNOHANG)) is None:
-            raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
-        return status
+        Raises:
+            OSError: it never ran: the process that was to fork it has ended.
+        """
+        return self._running()[0]
+
+    def send_signal(self, signum: int) -> None:
+        """Signal it once it runs, and nobody else if it has ended; OSError as of `pid`."""
+        _, descriptor = self._running()
+        if not self._has_ended:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signum)
 
     def kill(self) -> None:
-        """End it at once."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        """End it at once, or have it never begin."""
+        if self._started is None and not self._has_ended and not self._says_something(0):
+            self._forget()
+        with suppress(OSError):
+            self.send_signal(signal.SIGKILL)
 
-    def _reaped(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The exit status, once it has ended; `None` if nobody knows it: it never began, or who forked it ended before.
+
+        Raises:
+            TimeoutExpired: it has not ended by then.
+        """
+        until_s = None if timeout is None else time.monotonic() + timeout
+        while not self._has_ended:
+            if not self._says_something(None if until_s is None else max(0, until_s - time.monotonic())):
+                raise subprocess.TimeoutExpired("a fork", timeout or 0)
+            self._hear()
         return self.returncode
+
+    def _running(self) -> tuple[int, int]:
+        if self._started is None and not self._has_ended:
+            self._hear()
+        if self._started is None:
+            raise OSError("the process that was to fork it has ended")
+        return self._started
+
+    def _says_something(self, timeout: float | None) -> bool:
+        return bool(select.select([self._says], [], [], timeout)[0])
+
+    def _hear(self) -> None:
+        """Wait for what is said of it next: that it runs, or how it ended."""
+        data, descriptors, _, _ = socket.recv_fds(self._says, 64, 1)
+        if descriptors:
+            self._started = int(data), descriptors[0]
+        else:
+            self.returncode = int(data) if data else None
+            self._forget()
+
+    def _forget(self) -> None:
+        self._has_ended = True
+        self._says.close()
+        if self._started is not None:
+            os.close(self._started[1])
+
+
+def serve(asked: socket.socket, be: Callable[[Mapping[str, Any], Sequence[int]], int]) -> int:
+    """Fork a child for each request, which is to `be` what it says, until nobody may ask any more; say how each ends.
+
+    Returns:
+        0, the exit status.
+    """
+    running: dict[int, tuple[int, int]] = {}  # by the descriptor of each child: its number, and who hears of its end
+    bound: set[int] = set()  # of them, those that end with this
+    with selectors.DefaultSelector() as selector:
+        selector.register(asked, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not asked:
+                    selector.unregister(key.fd)
+                    bound.discard(key.fd)
+                    _reap(key.fd, *running.pop(key.fd))
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(asked, _MAX_REQUEST_BYTES, _MAX_DESCRIPTORS)
+                if not data:
+                    for descriptor in bound:
+                        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                    return 0
+                request = json.loads(data)
+                *given, hears = descriptors
+                if _nobody_at(hears):
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    continue
+                if (pid := os.fork()) == 0:
+                    selector.close()
+                    asked.close()
+                    for descriptor in (hears, *running, *(other for _, other in running.values())):
+                        os.close(descriptor)
+                    leave(partial(be, request, given))
+                for descriptor in given:
+                    os.close(descriptor)
+                watched = os.pidfd_open(pid)
+                running[watched] = pid, hears
+                bound |= {watched} if request.get(IS_BOUND) else set()
+                selector.register(watched, selectors.EVENT_READ)
+                with suppress(OSError):
+                    _send(hears, str(pid), watched)
+
+
+def _nobody_at(descriptor: int) -> bool:
+    """Whether the other end is closed."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP)
+    return bool(poll.poll(0))
+
+
+def _reap(watched: int, pid: int, hears: int) -> None:
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):
+        _send(hears, str(status))
+    os.close(hears)
+    os.close(watched)
+
+
+def _send(hears: int, text: str, *descriptors: int) -> None:
+    with socket.socket(fileno=os.dup(hears)) as told:
+        socket.send_fds(told, [text.encode()], descriptors)
+
+
+def begin(descriptors: Sequence[int]) -> None:
+    """Be as a program that was just started: a session and standard streams of its own, and signals as by default."""
+    os.setsid()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    become_standard(descriptors)
+    sys.stdin = os.fdopen(0, closefd=False)
+    logging.getLogger().handlers.clear()  # it logs nothing until it says how
 
 
 def end_with_parent() -> None:
@@ -91,16 +232,3 @@ def become_standard(descriptors: Sequence[int]) -> None:
         if descriptor != number:
             os.dup2(descriptor, number)
             os.close(descriptor)
-
-
-def _begin(run: Callable[[], int], reads: int, writes: int, ours: tuple[int, int]) -> int:
-    os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
-    for each in ours:
-        os.close(each)
-    become_standard((reads, writes))
-    sys.stdin = os.fdopen(0, closefd=False)
-    logging.getLogger().handlers.clear()
-    return run()

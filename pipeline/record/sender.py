@@ -13,11 +13,12 @@ import json
 import logging
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +43,15 @@ _WITHOUT_STORE = frozenset(
     )
 )
 
+# Command lines of which each worker needs a sender.
+_OF_SEVERAL = frozenset(("hydra/launcher=gpus", "hydra/launcher=beside"))
+# Libraries start threads when they are imported, and a process that forks may have none: pyarrow, OpenBLAS.
+_WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
+
 log = logging.getLogger(__name__)
 
-serve_in_fork: Callable[[], int] | None = None
-"""What a sender runs, where this process has imported what it needs, so that it can be a fork of it."""
+_asks: socket.socket | None = None
+"""Where the process that forks senders is asked for one, which these need not import MLflow for."""
 
 
 class Sender:
@@ -70,15 +76,11 @@ class Sender:
         """Start the process, if it does not run yet."""
         if self._process is not None:
             return
-        # One that is started again would share the locks that are held by now.
-        if serve_in_fork is not None and not self._was_restarted and forked.has_one_thread():
-            self._process = forked.Forked(serve_in_fork)
-            return
-        argv = [sys.executable, "-m", "pipeline.tracking", "serve"]
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
-        )
+        if _asks is not None:
+            with contextlib.suppress(OSError):  # the process that forks has ended
+                self._process = _forked(_asks)
+                return
+        self._process = _started("serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __enter__(self) -> Sender:
         self.start()
@@ -96,7 +98,10 @@ class Sender:
             process.kill()  # it would finish importing MLflow first
         try:
             process.stdin.close()
-            status_at_end(process, _END_LIMIT_S)
+            if isinstance(process, forked.Forked):
+                process.wait(_END_LIMIT_S)
+            else:
+                status_at_end(process, _END_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired):
             process.kill()
             process.wait()
@@ -118,10 +123,13 @@ class Sender:
             return False
         return not (Path(opening["root"]) / layout.DATABASE).exists()
 
-    @property
-    def pid(self) -> int:
+    def pids(self) -> tuple[int, ...]:
+        """Of its process, if there is one."""
         assert self._process is not None
-        return self._process.pid
+        try:
+            return (self._process.pid,)
+        except OSError:  # it was to be forked, and never was; another one is started at the next request
+            return ()
 
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
         """Have the server at `uri`, else the store in `root`, opened. Does not wait: `store` says what came of it."""
@@ -304,7 +312,45 @@ def _checked(reply: dict[str, Any]) -> dict[str, Any]:
     return reply
 
 
+def _started(command: str, **streams: Any) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "pipeline.tracking", command]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environ |= _WITHOUT_THREADS if command == "fork" else {}
+    return subprocess.Popen(argv, env=environ, start_new_session=True, **streams)
+
+
+def _forked(asks: socket.socket) -> forked.Forked:
+    """A sender that is forked, with pipes to it.
+
+    Raises:
+        OSError: there is no process any more that forks it.
+    """
+    (reads, our_in), (our_out, writes) = os.pipe(), os.pipe()
+    stdin, stdout = os.fdopen(our_in, "wb"), os.fdopen(our_out, "rb")
+    try:
+        process = forked.Forked(asks, {}, (reads, writes, sys.stderr.fileno()))
+    except OSError:
+        stdin.close()
+        stdout.close()
+        raise
+    finally:
+        os.close(reads)
+        os.close(writes)
+    process.stdin, process.stdout = stdin, stdout
+    return process
+
+
 _early: list[Sender] = []
+_forking: subprocess.Popen[bytes] | None = None
+
+
+def start_forking() -> None:
+    """Start the process that the senders of this process, and of forks of it, are forked from; `end_early` ends it."""
+    global _asks, _forking
+    if _asks is None:
+        _asks, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with asked:
+            _forking = _started("fork", stdin=asked)
 
 
 def start_early(arguments: Sequence[str]) -> None:
@@ -312,8 +358,11 @@ def start_early(arguments: Sequence[str]) -> None:
 
     `take` hands it to the study; if there is none, `end_early` ends it.
     """
-    ours = itertools.takewhile(lambda word: word != "--", arguments)  # a program of the user's has options of its own
-    if not _WITHOUT_STORE.intersection(ours):
+    # A program of the user's has options of its own.
+    ours = set(itertools.takewhile(lambda word: word != "--", arguments))
+    if not _WITHOUT_STORE & ours:
+        if _OF_SEVERAL & ours:
+            start_forking()
         sender = Sender()
         sender.start()
         _early.append(sender)
@@ -331,6 +380,12 @@ def forget_early() -> None:
 
 
 def end_early() -> None:
-    """End the sender that was started early, if no study took it."""
+    """End the sender that was started early, if no study took it, and the process that forks them."""
+    global _asks, _forking
     while _early:
         _early.pop().__exit__()
+    if _asks is not None and _forking is not None:
+        _asks.close()
+        _forking.kill()
+        _forking.wait()
+        _asks = _forking = None

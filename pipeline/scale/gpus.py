@@ -25,6 +25,7 @@ from typing import Any
 from pipeline import outcome, study
 from pipeline.base import factory, forked, interrupts, mig_table, words
 from pipeline.base.errors import ConfigError, InUseError
+from pipeline.base.forked import Forked
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.modes import PROFILE, mode_of
 from pipeline.base.protocols import Exporter
@@ -36,7 +37,7 @@ from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
 from pipeline.scale import cpus, workers
-from pipeline.scale.template import Forked, Template
+from pipeline.scale.template import Template
 from pipeline.study import Asked
 
 ALL = "all"

@@ -162,11 +162,7 @@ def serve(handler: RequestHandler) -> int:
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    gc.disable()  # nearly all objects of MLflow stay: looking for garbage took a fifth of its import
     import_mlflow(with_database=handler.is_local)
-    gc.freeze()
-    gc.set_threshold(100_000)
-    gc.enable()
     for line in sys.stdin:
         try:
             answer = {"ok": True, **handler.answer(json.loads(line))}
@@ -196,6 +192,7 @@ def sentence(error: Exception) -> str:
 def import_mlflow(*, with_database: bool, stand_ins: Sequence[str] = _STAND_INS) -> None:
     """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
     module = "mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow"
+    gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
     try:
         with library_internals.without(_NOT_NEEDED, stand_ins=stand_ins):
             importlib.import_module(module)
@@ -207,3 +204,6 @@ def import_mlflow(*, with_database: bool, stand_ins: Sequence[str] = _STAND_INS)
         import pyarrow.parquet
 
         pyarrow.scalar(0)  # it looks once for pandas, of which the import takes 0.3 s
+    gc.freeze()
+    gc.set_threshold(100_000)
+    gc.enable()

@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
-from pipeline.record.sender import Sender
+from pipeline.record.sender import Sender, end_early, start_forking
 from pipeline.record.store.links import ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
@@ -159,11 +160,34 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
         sender.open(EXPERIMENT, root, None, 100)
         assert sender.store()["ok"]
         for folder in folders:
-            os.kill(sender.pid, signal.SIGKILL)
+            os.kill(*sender.pids(), signal.SIGKILL)
             sender.send(folder)
             sender.rest()
         assert list(by_name(client(root))) == ["group 1"] and not folders[0].exists()
         assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
+
+
+def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path) -> None:
+    folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2, 3)]
+    start_forking()
+    try:
+        with Sender() as first, Sender() as second:
+            for each, folder in zip((first, second), folders, strict=False):
+                each.open(EXPERIMENT, root, None, 100)
+                assert each.store()["ok"]
+                each.send(folder)
+                each.rest()
+            (parent,) = {psutil.Process(*each.pids()).ppid() for each in (first, second)}
+            assert parent != os.getpid()
+            os.kill(parent, signal.SIGKILL)
+            second.send(folders[2])
+            second.rest()
+        with Sender() as third:  # from nothing
+            third.open(EXPERIMENT, root, None, 100)
+            assert third.store()["ok"] and psutil.Process(*third.pids()).ppid() == os.getpid()
+    finally:
+        end_early()
+    assert sorted(by_name(client(root))) == ["group 1", "group 2", "group 3"]
 
 
 def test_who_leaves_does_not_wait_for_a_new_store(tmp_path: Path) -> None:
