@@ -1,4 +1,4 @@
-"""The command `python -m pipeline.tracking status | flush | relocate`; `serve` is what an orchestrator starts."""
+"""The command `python -m pipeline.tracking status | flush | relocate`; orchestrators start `serve` and `fork`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -111,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fork_senders() -> int:
     """Import MLflow, and fork a sender for each request until nobody may ask any more."""
+    for signum in (signal.SIGINT, signal.SIGTERM):  # as senders: they end when their orchestrators do
+        signal.signal(signum, signal.SIG_IGN)
     import_mlflow(with_database=True)
     if not forked.has_one_thread():
         log.warning("tracking processes start from nothing: what they import starts threads")
@@ -118,8 +121,9 @@ def _fork_senders() -> int:
     return forked.serve(socket.socket(fileno=0), _send_groups)
 
 
-def _send_groups(_: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+def _send_groups(request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
     forked.begin(descriptors)
+    os.sched_setaffinity(0, request["cpus"])
     Path("/proc/self/comm").write_text(SENDER)
     return main(["serve"])
 
@@ -130,7 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("status", "show how far a study is, unit by unit; exit status 0 if all units are done"),
         ("serve", "answer an orchestrator's requests on stdin"),
-        ("fork", "fork the process of `serve` for each request at the socket that is stdin"),
         ("flush", "send the groups in the spool; close and send those of killed studies"),
         ("relocate", "update artifact paths after a local store was copied or moved"),
     ):
@@ -157,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
                 "--uri", help="tracking server for all groups; by default each goes to that of its study"
             )
             command.add_argument("--series-points", type=int, default=500, help="points of a series in MLflow's charts")
+    text = "fork a process of `serve` for each request at the socket that is stdin"
+    commands.add_parser("fork", help=text, description=text)
     return parser
 
 

@@ -297,11 +297,11 @@ def _prepare_senders(num_senders: int) -> int:
             self.pid, ours = prepared.pop(0)
             cwd, env, has_session = others[4], others[5], others[20]
             reading, writing = others[9], others[12]
-            assert cwd is None and reading >= 0
+            assert cwd is None and min(reading, writing) >= 0
             sys.audit("subprocess.Popen", args[0], args, cwd, env)
             request = {"argv": args[1:], "env": dict(env), "has_session": has_session}
             with ours:
-                socket.send_fds(ours, [json.dumps(request).encode()], [reading, 1 if writing < 0 else writing, 2])
+                socket.send_fds(ours, [json.dumps(request).encode()], [reading, writing, 2])
             self._child_created = True
             self._close_pipe_fds(*others[9:15])  # type: ignore[attr-defined]
 

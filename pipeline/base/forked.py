@@ -25,6 +25,9 @@ from typing import IO, Any, NoReturn
 _PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
 _MAX_REQUEST_BYTES = 1 << 17
 _MAX_DESCRIPTORS = 4
+_STATUS_LIMIT_S = 5.0  # from the end of a child until who forked it has said how it ended
+WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
+"""Environment in which libraries start no threads when they are imported: pyarrow, OpenBLAS."""
 IS_BOUND = "is_bound"
 """Of a request: whether the child is told to end (SIGTERM) once nobody may ask any more."""
 
@@ -102,41 +105,46 @@ class Forked:
 
     def kill(self) -> None:
         """End it at once, or have it never begin."""
-        if self._started is None and not self._has_ended and not self._says_something(0):
+        if self._started is None and not self._has_ended and not _has_input(self._says, 0):
             self._forget()
         with suppress(OSError):
             self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """The exit status, once it has ended; `None` if nobody knows it: it never began, or who forked it ended before.
+        """The exit status, once it has ended; `None` if nobody knows: it never began, or who forked it ended or hangs.
 
         Raises:
             TimeoutExpired: it has not ended by then.
         """
         until_s = None if timeout is None else time.monotonic() + timeout
-        while not self._has_ended:
-            if not self._says_something(None if until_s is None else max(0, until_s - time.monotonic())):
+
+        def wait_for(source: socket.socket | int) -> None:
+            if not _has_input(source, None if until_s is None else max(0, until_s - time.monotonic())):
                 raise subprocess.TimeoutExpired("a fork", timeout or 0)
-            self._hear()
+
+        if self._started is None and not self._has_ended:
+            wait_for(self._says)
+            self._hear_start()
+        if self._started is not None and not self._has_ended:
+            wait_for(self._started[1])
+            if _has_input(self._says, _STATUS_LIMIT_S) and (data := self._says.recv(64)):
+                self.returncode = int(data)
+            self._forget()
         return self.returncode
 
     def _running(self) -> tuple[int, int]:
         if self._started is None and not self._has_ended:
-            self._hear()
+            self._hear_start()
         if self._started is None:
             raise OSError("the process that was to fork it has ended")
         return self._started
 
-    def _says_something(self, timeout: float | None) -> bool:
-        return bool(select.select([self._says], [], [], timeout)[0])
-
-    def _hear(self) -> None:
-        """Wait for what is said of it next: that it runs, or how it ended."""
+    def _hear_start(self) -> None:
+        """Wait until it runs, or never will."""
         data, descriptors, _, _ = socket.recv_fds(self._says, 64, 1)
-        if descriptors:
+        if data:
             self._started = int(data), descriptors[0]
         else:
-            self.returncode = int(data) if data else None
             self._forget()
 
     def _forget(self) -> None:
@@ -186,8 +194,14 @@ def serve(asked: socket.socket, be: Callable[[Mapping[str, Any], Sequence[int]],
                 running[watched] = pid, hears
                 bound |= {watched} if request.get(IS_BOUND) else set()
                 selector.register(watched, selectors.EVENT_READ)
-                with suppress(OSError):
+                try:
                     _send(hears, str(pid), watched)
+                except OSError:  # nobody waits for it any more
+                    signal.pidfd_send_signal(watched, signal.SIGKILL)
+
+
+def _has_input(source: socket.socket | int, timeout: float | None) -> bool:
+    return bool(select.select([source], [], [], timeout)[0])
 
 
 def _nobody_at(descriptor: int) -> bool:

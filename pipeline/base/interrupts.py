@@ -87,9 +87,12 @@ def _leave(kind: type[BaseException], failure: BaseException, trace: TracebackTy
 
 
 def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Deal with what was raised where nobody can catch it, as in a destructor: an interruption comes once more."""
+    """Deal with what was raised where nobody can catch it, as in a destructor: an interruption comes once more.
+
+    An error that a destructor raises while an interruption is dealt with comes from that one, but did not swallow it.
+    """
     global _depth, _raised
-    if behind(unraisable.exc_value) is None:
+    if (found := behind(unraisable.exc_value)) is None or found is behind(sys.exception()):
         sys.__unraisablehook__(unraisable)
         return
     _depth += 1  # nor would anybody catch it here

@@ -43,10 +43,8 @@ _WITHOUT_STORE = frozenset(
     )
 )
 
-# Command lines of which each worker needs a sender.
+# Words of a command line that has several workers, each with a sender.
 _OF_SEVERAL = frozenset(("hydra/launcher=gpus", "hydra/launcher=beside"))
-# Libraries start threads when they are imported, and a process that forks may have none: pyarrow, OpenBLAS.
-_WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +74,7 @@ class Sender:
         """Start the process, if it does not run yet."""
         if self._process is not None:
             return
-        if _asks is not None:
+        if _asks is not None and not self._was_restarted:
             with contextlib.suppress(OSError):  # the process that forks has ended
                 self._process = _forked(_asks)
                 return
@@ -315,7 +313,7 @@ def _checked(reply: dict[str, Any]) -> dict[str, Any]:
 def _started(command: str, **streams: Any) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "pipeline.tracking", command]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    environ |= _WITHOUT_THREADS if command == "fork" else {}
+    environ |= forked.WITHOUT_THREADS if command == "fork" else {}
     return subprocess.Popen(argv, env=environ, start_new_session=True, **streams)
 
 
@@ -328,7 +326,7 @@ def _forked(asks: socket.socket) -> forked.Forked:
     (reads, our_in), (our_out, writes) = os.pipe(), os.pipe()
     stdin, stdout = os.fdopen(our_in, "wb"), os.fdopen(our_out, "rb")
     try:
-        process = forked.Forked(asks, {}, (reads, writes, sys.stderr.fileno()))
+        process = forked.Forked(asks, {"cpus": sorted(os.sched_getaffinity(0))}, (reads, writes, sys.stderr.fileno()))
     except OSError:
         stdin.close()
         stdout.close()
@@ -350,7 +348,7 @@ def start_forking() -> None:
     if _asks is None:
         _asks, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with asked:
-            _forking = _started("fork", stdin=asked)
+            _forking = _started("fork", stdin=asked, stdout=subprocess.DEVNULL)
 
 
 def start_early(arguments: Sequence[str]) -> None:

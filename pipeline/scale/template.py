@@ -72,7 +72,7 @@ class Template:
         overrides = [user_command.override(key, value) for key, value in decided.items() if not key.startswith("hydra")]
         asked = {"argv": list(argv), "overrides": overrides, "cpus": sorted(cpus), forked.IS_BOUND: ends_with_launcher}
         worker = Forked(self._control, asked, outputs)
-        assert worker.pid  # it runs, or else this is an error
+        _ = worker.pid  # it runs, or this raises
         return worker
 
 
@@ -103,9 +103,13 @@ def _serve(control: socket.socket, configs: Sequence[DictConfig]) -> int:
     """Import, and fork a worker for each request until the launcher is gone."""
     os.setsid()  # Ctrl-C on a terminal is for the launcher
     sender.forget_early()
+    before = dict(os.environ)
+    os.environ.update(forked.WITHOUT_THREADS)
     for target in (*_NEEDED, *_targets(OmegaConf.to_container(configs[0]))):
-        with suppress(ImportError):  # a worker that needs it says so
+        with suppress(Exception):  # a worker that needs it says so
             importlib.import_module(target.rpartition(".")[0])
+    os.environ.clear()
+    os.environ.update(before)
     gc.freeze()  # what is shared stays shared: the collector would write into every object
     if not forked.has_one_thread():
         log.warning("workers start from nothing: what they import starts threads")

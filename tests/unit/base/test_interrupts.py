@@ -62,6 +62,17 @@ def test_what_else_a_destructor_raises_is_shown():
     assert done.returncode == 0 and "OSError: of its own" in done.stderr
 
 
+def test_a_destructor_that_fails_while_an_interruption_is_dealt_with_is_shown_and_interrupts_nothing():
+    code = (
+        "import os, time; from pipeline.base import interrupts; interrupts.install()\n"
+        "class Dies:\n    def __del__(self):\n        raise OSError('of its own')\n"
+        "try:\n    os.kill(os.getpid(), 15)\n    time.sleep(60)\n"
+        "finally:\n    Dies()\n    time.sleep(0.3)\n    print('cleaned')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (143, "cleaned\n") and "OSError: of its own" in done.stderr
+
+
 @contextmanager
 def failing(name, undone):
     try:

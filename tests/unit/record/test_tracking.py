@@ -167,9 +167,11 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
         assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
 
 
-def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path) -> None:
+def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = max(os.sched_getaffinity(0))
     folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2, 3)]
     start_forking()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {cpu})
     try:
         with Sender() as first, Sender() as second:
             for each, folder in zip((first, second), folders, strict=False):
@@ -177,6 +179,7 @@ def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path) -> 
                 assert each.store()["ok"]
                 each.send(folder)
                 each.rest()
+                assert psutil.Process(*each.pids()).cpu_affinity() == [cpu]
             (parent,) = {psutil.Process(*each.pids()).ppid() for each in (first, second)}
             assert parent != os.getpid()
             os.kill(parent, signal.SIGKILL)
