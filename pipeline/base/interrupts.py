@@ -18,7 +18,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Those that ask a process to end."""
 _AGAIN_S = 0.02
 _depth = 0
 _received: int | None = None
@@ -47,7 +48,7 @@ def install() -> None:
     sys.excepthook = _leave
     sys.unraisablehook = _raise_again
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the starter, nobody would know how children ended
-    for signum in _SIGNALS:
+    for signum in SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _receive)
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import forked, layout
+from pipeline.base import forked, interrupts, layout
 from pipeline.base.errors import TrackingError
 
 if TYPE_CHECKING:
@@ -221,20 +221,24 @@ class Sender:
     def rest(self) -> None:
         """Wait until everything that was asked is done, so that the process is idle."""
         while self._pending:
-            limit_s = _SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S
-            self._note(self._reply(time.monotonic() + limit_s))
+            self._next()
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         self.rest()
         self._ask(request)
-        reply = self._reply(time.monotonic() + _LIMIT_S)
-        self._pending.popleft()
-        return _checked(reply)
+        while True:
+            answered, reply = self._next()
+            if answered is request:
+                return _checked(reply)
+
+    # An interruption never comes between a request and its place in `_pending`, nor between that and the reply: each
+    # reply is that to the oldest.
 
     def _ask(self, request: dict[str, Any]) -> None:
-        self._pending.append(request)
-        self._was_asked = True
-        self._write(request)
+        with interrupts.held():
+            self._pending.append(request)
+            self._was_asked = True
+            self._write(request)
 
     def _write(self, request: dict[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -244,10 +248,10 @@ class Sender:
         except OSError:
             log.debug("the sender is gone; its missing replies say so")
 
-    def _note(self, reply: dict[str, Any]) -> None:
-        request = self._pending.popleft()
+    def _note(self, request: dict[str, Any], reply: dict[str, Any]) -> None:
         if request["op"] == "open":
             self._store = reply
+        if "spool" not in request:
             return
         folder = Path(request["spool"])
         if request["op"] == "send" and reply.get("ok"):
@@ -259,20 +263,24 @@ class Sender:
         elif not reply.get("ok"):
             log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
 
-    def _reply(self, deadline: float) -> dict[str, Any]:
-        """The next reply. A process that is gone or silent is started again once; then a reply says so."""
-        while (wrong := self._read(deadline)) is not None:
-            if self._was_restarted:
-                return {"ok": False, "error": wrong}
+    def _next(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The oldest request and its reply. A process that is gone or silent is started once more."""
+        while (wrong := self._read()) is not None and not self._was_restarted:
             log.warning("%s; it is started again", wrong)
             self._restart()
-            deadline = time.monotonic() + _LIMIT_S
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        with interrupts.held():
+            if wrong is None:
+                line, self._buffer = self._buffer.split(b"\n", 1)
+                reply = json.loads(line)
+            else:
+                reply = {"ok": False, "error": wrong}
+            request = self._pending.popleft()
+            self._note(request, reply)
+        return request, reply
 
-    def _read(self, deadline: float) -> str | None:
+    def _read(self) -> str | None:
         """Wait until a whole reply is there; if none comes, why."""
+        deadline = time.monotonic() + (_SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S)
         assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -280,28 +288,29 @@ class Sender:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self._process.kill()  # its late reply would be taken for the answer to another question
                     return "the tracking process did not answer in time"
-                data = os.read(self._process.stdout.fileno(), 65536)
+                with interrupts.held():
+                    data = os.read(self._process.stdout.fileno(), 65536)
+                    self._buffer += data
                 if not data:
                     return "the tracking process has ended (its messages are above)"
-                self._buffer += data
         return None
 
     def _restart(self) -> None:
         """Have another process do what is not answered yet: each request may be carried out twice."""
-        self._was_restarted = True
-        process, self._process, self._buffer = self._process, None, b""
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
-        self.start()
-        if self._opening is not None and self._opening not in self._pending:
-            self._write(self._opening)
-            self._store = self._reply(time.monotonic() + _LIMIT_S)
-        for request in self._pending:
-            self._write(request)
+        with interrupts.held():
+            self._was_restarted = True
+            process, self._process, self._buffer = self._process, None, b""
+            assert process is not None and process.stdin is not None and process.stdout is not None
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+            self.start()
+            if self._opening is not None and self._opening not in self._pending:
+                self._pending.appendleft(self._opening)
+            for request in self._pending:
+                self._write(request)
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:

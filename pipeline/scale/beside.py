@@ -138,14 +138,14 @@ class Pairs(Fleet):
         if worker is self.measured:
             words.say(f"{worker.name} | {ending_of(status)}")
             self.has_measured = True
-            self.worst = max(self.worst, status or 0)
+            self.count(status)
         elif self.is_interrupted:
-            self.worst = max(self.worst, status or 0)
+            self.count(status)
             return
         elif self.step is not None:
             words.say(f"{worker.name} | {worker.said_last}")
             words.say(f"error: GPU {worker.device.index}, which was to keep company, {ending_of(status)}")
-            self.worst = max(self.worst, status or 1)
+            self.count(status or 1)
             self.steps.clear()
         else:
             return

@@ -448,7 +448,12 @@ class Fleet:
             self.was_refused = True
         else:
             self.has_measured = True
-            self.worst = max(self.worst, status or 0)
+            self.count(status)
+
+    def count(self, status: int | None) -> None:
+        """Let the exit status of the study be no better than that of a worker; one that was killed has failed."""
+        was_killed = status is not None and status > 128 and status - 128 not in interrupts.SIGNALS
+        self.worst = max(self.worst, 1 if was_killed else status or 0)
 
     def _progress(self) -> str:
         """How many units have ended, and how long the others will take."""

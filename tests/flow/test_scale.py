@@ -63,7 +63,7 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
             break
     worker_of(process, 2).kill()
     out, err = process.communicate(timeout=600)
-    assert process.returncode == 128 + signal.SIGKILL, err
+    assert process.returncode == 1, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
     assert "1 of 6 groups without a result; to run what is left: " in err
     seen = overview(tmp_path / "mlruns", "collocation").as_text(0.0)

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.base.interrupts import Interrupted
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.sender import Sender, end_early, start_forking
@@ -191,6 +192,28 @@ def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path, mon
     finally:
         end_early()
     assert sorted(by_name(client(root))) == ["group 1", "group 2", "group 3"]
+
+
+def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: Path, monkeypatch) -> None:
+    folder = make_spool(root, record(()))
+    reads = iter(("let it see that the process has ended", "interrupt it"))
+    read = Sender._read
+
+    def interrupted_once(sender: Sender) -> str | None:
+        if next(reads, None) == "interrupt it":
+            raise Interrupted(signal.SIGTERM)
+        return read(sender)
+
+    with Sender() as sender:
+        sender.open(EXPERIMENT, root, None, 100)
+        assert sender.store()["ok"]
+        os.kill(*sender.pids(), signal.SIGKILL)
+        monkeypatch.setattr(Sender, "_read", interrupted_once)
+        with pytest.raises(Interrupted):
+            sender.finished(EXPERIMENT)
+        sender.send(folder)
+        sender.rest()
+    assert not folder.exists() and list(by_name(client(root))) == ["group 1"]
 
 
 def test_who_leaves_does_not_wait_for_a_new_store(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Processes of a study on two GPUs, of whatever kind, are killed; then the study is resumed until it is whole."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.simulation.machine.state import StateFile
+from tests import fail_everywhere, forks
+from tests.attack.bench import PATIENT, TOY, Bench, Outcome
+
+_WINDOW = ["window.seconds=0.2", "window.settle_s=0.05"]
+_LATEST_S = 12.0  # after this a study of four groups on two GPUs is nearly over
+_FINISH_S = 120.0
+"""In which workers finish their units after their launcher was killed."""
+
+
+class TwoGpus(Bench):
+    """A bench whose machine has two GPUs.
+
+    Its studies start from nothing: a process that forks others is told by the environment that it was started with.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        StateFile(folder / "machine.json").keep(["a100_40gb", "a100_40gb"], "615")
+        super().__init__(folder)
+
+    def start_on_both(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a study with a worker on each GPU."""
+        self.mark = uuid.uuid4().hex
+        places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}", f"tracking.root={self.root}"]
+        argv = [PROJECT_DIR / "run.py", *TOY, "gpu=simulated_a100_40gb", "gpu.count=2", "hydra/launcher=gpus"]
+        environ = os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)}
+        return forks.start_real(*argv, *arguments, *places, cwd=self.folder, env=environ)
+
+    def rest(self) -> None:
+        """Wait until workers that lost their launcher have finished."""
+        deadline = time.monotonic() + _FINISH_S
+        while self.commands() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+@functools.cache
+def _with_two(bench: Bench) -> TwoGpus:
+    folder = bench.folder / "two"
+    folder.mkdir()
+    return TwoGpus(folder)
+
+
+def attack(bench: Bench, random: Random) -> Outcome:
+    """Kill one to three processes of a study, whichever; look; resume it, and look whether it is whole."""
+    two = _with_two(bench)
+    experiment = f"gpus-{random.getrandbits(32):08x}"
+    scenarios = random.choice((["naive"], ["mps"], ["serial", "naive"], ["naive", "mps"]))
+    study = ["-m", f"scenario={','.join(scenarios)}", "degree=1,2", "repeats=2", *_WINDOW, *PATIENT]
+    study.append(f"tracking.experiment={experiment}")
+    process = two.start_on_both(*study)
+    outcome = Outcome("")
+    killed = [_kill_one(two, process.pid, random, outcome) for _ in range(random.randint(1, 3))]
+    outcome.what = f"of a {killed[0]}"
+    outcome.problems += two.end(process)
+    two.rest()
+    outcome.problems += two.problems_after()
+    again = two.start_on_both(*study, "resume=true")
+    outcome.problems += two.end(again)
+    outcome.problems += two.problems_after()
+    if again.returncode != 0:
+        outcome.problems.append(f"resumed, it ended with {again.returncode}: {two.printed[-1500:]}")
+    results = two.results_of(experiment)
+    if set(results.values()) != {1}:  # all groups have one, or else the status is not 0
+        outcome.problems.append(f"results a group: {results}")
+    return outcome
+
+
+def _kill_one(two: TwoGpus, launcher: int, random: Random, outcome: Outcome) -> str:
+    """Wait a random time; kill one of the processes that there are then, and say of what kind it was."""
+    time.sleep(random.uniform(0, _LATEST_S) if outcome.num_kills == 0 else random.uniform(0, 3))
+    if not (commands := two.commands()):
+        return "study that had ended"
+    pid = random.choice(sorted(commands))
+    kind = "launcher" if pid == launcher else _kind(pid, commands[pid])
+    signum = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
+        outcome.num_kills += 1
+    return kind
+
+
+def _kind(pid: int, command: str) -> str:
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "process that ends"
+    if name.startswith("run.py unit="):
+        return "worker"
+    if name == "sender":
+        return name
+    for part, kind in (
+        ("pipeline.tracking fork", "process that forks senders"),
+        ("run.py", "copy of the launcher"),
+        ("toys/toy.py", "job"),
+        ("mps.control", "MPS daemon or server"),
+    ):
+        if part in command:
+            return kind
+    return "helper process"
