@@ -167,25 +167,26 @@ def schema_of(loader: Any, group: str, choice: str) -> str:
 
 def values_of(loader: Any, group: str, choice: str) -> dict[str, Any]:
     """What a choice of a group says, with the choices and the schema that it extends, unresolved."""
+    from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     values: dict[str, Any] = {}
-    for _, content in _extended(loader, group, choice):
+    for path, content in _extended(loader, group, choice):
+        if content is None:
+            content = ConfigStore.instance().load(f"{path[1:]}.yaml").node
         plain: Any = OmegaConf.to_container(content)
         values |= plain
     return values
 
 
-def _extended(loader: Any, group: str, choice: str) -> Iterator[tuple[str, DictConfig]]:
-    """What a choice extends, the furthest first, then itself: the path and the content of each."""
-    from hydra.core.config_store import ConfigStore
-
+def _extended(loader: Any, group: str, choice: str) -> Iterator[tuple[str, DictConfig | None]]:
+    """What a choice extends, the furthest first, then itself: the path and the content of each, `None` of a schema."""
     if (found := loader.repository.load_config(f"{group}/{choice}")) is None:
         return
     for default in found.defaults_list or ():
         path = str(getattr(default, "path", None) or "_self_")
         if path.startswith(_SCHEMAS):
-            yield path, ConfigStore.instance().load(f"{path[1:]}.yaml").node
+            yield path, None
         elif path != "_self_":
             yield from _extended(loader, group, path)
     yield f"{group}/{choice}", found.config
