@@ -124,7 +124,7 @@ def _fork_senders() -> int:
 def _send_groups(request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
     forked.begin(descriptors)
     os.sched_setaffinity(0, request["cpus"])
-    Path("/proc/self/comm").write_text(SENDER)
+    forked.call_itself(SENDER)
     return main(["serve"])
 
 

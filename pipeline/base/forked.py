@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from pipeline.base import interrupts
+
 _PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
 _MAX_REQUEST_BYTES = 1 << 17
 _MAX_DESCRIPTORS = 4
@@ -227,12 +229,17 @@ def _send(hears: int, text: str, *descriptors: int) -> None:
 def begin(descriptors: Sequence[int]) -> None:
     """Be as a program that was just started: a session and standard streams of its own, and signals as by default."""
     os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in interrupts.SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     become_standard(descriptors)
     sys.stdin = os.fdopen(0, closefd=False)
     logging.getLogger().handlers.clear()  # it logs nothing until it says how
+
+
+def call_itself(name: str) -> None:
+    """Have `top` show this process under a name; `ps` goes on to show the command line of the one that was forked."""
+    Path("/proc/self/comm").write_text(name)
 
 
 def end_with_parent() -> None:

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -33,7 +32,6 @@ from pipeline.record import sender
 
 # What a worker imports only when it gets there, beside the classes of its configuration.
 _NEEDED = ("pynvml.nvml", "pipeline.report.closing.text", "pipeline.simulation.nvml.library.Library")
-_NAME = Path("/proc/self/comm")
 log = logging.getLogger(__name__)
 
 
@@ -133,7 +131,7 @@ def _work(configs: Sequence[DictConfig], request: Mapping[str, Any], outputs: Se
     os.sched_setaffinity(0, request["cpus"])
     outcome.typed_for_study = outcome.command_line()
     sys.argv = request["argv"]
-    _NAME.write_text(name_of(sys.argv))  # the command line that `ps` shows is the launcher's
+    forked.call_itself(name_of(sys.argv))
     overrides = OverridesParser.create().parse_overrides(request["overrides"])
     for config in configs:
         library_internals.set_values(overrides, config)

@@ -8,7 +8,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,20 +66,30 @@ class Bench(fail_everywhere.Bench):
 
     def start(self, *arguments: str, code: Path | None = None, root: Path | None = None) -> forks.Fork:
         """Start a study on the machine, with a store and a spool in `root` if not in those of the bench."""
-        self.mark = uuid.uuid4().hex
-        places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}"]
-        argv = [code or PROJECT_DIR / "run.py", *TOY, "gpu=simulated_a100_40gb", *arguments, *places]
-        environ = os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)}
-        process = forks.start(*argv, f"tracking.root={root or self.root}", cwd=self.folder, env=environ)
+        process = forks.start(*self._argv(arguments, code, root), cwd=self.folder, env=self._marked_anew())
         self.sender_pid = process.sender_pid
         return process
+
+    def start_real(self, *arguments: str) -> subprocess.Popen[str]:
+        """The same from nothing: the environment then tells also the processes that it forks."""
+        return forks.start_real(*self._argv(arguments), cwd=self.folder, env=self._marked_anew())
+
+    def _argv(self, arguments: Sequence[str], code: Path | None = None, root: Path | None = None) -> list[object]:
+        places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}"]
+        argv = [code or PROJECT_DIR / "run.py", *TOY, "gpu=simulated_a100_40gb", *arguments, *places]
+        return [*argv, f"tracking.root={root or self.root}"]
+
+    def _marked_anew(self) -> dict[str, str]:
+        """The environment by which the processes of a new study are told."""
+        self.mark = uuid.uuid4().hex
+        return os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)}
 
     def commands(self) -> dict[int, str]:
         """The living processes of the last study, with their command lines."""
         found = (line.partition(" ") for line in fail_everywhere._marked(self.mark))
         return {int(pid): command for pid, _, command in found}
 
-    def end(self, process: forks.Fork) -> Iterator[str]:
+    def end(self, process: forks.Process) -> Iterator[str]:
         """Wait for the end of a study; what is wrong with how it ended."""
         self.printed = ""
         try:

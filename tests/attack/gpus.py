@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import subprocess
 import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.machine.state import StateFile
-from tests import fail_everywhere, forks
-from tests.attack.bench import PATIENT, TOY, Bench, Outcome
+from tests.attack.bench import PATIENT, Bench, Outcome
 
 _WINDOW = ["window.seconds=0.2", "window.settle_s=0.05"]
 _LATEST_S = 12.0  # after this a study of four groups on two GPUs is nearly over
@@ -24,22 +20,11 @@ _FINISH_S = 120.0
 
 
 class TwoGpus(Bench):
-    """A bench whose machine has two GPUs.
-
-    Its studies start from nothing: a process that forks others is told by the environment that it was started with.
-    """
+    """A bench whose machine has two GPUs."""
 
     def __init__(self, folder: Path) -> None:
         StateFile(folder / "machine.json").keep(["a100_40gb", "a100_40gb"], "615")
         super().__init__(folder)
-
-    def start_on_both(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a study with a worker on each GPU."""
-        self.mark = uuid.uuid4().hex
-        places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}", f"tracking.root={self.root}"]
-        argv = [PROJECT_DIR / "run.py", *TOY, "gpu=simulated_a100_40gb", "gpu.count=2", "hydra/launcher=gpus"]
-        environ = os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)}
-        return forks.start_real(*argv, *arguments, *places, cwd=self.folder, env=environ)
 
     def rest(self) -> None:
         """Wait until workers that lost their launcher have finished."""
@@ -60,16 +45,16 @@ def attack(bench: Bench, random: Random) -> Outcome:
     two = _with_two(bench)
     experiment = f"gpus-{random.getrandbits(32):08x}"
     scenarios = random.choice((["naive"], ["mps"], ["serial", "naive"], ["naive", "mps"]))
-    study = ["-m", f"scenario={','.join(scenarios)}", "degree=1,2", "repeats=2", *_WINDOW, *PATIENT]
-    study.append(f"tracking.experiment={experiment}")
-    process = two.start_on_both(*study)
+    study = ["-m", "gpu.count=2", "hydra/launcher=gpus", f"scenario={','.join(scenarios)}", "degree=1,2", "repeats=2"]
+    study += [*_WINDOW, *PATIENT, f"tracking.experiment={experiment}"]
+    process = two.start_real(*study)
     outcome = Outcome("")
     killed = [_kill_one(two, process.pid, random, outcome) for _ in range(random.randint(1, 3))]
     outcome.what = f"of a {killed[0]}"
     outcome.problems += two.end(process)
     two.rest()
     outcome.problems += two.problems_after()
-    again = two.start_on_both(*study, "resume=true")
+    again = two.start_real(*study, "resume=true")
     outcome.problems += two.end(again)
     outcome.problems += two.problems_after()
     if again.returncode != 0:
