@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,6 +74,39 @@ def read_file(path: str) -> bytes:
         return b"".join(iter(lambda: os.read(descriptor, 65536), b""))
     finally:
         os.close(descriptor)
+
+
+class CpuTicks(NamedTuple):
+    """CPU time since the boot of some CPUs, in clock ticks; that of a hypervisor's other machines is busy."""
+
+    busy: int
+    idle: int
+
+    def since(self, before: CpuTicks) -> CpuTicks:
+        return CpuTicks(self.busy - before.busy, self.idle - before.idle)
+
+    @property
+    def busy_ratio(self) -> float | None:
+        return self.busy / sum(self) if sum(self) > 0 else None
+
+
+def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
+    """Read the CPU time of all CPUs, and that of some, by their numbers. Source of the columns: proc_stat(5)."""
+    text = read_file("/proc/stat")
+    wanted = {f"cpu{number}".encode() for number in cpus}
+    every, some = CpuTicks(0, 0), CpuTicks(0, 0)
+    for line in text.splitlines():
+        if not line.startswith(b"cpu"):
+            break
+        name, *columns = line.split()
+        # user nice system idle iowait irq softirq steal; guest time is within user and nice
+        ticks = [int(column) for column in columns[:8]]
+        idle = ticks[3] + ticks[4]
+        if name == b"cpu":
+            every = CpuTicks(sum(ticks) - idle, idle)
+        elif name in wanted:
+            some = CpuTicks(some.busy + sum(ticks) - idle, some.idle + idle)
+    return every, some
 
 
 def user_name() -> str:
