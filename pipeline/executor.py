@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from pipeline import outcome
-from pipeline.base import factory, interrupts, layout, programs
+from pipeline.base import factory, host, interrupts, layout, programs
 from pipeline.base.errors import CollocationError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.paths import PROJECT_DIR
@@ -37,6 +37,7 @@ from pipeline.observe.changed_files import Changed
 from pipeline.observe.clock import ClockWatch
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.host import FOREIGN_LOAD
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.plan.inventory import Inventory
@@ -140,6 +141,7 @@ class _Execution:
             row = measure.judge(self.group, self._observation(interrupted))
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
             self._warn_of_shared_files(row)
+            self._warn_of_other_programs(row)
             trace.write(self.record, row, self.record.sink.samples, self.fields)
         except Exception as error:  # noqa: BLE001  likewise
             self._keep_traceback(error, "its figures could not be computed")
@@ -204,6 +206,11 @@ class _Execution:
         if not changed.is_whole:
             self._warn_once(f"{here} has too many files to look at: jobs that write the same one may go unseen")
         return changed
+
+    def _warn_of_other_programs(self, row: GroupResult) -> None:
+        if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.shared.warned:
+            self.shared.warned.add(FOREIGN_LOAD)
+            log.warning("%s the machine: %s", FOREIGN_LOAD, host.load_in_words())
 
     def _warn_once(self, said: str) -> None:
         """Say something that holds for all groups of a study once; each group's tags have it."""

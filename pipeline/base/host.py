@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -107,6 +108,43 @@ def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
         elif name in wanted:
             some = CpuTicks(some.busy + sum(ticks) - idle, some.idle + idle)
     return every, some
+
+
+class CpuUse(NamedTuple):
+    """What was used, until an instant, of the CPUs that this process may use.
+
+    Attributes:
+        t_ns: monotonic instant.
+        ticks: of these CPUs.
+        own_s: CPU time of this process and its descendants, in seconds.
+    """
+
+    t_ns: int
+    ticks: CpuTicks
+    own_s: float
+
+    def foreign_since(self, before: CpuUse) -> float:
+        """Return how many of these CPUs other programs used on average since an earlier reading."""
+        busy_s = self.ticks.since(before.ticks).busy / os.sysconf("SC_CLK_TCK")
+        seconds = (self.t_ns - before.t_ns) / 1e9
+        return max(0.0, busy_s - (self.own_s - before.own_s)) / seconds if seconds > 0 else 0.0
+
+
+def read_cpu_use() -> CpuUse:
+    """Read what this process and all others have used of its CPUs."""
+    import psutil
+
+    own_s, this = 0.0, psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):
+            own_s += sum(process.cpu_times()[:4])  # its own, and of children that it waited for: user and system
+    _, ticks = read_cpu_ticks(os.sched_getaffinity(0))
+    return CpuUse(time.monotonic_ns(), ticks, own_s)
+
+
+def load_in_words() -> str:
+    """Say how many programs want a CPU: `load 14 on 2 CPUs`."""
+    return f"load {os.getloadavg()[0]:.2g} on {len(os.sched_getaffinity(0))} CPUs"
 
 
 def user_name() -> str:

@@ -11,6 +11,7 @@ BUSY_PROCESS_PCT = 90.0
 IDLE_GRACT_RATIO = 0.9
 """A job is bound by the host if a process of it kept a core this busy while kernels ran for less of the time."""
 
+FOREIGN_LOAD = "other programs used"
 MOST_WAIT_PCT = 20.0
 _MOST_FOREIGN_SHARE, _MOST_IDLE_SHARE = 0.1, 0.2
 """Other programs held a job up that waited for a CPU for more of its time than the first, in which they had more than
@@ -71,7 +72,7 @@ def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_
     who = f"job {longest}" if len(waits) == 1 else f"{len(waits)} jobs, such as {longest},"
     return (
         f"{who} waited for a CPU for "
-        f"{waits[longest]:.0f} % of the time while other programs used {foreign:.1f} of {num_cpus:.0f} CPUs"
+        f"{waits[longest]:.0f} % of the time while {FOREIGN_LOAD} {foreign:.1f} of {num_cpus:.0f} CPUs"
     )
 
 

@@ -68,7 +68,7 @@ def find_marks(
     if overlap := _low_overlap(group, batches, metrics):
         invalid.append(overlap)
     if load := host.foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
-        invalid.append(load)
+        (notes if group.is_load_noted else invalid).append(load)
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         notes.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
     return Marks(join(invalid), join(notes))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from pipeline.base import normalise, services, units
+from pipeline.base.marks import NO_MARKS, Marks
 from pipeline.base.modes import mode_of
 from pipeline.base.records import BESIDE, NEIGHBOURS, Group, Result
 from pipeline.base.words import aligned, natural
@@ -37,8 +38,15 @@ _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
 
-def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is_simulated: bool = False) -> str:
-    """How a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `skipped: REASON`."""
+def in_one_line(
+    result: Result,
+    reason: str,
+    metrics: Mapping[str, float],
+    *,
+    marks: Marks = NO_MARKS,
+    is_simulated: bool = False,
+) -> str:
+    """Say how a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`, `skipped: REASON`."""
     rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
     rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
     different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
@@ -47,7 +55,8 @@ def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is
     ]
     figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
     figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
-    ended = f"{result.value} (simulated GPU)" if is_simulated else result.value
+    ended = f"{result.value}* ({marks.text})" if marks.text else result.value
+    ended += " (simulated GPU)" if is_simulated else ""
     return ", ".join([ended, *figures]) + (f": {reason}" if reason else "")
 
 
