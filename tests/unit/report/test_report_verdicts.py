@@ -194,7 +194,9 @@ def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_lea
     cells = cells_of(study(*rows))
     found = verdicts.verdicts(cells)
     (winner,) = [winner for winner in verdicts.winners(cells, found) if winner.degree == 2]
-    assert winner.mode == "naive" and winner.speedup.median == pytest.approx(1.2, rel=0.01)
+    assert (
+        winner.tied[0] == "naive" and "MPS" not in winner.tied and winner.speedup.median == pytest.approx(1.2, rel=0.01)
+    )
     assert winner.marks == " (naive: hot; MPS: 5 of 5 blocks invalid: suspended)" and winner.sentence.endswith(
         winner.marks
     )
