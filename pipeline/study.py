@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal, summary
-from pipeline.base import factory, host, interrupts, layout, programs, words
+from pipeline.base import factory, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
@@ -146,7 +146,7 @@ class Asked:
         exporter: what shows the study while it runs.
         reproduction: the group to run again, if it is only that.
         differences: what was said of how that group differs from the original.
-        gpus: UUIDs of the GPUs on which a launcher runs units; none where the study runs on that of its plan.
+        gpus: those on which a launcher runs units; none where the study runs on that of its plan.
         planned: digests of the groups of all plans, where a launcher measures a study as several.
         begin_ms: when it was asked, since the epoch.
     """
@@ -158,7 +158,7 @@ class Asked:
     exporter: Exporter
     reproduction: Reproduction | None
     differences: str = ""
-    gpus: Sequence[str] = ()
+    gpus: Sequence[Device] = ()
     planned: Collection[str] = ()
     begin_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
@@ -311,6 +311,8 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     finished = sender.finished(plan.experiment, store if asked.config.dry_run else None)
     groups, known = _remaining(asked, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
+    for line in resume.begun_again(groups, finished, gpus=asked.gpus):
+        words.say(line)
     if outcome.typed_for_study is None or outcome.slurm_task:  # else the launcher on this host has said it
         # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
         on_other_models = plan.any_gpu_digest if asked.config.gpu.models > 1 else ""
@@ -349,7 +351,7 @@ def _remaining(
     asked: Asked, plan: Plan, finished: Sequence[FinishedGroup]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
-    return resume.remaining(plan, finished, host.boot_id(), gpus=asked.gpus, accept_environment=accepts)
+    return resume.remaining(plan, finished, gpus=asked.gpus, accept_environment=accepts)
 
 
 def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base import layout
 from pipeline.base.errors import TrackingError
+from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, facts_of
 from pipeline.observe.progress import Ran
@@ -53,8 +54,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 name=run.info.run_name,
                 block=tags.get(Tag.BLOCK),
                 result=Result(result),
-                gpu_uuid=tags.get(Tag.GPU_UUID),
-                boot_id=tags.get(Tag.BOOT_ID),
+                facts=dict(MachineState.of(facts_of(tags)).facts),
                 run_id=run.info.run_id,
                 spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=figures_of(run),

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pipeline.base.normalise import BEYOND_IDEAL, SPEEDUP, is_beyond_ideal
-from pipeline.base.records import Result
+from pipeline.base.records import DEVICE, Result
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
@@ -113,5 +113,6 @@ def bound_by_host(cells: Sequence[Cell]) -> str:
 
 
 def _place(where: Row | Block) -> tuple[str, ...]:
-    number = where.block if isinstance(where, Row) else where.number
-    return (str(number), where.gpu_uuid, where.boot_id)
+    if isinstance(where, Row):
+        return (str(where.block), dict(where.settings)[DEVICE])
+    return (str(where.number), where.device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from pipeline.base import host
 from pipeline.base.modes import mode_of
 from pipeline.base.records import Group, Job
 from pipeline.base.tags import Tag
@@ -21,6 +20,7 @@ def study_that_ended(experiment: str, rows: Iterable[GroupResult]) -> Study:
 
 def _row(ended: GroupResult) -> Row:
     group, ran = ended.group, {job.job.index: job for job in ended.jobs}
+    state = dict(ended.machine_state.facts)
     jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,
@@ -39,14 +39,14 @@ def _row(ended: GroupResult) -> Row:
         params={},
         window=group.window.kind,
         device=group.device.name,
-        gpu_uuid=ended.gpu_uuid,
-        boot_id=ended.tags.get(Tag.BOOT_ID) or host.boot_id(),  # what has just run has no tag of it
+        gpu_uuid=state.get("gpu_uuid", ""),
+        boot_id=state.get("boot_id", ""),
         is_simulated=group.device.is_simulated,
         start_ms=group.number,
         end_ms=None,
         start="",
         jobs=jobs,
-        facts=_facts(group),
+        facts=state | _facts(group),
     )
 
 

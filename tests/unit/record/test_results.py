@@ -34,6 +34,7 @@ def filled(root: Path) -> Path:
         return run_id
 
     whole = {"collocation.block": "2", "collocation.gpu_uuid": "GPU-1", "collocation.boot_id": "boot"}
+    whole |= {"collocation.power_limit_w": "500", "collocation.ecc_mode": ""}
     second = run(2000, tags_of("group", 2, "oom"), "FAILED", makespan_s=2.0)
     first = run(
         1000, tags_of("group", 1) | whole, makespan_s=1.0, speedup_vs_serial_ratio=1.5, system__nvml__power_w=70.0
@@ -52,9 +53,9 @@ def filled(root: Path) -> Path:
 def test_finished_groups_say_what_resume_needs_and_nothing_that_is_unknown(filled: Path) -> None:
     first, second = results.find_finished(filled, EXPERIMENT)
     assert (first.digest, first.result) == ("digest1", Result.OK)
-    assert (first.gpu_uuid, first.boot_id) == ("GPU-1", "boot")
+    assert first.facts == {"gpu_uuid": "GPU-1", "boot_id": "boot", "power_limit_w": "500"}
     assert first.metrics == {"makespan_s": 1.0, "speedup_vs_serial_ratio": 1.5}
-    assert (second.digest, second.result, second.gpu_uuid) == ("digest2", Result.OOM, None)
+    assert (second.digest, second.result, second.facts) == ("digest2", Result.OOM, {})
 
 
 def test_nothing_is_finished_where_there_is_no_store_and_looking_makes_none(root: Path, tmp_path: Path) -> None:
