@@ -9,6 +9,7 @@ import operator
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
 from pipeline.record.group_folder import Survey
 from pipeline.record.original import FinishedGroup
+from pipeline.record.owner import close_command
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
@@ -419,10 +421,20 @@ class _Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        self.unsent = end_leftovers(self.root).ready
+        found = end_leftovers(self.root)
+        self.unsent = found.ready
+        if self.config.unit is None:  # else other workers may well be at work there
+            self._say_what_other_hosts_left(found)
         for device in self.plan.devices:
             _undo(device, gpu)
             lease.refuse_strangers(device, gpu.tolerate)
+
+    def _say_what_other_hosts_left(self, found: Survey) -> None:
+        for owner, number in Counter(found.elsewhere.values()).items():
+            words.say(
+                f"note: {counted(number, 'group')} in {self.root / layout.SPOOL} left alone: host {owner} may be at "
+                f"work on it; if that is gone: {close_command(self.root)}"
+            )
 
     def run(self, stack: UndoStack, showing: Showing) -> int:
         """Open the store, run what is to run, show what was found."""

@@ -17,6 +17,7 @@ from typing import Any
 from pipeline.base import forked, interrupts, layout, squeue
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.record import group_folder
+from pipeline.record.owner import close_command
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.local import is_server, set_mlflow_defaults
 from pipeline.record.store.lost import close_silent
@@ -31,9 +32,12 @@ SENDER = "sender"
 log = logging.getLogger(__name__)
 
 
-def flush(handler: RequestHandler, spool_root: Path) -> int:
-    """Send everything that lies in the spool and has no living owner; 1 if something could not be sent."""
-    found = group_folder.survey(spool_root)
+def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = False) -> int:
+    """Send everything that lies in the spool and has no living owner; 1 if something could not be sent.
+
+    Groups that another machine left open are not sent, unless `closes_lost`: it may be at work.
+    """
+    found = group_folder.survey(spool_root, closes_lost=closes_lost)
     failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
     for path in (*found.ready, *group_folder.amendments(spool_root)):
         try:
@@ -52,11 +56,18 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
     handler.tidy()
     for folder in found.busy:
         _say(f"left {folder}: it is being written")
-    if not (found.ready or found.busy or failures):
+    for folder, owner in found.elsewhere.items():
+        if closes_lost:
+            _say(f"left {folder}: somebody writes it, as host {owner} would; end that study there")
+        else:
+            _say(
+                f"left {folder}: host {owner} may be at work on it; if that is gone: {close_command(spool_root.parent)}"
+            )
+    if not (found.ready or found.busy or found.elsewhere or failures):
         _say(f"nothing to send in {spool_root}")
     for failure in failures:
         log.error("not sent: %s", failure)
-    return 1 if failures else 0
+    return 1 if failures or found.elsewhere else 0
 
 
 def status(options: argparse.Namespace) -> int:
@@ -104,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return serve(handler)
         if not options.root.is_dir():
             raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
-        return flush(handler, options.root.absolute() / layout.SPOOL)
+        return flush(handler, options.root.absolute() / layout.SPOOL, closes_lost=options.close_lost)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
@@ -160,6 +171,12 @@ def _parser() -> argparse.ArgumentParser:
                 "--uri", help="tracking server for all groups; by default each goes to that of its study"
             )
             command.add_argument("--series-points", type=int, default=500, help="points of a series in MLflow's charts")
+        if name == "flush":
+            command.add_argument(
+                "--close-lost",
+                action="store_true",
+                help="also close and send groups that other hosts left open: these hosts are lost",
+            )
     text = "fork a process of `serve` for each request at the socket that is stdin"
     commands.add_parser("fork", help=text, description=text)
     return parser
