@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal, summary
-from pipeline.base import factory, interrupts, layout, programs, words
+from pipeline.base import factory, interrupts, layout, programs, tracking_root, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
@@ -134,6 +134,7 @@ def planned(asked: Asked) -> tuple[Inventory, Plan]:
         inventory = inventory.with_environments()
         plan = asked.plan(inventory)
     if asked.config.plan_file is not None:
+        tracking_root.make(asked.root)  # below which a launcher has it
         agree(expanded("plan_file", asked.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 

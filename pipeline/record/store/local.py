@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from pipeline import outcome
-from pipeline.base import locks
+from pipeline.base import locks, tracking_root
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.record.store import schema, shared_view
@@ -177,7 +177,7 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
             raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
     root = root.absolute()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        tracking_root.make(root)
         with locks.held(root / STORE_LOCK):
             _prepare(root, upgrades=upgrades)
         _sync_seldom()
