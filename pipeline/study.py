@@ -268,7 +268,9 @@ def _shown(asked: Asked, inventory: Inventory, plan: Plan) -> dict[str, object] 
     ahead = forecast(plan.groups, _ran_before(asked))
     if asked.config.dry_run == check.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
-        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds}
+        loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
+        told = {key: value for key, value in loosely.items() if value}
+        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds | told}
     return f"{describe.as_text(plan)}\n{ahead.words}"
 
 

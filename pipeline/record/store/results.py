@@ -10,11 +10,11 @@ import gc
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import layout
+from pipeline.base import layout, naming
 from pipeline.base.errors import TrackingError
 from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
@@ -106,7 +106,17 @@ def _ran(run: Any) -> Ran:
         kind=params["window"],
         device=settings["device"],
         on_top_s=sum(spent.values()),
+        program=run.data.tags.get(Tag.PROGRAM_DIGEST, ""),
+        called=_called(params),
     )
+
+
+def _called(params: Mapping[str, str]) -> str:
+    """What the jobs of a group are called, with the arguments that all of them have: `train --epochs 3`."""
+    flags = {key: value for key, value in params.items() if key.startswith(naming.FLAG)}
+    given = [f"{key} {value}".strip() for key, value in naming.as_flags(flags).items()]
+    names = "+".join(dict.fromkeys(params["jobs"].split("+")))
+    return " ".join([names, *filter(None, [params.get(naming.ARGUMENTS)]), *given])
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:

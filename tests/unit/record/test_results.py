@@ -131,3 +131,9 @@ def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
     assert table["group.tags.collocation.digest"].notna().all()
     assert finding_s < 10
     assert loading_s < 20
+
+
+def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
+    given = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
+    assert results._called(given) == "train --epochs 3 --lr 0.1 --fast"
+    assert results._called({"jobs": "train+eval+train"}) == "train+eval"
